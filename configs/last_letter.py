@@ -1,0 +1,47 @@
+"""Last-letter concatenation with two small transformers trained from scratch: the whole method on a laptop.
+
+Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
+Hardware:  any CPU with two cores, 4 GiB of memory; nothing is downloaded.
+Time:      6 minutes measured with a warm compile cache, one or two more without.
+Expected:  seed 0: generator accuracy 0.23 to 0.87, verifier step macro-F1 0.47 to 0.93. Other seeds were not run.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import default_config
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    config = default_config()
+    for role in (config.generator, config.verifier):
+        role.template = "last_letter"
+        role.model.mlp_width = 256
+        role.model.remat = "none"
+        role.model.unroll = True
+        role.row_buckets = (25, 50, 100)
+        role.sft.batch_size = 32
+        role.sft.eval_examples = 64
+        role.sft.optimizer.lr = 2e-3
+        role.sft.optimizer.schedule = "cosine"
+        role.sft.optimizer.warmup_steps = 50
+        role.sft.optimizer.b2 = 0.98
+        role.sft.max_heldout_loss = 0.1
+    # 8 words of 10 letters at most: a question of 97 tokens, a solution of 55, a verification of 96.
+    config.generator.max_prompt, config.generator.max_response = 97, 64
+    config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 8, 4
+    config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 160, 8
+    config.generator.sft.steps = 600
+    config.verifier.max_prompt, config.verifier.max_response = 155, 104
+    config.verifier.prompt_buckets = (120,)
+    config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 6, 2
+    config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 256, 4
+    config.verifier.sft.steps = 400
+    config.verifier.sft.start = "generator"  # one base for both roles, as two checkpoints of a family have
+    config.generator.optimizer.lr, config.verifier.optimizer.lr = 2e-4, 1e-4
+    config.rl.prompts_per_step = 20
+    config.rl.samples_per_prompt = 5
+    config.rl.generator_steps = 60
+    config.eval.every = 12
+    config.rl.warmup_steps = 10
+    config.rl.alpha_initial = 0.5
+    return config

@@ -1,0 +1,37 @@
+"""Both roles, every stage, two cycles, in well under a minute: for tests and for trying out changes.
+
+Command:   python -m tango_jax.train --config=configs/tiny.py --workdir=runs/tiny
+Hardware:  any CPU.
+Expected:  the models learn nothing in so short a time; the point is that every path runs.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import default_config
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    config = default_config()
+    for role in (config.generator, config.verifier):
+        role.template = "last_letter"
+        role.model.width, role.model.num_layers, role.model.mlp_width = 32, 2, 64
+        role.model.num_heads, role.model.num_kv_heads, role.model.head_dim = 2, 1, 16
+        role.model.remat = "none"
+        role.row_buckets = (4, 8)
+        role.optimizer.lr = 1e-3
+        role.sft.steps, role.sft.batch_size = 6, 4
+        role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 3, 8, 3
+        role.sft.optimizer.lr = 3e-3
+    config.generator.max_prompt, config.generator.max_response = 24, 32
+    config.generator.cache_buckets = (16,)
+    config.verifier.max_prompt, config.verifier.max_response = 64, 48
+    for split in ("sft", "rl", "test"):
+        config.task[f"{split}_words"], config.task[f"{split}_letters"] = (1, 2), (2, 3)
+    config.task.hard_error, config.task.easy_error, config.task.reading_error = 0.7, 0.02, 0.55
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 4, 2
+    config.rl.generator_steps, config.rl.warmup_steps = 6, 2
+    config.rl.alpha_initial = 0.5
+    config.eval.every, config.eval.problems, config.eval.pool = 3, 8, 8
+    config.checkpoint.every = 2
+    config.transcripts = 3
+    return config

@@ -1,0 +1,117 @@
+"""The experiment of the paper's figure 4: every arm over several seeds, all from the same stage-1 checkpoints.
+
+    python -m tango_jax.ablate --config=configs/last_letter.py --workdir=runs/ablation
+
+Writes DIR/<arm>/seed_<n>/ (one run each, see tango_jax.train), DIR/ablation.md, DIR/ablation.csv and DIR/ablation.png.
+Interrupted, the same command goes on. Arms and seeds are `ablation.arms` and `ablation.seeds`; every seed is reported.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax import runtime
+from tango_jax.config import parse_command_line, save_config, validate
+from tango_jax.console import Console
+from tango_jax.data.problems import make_task
+from tango_jax.metrics import read_metrics
+from tango_jax.plots import plot_ablation
+from tango_jax.sft import run_stage_one
+from tango_jax.train import ROLES, make_policies, train
+
+COLUMNS = {  # column title -> name in the evaluation rows
+    "generator accuracy": "generator/accuracy",
+    "verifier step F1": "verifier/pool/step_f1",
+    "verifier outcome F1": "verifier/pool/outcome_f1",
+}
+
+
+def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> ConfigDict:
+    """The settings of one run: those of the experiment, with its arm, seed and the shared start."""
+    run = config.copy_and_resolve_references()
+    run.arm, run.seed = arm, seed
+    for role in ROLES:
+        if config[role].sft.steps and not config[role].init_from:
+            run[role].init_from = str(workdir)
+    return run
+
+
+def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
+    """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    save_config(config, workdir / "config.json")
+    policies, task = make_policies(config), make_task(config)
+    run_stage_one(policies, config, task, workdir, console)
+    # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
+    plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]
+    runs = {arm: {} for arm in config.ablation.arms}
+    for number, (arm, seed) in enumerate(plan, 1):
+        directory = workdir / arm / f"seed_{seed}"
+        if not (directory / "summary.json").exists():
+            console.log(f"run {number} of {len(plan)}: {arm}, seed {seed}")
+            train(run_config(config, workdir, arm, seed), directory, console, policies)
+        runs[arm][seed] = [row for row in read_metrics(directory / "metrics.jsonl") if row["phase"] == "eval"]
+    write_tables(runs, workdir)
+    plot_ablation(runs, workdir / "ablation.png")
+    return runs
+
+
+def write_tables(runs: dict, workdir: Path) -> None:
+    """ablation.md (mean over seeds, with the value of every seed) and ablation.csv (every evaluation)."""
+    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    halfway = max(row["generator_step"] for by_seed in runs.values() for rows in by_seed.values() for row in rows) / 2
+    lines = [
+        f"Mean over seeds {', '.join(map(str, seeds))}, each seed in brackets; greedy, verifier on the fixed pool.",
+        "",
+        "| arm | generator accuracy, halfway | " + " | ".join(f"{title}, end" for title in COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 2) + "|",
+    ]
+    for arm, by_seed in runs.items():
+        middle = [_at(rows, halfway)["generator/accuracy"] for rows in by_seed.values()]
+        cells = [_cell(middle)] + [_cell([rows[-1][name] for rows in by_seed.values()]) for name in COLUMNS.values()]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    first = next(iter(next(iter(runs.values())).values()))[0]
+    start = ", ".join(f"{title} {first[name]:.3f}" for title, name in COLUMNS.items())
+    lines += ["", f"All arms start from the same checkpoints: {start}."]
+    (workdir / "ablation.md").write_text("\n".join(lines) + "\n")
+    with open(workdir / "ablation.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "seed", "generator_step", *COLUMNS.values()])
+        for arm, by_seed in runs.items():
+            for seed, rows in by_seed.items():
+                writer.writerows(
+                    [arm, seed, row["generator_step"], *(row[n] for n in COLUMNS.values())] for row in rows
+                )
+
+
+def _at(rows: list[dict], generator_step: float) -> dict:
+    """The last evaluation made no later than this generator step."""
+    return [row for row in rows if row["generator_step"] <= generator_step][-1]
+
+
+def _cell(values: list[float]) -> str:
+    return f"{np.mean(values):.3f} ({', '.join(f'{value:.2f}' for value in values)})"
+
+
+def main(argv: list[str]) -> None:
+    config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
+    runtime.configure(config)
+    console = Console()
+    try:
+        for arm in config.ablation.arms:
+            validate(run_config(config, workdir, arm, 0))
+        ablate(config, workdir, console)
+    except (ValueError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command goes on in {workdir}")
+    console.log((workdir / "ablation.md").read_text())
+    for name in ("ablation.md", "ablation.csv", "ablation.png"):
+        console.log(f"  {workdir / name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,229 @@
+"""Speed on fixed reference shapes, with random weights: sampling, update, GRPO step, ragged sampling, Tango cycle.
+
+    python -m tango_jax.bench [--json] [--only R1,R2] [--runs 5]
+
+Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied head (4.07 M parameters), float32.
+    R1  sample: 64 rows = 8 prompts x 8 samples, prompt 64, 128 new tokens each. New tokens per second.
+    R2  update: forward, backward and AdamW on 64 x (64 + 128) tokens, clipped policy loss, no reference. Seconds.
+    R3  GRPO step: R1, a trivial reward, reference log-probs (k3 KL), update. Seconds.
+    R4  ragged sample: R1 with stopping lengths from a fixed heavy-tailed list, mean 128, longest 512. Useful tokens per
+        second, and their share of R1's rate.
+    R5  Tango cycle: 3 generator steps and 1 verifier step at R1's sizes (verifier: prompt 256, response 128). Seconds.
+Figures are medians after warm-up. The machine's own rates (float32 matmul, memory read) stand beside them.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tango_jax import rng, runtime
+from tango_jax.config import role_config
+from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.prompts.collate import PackShape, TrainSequence, pack
+from tango_jax.rl import advantages, losses
+from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.score import make_score
+from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
+from tango_jax.sampling.sampler import SamplerConfig, make_sampler
+
+MODEL = ModelConfig(
+    vocab_size=512,
+    width=256,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    mlp_width=1024,
+    remat="dots",
+    unroll=True,
+)
+P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
+NEVER = MODEL.vocab_size + 7  # a stop id that no token has
+ROW_BUCKETS = (2, 4, 8, 12, 16, 24, 32, 48, 64)
+BENCHES = ("R1", "R2", "R3", "R4", "R5")
+
+
+def heavy_tailed_lengths() -> np.ndarray:
+    """64 stopping lengths, mean 128, longest 512: quantiles of a log-normal, in a fixed shuffled order."""
+    normal = statistics.NormalDist()
+    z = np.array([normal.inv_cdf((i + 0.5) / (P * M)) for i in range(P * M)])
+    low, high = 1.0, 512.0
+    for _ in range(60):  # the scale whose clipped quantiles have mean 128
+        scale = (low + high) / 2
+        lengths = np.clip(np.round(scale * np.exp(0.9 * z)), 1, LONGEST)
+        lengths[-1] = LONGEST
+        low, high = (scale, high) if lengths.mean() < NEW else (low, scale)
+    lengths = lengths.astype(np.int32)
+    lengths[np.argmin(np.abs(lengths - NEW))] += P * M * NEW - lengths.sum()  # rounding, so that the mean is exact
+    return np.random.default_rng(0).permutation(lengths)
+
+
+def median_seconds(fn: Callable[[int], object], runs: int) -> float:
+    """Median time of `fn(i)` after two calls that are not counted."""
+    fn(0), fn(1)
+    times = []
+    for i in range(runs):
+        start = time.perf_counter()
+        jax.block_until_ready(fn(i + 2))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def machine_rates() -> dict[str, float]:
+    """Float32 matmul rate at 2048^3 and the rate of reading a large array once: what the shapes can hope for."""
+    x = jnp.ones((2048, 2048), jnp.float32)
+    matmul = jax.jit(jnp.matmul)
+    big = jnp.ones((2**28,), jnp.float32)
+    total = jax.jit(jnp.sum)
+    matmul_s, read_s = median_seconds(lambda _: matmul(x, x), 5), median_seconds(lambda _: total(big), 5)
+    return {"matmul_gflops": 2 * 2048**3 / matmul_s / 1e9, "read_gb_s": big.nbytes / read_s / 1e9}
+
+
+@dataclasses.dataclass
+class Role:
+    """One policy at the reference shapes. Its state changes as updates donate it."""
+
+    prompt_length: int
+    longest: int
+    kl_coef: float
+
+    def __post_init__(self):
+        config = role_config()
+        optimizer = make_optimizer(config.optimizer)
+        loss = config.loss
+        loss_config = LossConfig(
+            1.0,
+            loss.clip_low,
+            loss.clip_high,
+            loss.ratio,
+            self.kl_coef,
+            loss.kl_kind,
+            entropy_coef=0.0,
+            importance_cap=0.0,
+            has_old_logp=False,
+            logp_chunk=0,
+        )
+        make_state = jax.jit(lambda key: init_state(optimizer, init_params(MODEL, jax.random.wrap_key_data(key))))
+        self.state = make_state(rng.step_key(0, "bench"))
+        self.reference = make_state(rng.step_key(1, "bench")).params
+        cache_buckets = tuple(b for b in (64, 128, 192, 256, 384, 512) if b <= self.longest)
+        rows = ROW_BUCKETS if self.longest > NEW else (P, P * M)
+        self.sampler = make_sampler(MODEL, SamplerConfig((self.prompt_length,), cache_buckets, rows), (NEVER,))
+        self.update = make_update(optimizer, make_policy_loss(MODEL, loss_config))
+        self.score = make_score(MODEL, 1.0, 0)
+        generator = np.random.default_rng(0)
+        self.prompts = [list(generator.integers(3, MODEL.vocab_size, self.prompt_length)) for _ in range(P * M)]
+
+    def sample(self, step: int, group_size: int, count: int, max_new=NEW):
+        weights = self.sampler.layout(self.state.params)
+        return self.sampler.sample(
+            weights, self.prompts[:count], group_size, rng.step_key(step, "bench"), 1.0, max_new=max_new
+        )
+
+    def train(self, rollout) -> dict:
+        """Trivial reward -> advantages -> packed batch -> (reference) -> update, as cycle.py does."""
+        reward_B = np.array([np.mean(tokens % 2) for tokens in rollout.tokens])
+        is_action_BT = np.ones((P * M, NEW), bool)
+        adv_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
+        weight_BT = losses.token_weights_BT(is_action_BT, "token_mean", NEW)
+        sequences = [
+            TrainSequence(self.prompts[b // M], rollout.tokens[b], weight_BT[b], adv_BT[b], rollout.logps[b])
+            for b in range(P * M)
+        ]
+        shape = PackShape(row_length=NEW + 1, rows=M, prompts=1, prompt_buckets=(self.prompt_length,))
+        batch = pack(sequences, shape, P * M, P)
+        if self.kl_coef > 0:
+            batch = batch.replace(ref_logp_NRT=self.score(self.reference, batch))
+        self.state, metrics = self.update(self.state, batch)
+        return metrics
+
+
+def run(names: tuple[str, ...], runs: int) -> dict:
+    """The figures asked for, as `--json` prints them."""
+    report = {"machine": machine_rates()}
+    plain = functools.cache(lambda: Role(PROMPT, NEW, kl_coef=0.0))
+    with_kl = functools.cache(lambda: Role(PROMPT, NEW, kl_coef=0.001))
+    tokens = P * M * NEW
+    if "R1" in names or "R4" in names:
+        report["R1"] = {"tokens_per_s": tokens / median_seconds(lambda i: plain().sample(i, M, P), runs)}
+    if "R2" in names:
+        rollout = plain().sample(0, M, P)
+        report["R2"] = {"seconds": median_seconds(lambda i: plain().train(rollout), runs)}
+    if "R3" in names:
+        report["R3"] = {"seconds": median_seconds(lambda i: with_kl().train(with_kl().sample(i, M, P)), runs)}
+    if "R4" in names:
+        role, lengths = Role(PROMPT, LONGEST, kl_coef=0.0), heavy_tailed_lengths()
+        role.sampler.warm_up(role.sampler.layout(role.state.params), (M,))
+        rate = lengths.sum() / median_seconds(lambda i: role.sample(i, M, P, lengths), runs)
+        report["R4"] = {"useful_tokens_per_s": rate, "share_of_R1": rate / report["R1"]["tokens_per_s"]}
+    if "R5" in names:
+        generator, verifier = with_kl(), Role(VERIFIER_PROMPT, NEW, kl_coef=0.001)
+
+        def cycle(i: int):
+            for step in range(3):
+                rollout = generator.sample(4 * i + step, M, P)
+                verifier.sample(4 * i + step, 1, P * M)
+                generator.train(rollout)
+            generator.sample(4 * i + 3, 1, P)
+            return verifier.train(verifier.sample(4 * i + 3, M, P))
+
+        report["R5"] = {"seconds": median_seconds(cycle, max(3, runs // 2))}
+    return {name: report[name] for name in (*BENCHES, "machine") if name in report}
+
+
+def shares(report: dict) -> dict[str, float]:
+    """Share of the measured matmul rate that the matmuls of R1 and R2 reach (2 FLOPs a weight and token forward, three
+    times that for an update; a shared prompt counts once; attention products not counted)."""
+    weights = 4.07e6
+    flops = {"R1": 2 * weights * P * M * NEW, "R2": 6 * weights * (P * PROMPT + P * M * (NEW + 1))}
+    seconds = {"R1": P * M * NEW / report["R1"]["tokens_per_s"]} if "R1" in report else {}
+    seconds |= {"R2": report["R2"]["seconds"]} if "R2" in report else {}
+    return {name: flops[name] / s / 1e9 / report["machine"]["matmul_gflops"] for name, s in seconds.items()}
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="tango_jax.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
+    options = parser.parse_args(argv)
+    names = tuple(options.only.split(","))
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown or options.runs < 1:
+        parser.error(f"--only={options.only} --runs={options.runs}: choose from {', '.join(BENCHES)}, at least 1 run")
+    if jax.default_backend() == "cpu":
+        runtime.keep_freed_memory()
+    report = run(names, options.runs)
+    if options.json:
+        print(json.dumps(report))
+        return
+    print(
+        f"machine: {runtime.describe_machine()}, {report['machine']['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
+        f"{report['machine']['read_gb_s']:.1f} GB/s read"
+    )
+    for name in BENCHES:
+        if name in report:
+            print(
+                f"{name}: "
+                + ", ".join(
+                    f"{key} {value:,.3g}" if value < 100 else f"{key} {value:,.0f}"
+                    for key, value in report[name].items()
+                )
+            )
+    for name, share in shares(report).items():
+        print(f"{name} reaches {share:.0%} of the matmul rate")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

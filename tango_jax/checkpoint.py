@@ -1,0 +1,294 @@
+"""Checkpoints that survive a kill, a full disk and a flipped byte.
+
+In: the whole training state (a pytree of arrays), a JSON-able record beside it, a directory on a mounted file system.
+Out: one folder per step, `<directory>/<step>/`, written by Orbax under another name, sealed with a manifest of sha256
+sums and only then renamed. So a folder named by a number is complete, and a restore that finds a changed byte falls
+back to the step before. Stage: between two turns of the loop, and at the start of every run.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from tango_jax.manifest import (
+    ALL_DAMAGED,
+    NO_STEP,
+    SAVING,
+    clean_up,
+    commit,
+    complete_steps,
+    newest_verified,
+    remove,
+    write_manifest,
+)
+
+log = logging.getLogger(__name__)
+
+LISTED_DIFFERENCES = 5
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be written, or what is on disk cannot be used by this run."""
+
+
+class Restored(NamedTuple):
+    """What a restore returns: the step it was saved at, the arrays, and the JSON record saved beside them."""
+
+    step: int
+    state: Any
+    meta: dict
+
+
+class Checkpointer:
+    """The only writer of a checkpoint directory; every process makes one and calls it at the same points."""
+
+    def __init__(self, directory: str | os.PathLike, keep: int = 2):
+        """Open or create `directory`, keeping the newest `keep` steps; leftovers of a killed save are removed."""
+        if keep < 1:
+            raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
+        if "://" in str(directory):
+            raise ValueError(f"checkpoint directory {directory} is a bucket address; mount the bucket, give its path")
+        self._directory = Path(directory).absolute()
+        self._keep = keep
+        self._orbax = _make_orbax()
+        if _is_first_process():
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                clean_up(self._directory)
+            except OSError as error:
+                raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
+        # Every process must hold the same number, and the first collective compiles: better here than in the loop.
+        self._newest = _from_first_process(max(complete_steps(self._directory), default=NO_STEP))
+        _barrier("checkpoint_open")
+
+    def steps(self) -> list[int]:
+        """Complete steps on disk, oldest first (a complete step may still turn out to be damaged)."""
+        return complete_steps(self._directory)
+
+    def latest_step(self) -> int | None:
+        """The newest complete step, or None."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, state: Any, meta: dict) -> None:
+        """Write one step and wait for it; a key of `meta` comes back as a string and a tuple in it as a list.
+
+        Raises CheckpointError when the write fails (full disk) or the directory holds a later step of another run.
+        """
+        if step < self._newest:
+            raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
+                                  f"{self._newest}; resume from it or use another directory")
+        for name, leaf in _flatten(state).items():
+            assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
+        record = {"arrays": _array_table(state), "meta": meta}
+        json.dumps(record)  # a value that JSON cannot hold must not fail half-way through the write
+        committed = False
+        try:
+            with _interrupt_waits():
+                self._write(step, state, record)
+                committed = True
+        except (OSError, ValueError, RuntimeError) as error:  # what Orbax and tensorstore raise for a failed write
+            raise CheckpointError(self._describe_failure(step, error)) from error
+        finally:
+            if committed:
+                self._newest = step
+            elif _is_first_process():  # a second Ctrl-C comes through here as well
+                clean_up(self._directory)
+        if _is_first_process():
+            self._prune(step)
+        _barrier(f"checkpoint_{step}")
+
+    def restore(self, abstract_state: Any) -> Restored | None:
+        """Load the newest step that verifies, or None when there is none; a damaged step is reported and skipped.
+
+        `abstract_state` holds a jax.ShapeDtypeStruct per array, with the sharding it shall have. Raises
+        CheckpointError when steps exist but none verifies, and when names, shapes or dtypes differ from it.
+        """
+        step = _choose_step(self._directory)
+        self._newest = step  # whatever is later on disk is damaged, and the next save may replace it
+        return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
+
+    def _write(self, step: int, state: Any, record: dict) -> None:
+        saving = self._directory / f"{step}{SAVING}"
+        with _quiet_orbax():
+            self._orbax.save(saving, force=True, args=ocp.args.Composite(
+                state=ocp.args.PyTreeSave(_flatten(state)), record=ocp.args.JsonSave(record)))
+        if _is_first_process():
+            write_manifest(saving)
+            commit(saving, self._directory / str(step))
+
+    def _prune(self, saved: int) -> None:
+        """Delete what is older than the newest `keep` steps, and the damaged steps later than the one just saved.
+
+        Orbax's own policy would delete the old step before the manifest of the new one is written.
+        """
+        steps = self.steps()
+        kept = [step for step in steps if step <= saved][-self._keep:]
+        for step in set(steps) - set(kept):
+            remove(self._directory / str(step))
+
+    def _describe_failure(self, step: int, error: Exception) -> str:
+        free_gib = shutil.disk_usage(self._directory).free / 2**30
+        last = self.latest_step()
+        kept = "there is no earlier checkpoint" if last is None else f"the last good checkpoint (step {last}) is kept"
+        return (f"could not save step {step} in {self._directory} ({free_gib:.2f} GiB free): "
+                f"{f'{type(error).__name__}: {error}'.splitlines()[0]}; the half-written step is removed, {kept}. "
+                "If the disk is full, free some space or give another directory, then start again to resume")
+
+
+def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
+    """Load the newest good step of a directory that another run may be writing to; nothing on disk is touched.
+
+    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read and `abstract_state`
+    describes the branch. Raises CheckpointError like Checkpointer.restore, and when there is no complete step.
+    """
+    directory = Path(directory).absolute()
+    step = _choose_step(directory)
+    if step == NO_STEP:
+        raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
+                              "by step numbers")
+    return _load(_make_orbax(), directory, step, abstract_state, part)
+
+
+def tree_sha256(tree: Any) -> str:
+    """Hash of the names, shapes, dtypes and bytes of a tree's arrays: equal for bit-equal trees, whatever the mesh."""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(_flatten(tree).items()):
+        digest.update(f"{name} {_describe(leaf)}\n".encode())
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
+          part: tuple[str, ...] = ()) -> Restored:
+    path = directory / str(step)
+    record = orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+    prefix = "".join(f"{name}/" for name in part)
+    saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
+    if not saved:
+        roots = sorted({name.split("/")[0] for name in record["arrays"]})
+        raise CheckpointError(f"checkpoint {path} has no part {prefix!r}; its top-level names are {', '.join(roots)}")
+    _check_same_arrays(path, saved, _array_table(abstract_state))
+    wanted = {prefix + name: _with_sharding(leaf) for name, leaf in _flatten(abstract_state).items()}
+    arrays = orbax.restore(path, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(
+        item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
+    state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+    return Restored(step, state, record["meta"])
+
+
+def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
+    """Compare before a byte is read: Orbax casts a wrong dtype silently."""
+    names = sorted(saved.keys() | wanted.keys())
+    differing = [name for name in names if saved.get(name) != wanted.get(name)]
+    if not differing:
+        return
+    clauses = [f"{name}: checkpoint {saved.get(name, 'has none')}, this run {wanted.get(name, 'has none')}"
+               for name in differing[:LISTED_DIFFERENCES]]
+    if len(differing) > LISTED_DIFFERENCES:
+        clauses.append(f"and {len(differing) - LISTED_DIFFERENCES} more")
+    raise CheckpointError(f"{path} is the checkpoint of another model/optimizer: {len(differing)} of {len(names)} "
+                          f"arrays differ ({'; '.join(clauses)}). Start with the config it was saved with, or give "
+                          "another directory")
+
+
+def _choose_step(directory: Path) -> int:
+    """The newest step that verifies; the first process reads the bytes and tells the others."""
+    step = _from_first_process(newest_verified(directory) if _is_first_process() else NO_STEP)
+    if step == ALL_DAMAGED:
+        raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
+                              "directory from a copy, or move it away to start afresh")
+    return step
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    """Arrays by slash-separated name, so that files on disk depend on no container type of this version."""
+    leaves = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+              for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    flat = dict(leaves)
+    assert len(flat) == len(leaves), f"two arrays share a name among {[name for name, _ in leaves]}"
+    return flat
+
+
+def _array_table(tree: Any) -> dict[str, str]:
+    return {name: _describe(leaf) for name, leaf in _flatten(tree).items()}
+
+
+def _describe(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        assert jax.process_count() == 1, f"with {jax.process_count()} processes every array needs a sharding: {leaf}"
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _make_orbax() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(
+        state=ocp.PyTreeCheckpointHandler(), record=ocp.JsonCheckpointHandler()))
+
+
+@contextlib.contextmanager
+def _quiet_orbax():
+    """Orbax logs the traceback of its writer thread; the error raised here says the same in one line."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _interrupt_waits():
+    """Hold back one Ctrl-C until the block is done; a second one ends the block at once."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # Python allows signal handlers in the main thread only
+        return
+    held = []
+
+    def hold(signum, frame):
+        if held:
+            handler(signum, frame)
+        held.append((signum, frame))
+        log.warning("stopping once the checkpoint is written; press Ctrl-C again to stop without it")
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[0])
+
+
+def _is_first_process() -> bool:
+    return jax.process_index() == 0
+
+
+def _from_first_process(value: int) -> int:
+    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)

@@ -1,0 +1,279 @@
+"""One turn of either role, as the data flows: problems -> rollouts -> judgements -> rewards -> advantages -> update.
+
+Nothing here keeps state: a turn takes the two train states and the host counters and returns new ones.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax import rng
+from tango_jax.data.problems import Task
+from tango_jax.metrics import PhaseTimer
+from tango_jax.prompts.collate import TrainSequence, pack
+from tango_jax.prompts.read import read_solutions, read_verifications
+from tango_jax.prompts.templates import generator_prompt, verifier_prompt
+from tango_jax.records import Rollout, Solution, Verification
+from tango_jax.rl import advantages, losses, rewards
+from tango_jax.rl.policy import Policy, pack_shape
+from tango_jax.rl.schedule import Turn, alpha_at
+from tango_jax.scores import verifier_scores
+
+STEP_LABELS = {  # where each arm's step rewards come from
+    "tango": "verifier",
+    "fixed_verifier": "verifier",
+    "fixed_verifier_warm": "verifier",
+    "grpo": "none",
+    "gold_steps": "gold",
+    "fixed_generator": "none",
+}
+
+
+class Loop(NamedTuple):
+    """What every turn reads: built once, never changed."""
+
+    config: ConfigDict
+    task: Task
+    generator: Policy
+    verifier: Policy
+    references: dict  # role -> parameters that KL is measured against
+    timer: PhaseTimer
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Training state that lives on the host; saved with every checkpoint."""
+
+    turn: int = 0  # turns made
+    cursor: int = 0  # next training problem
+    label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
+
+
+class TurnResult(NamedTuple):
+    states: dict
+    counters: Counters
+    metrics: dict
+    solutions: list[Solution]
+    verifications: list[Verification] | None
+
+
+def run_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnResult:
+    """The turn that the schedule asks for."""
+    return (generator_turn if turn.role == "generator" else verifier_turn)(loop, states, counters, turn)
+
+
+def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnResult:
+    """P problems -> M solutions each -> judged step by step -> update of the generator (SPEC section 2)."""
+    rl, policy, loss = loop.config.rl, loop.generator, loop.generator.config.loss
+    problems, counters = next_problems(loop, counters)
+    solutions, rollout, metrics = solve(loop, states, problems, rl.samples_per_prompt, turn.index)
+    verifications, labels = judge(loop, states, solutions, turn)
+
+    is_correct_B = np.array([solution.is_correct for solution in solutions])
+    format_B = np.array([solution.format_score for solution in solutions])
+    reward_B = rewards.generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
+    is_action_BT = action_mask(policy, rollout)
+    adv_BT = advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, rl.samples_per_prompt, loss.use_std)
+    alpha, step_metrics = 0.0, {}
+    if labels is not None:
+        alpha = alpha_at(turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
+        adv_step_BT, step_metrics = step_advantages(loop, solutions, labels, is_action_BT)
+        adv_BT = advantages.blend(adv_BT, adv_step_BT, alpha)
+
+    prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems]
+    state, update_metrics = update_policy(loop, policy, states["generator"], prompts, rollout, adv_BT, is_action_BT)
+    metrics |= {
+        "generator/reward/outcome": is_correct_B.mean(),
+        "generator/reward/format": format_B.mean(),
+        "generator/steps_mean": np.mean([len(solution.steps) for solution in solutions]),
+        "generator/alpha": alpha,
+        "generator/groups_without_signal": zero_variance_share(reward_B, rl.samples_per_prompt),
+        **step_metrics,
+        **(verifier_quality(solutions, verifications, "verifier/live_") if verifications else {}),
+        **update_metrics,
+    }
+    return TurnResult(states | {"generator": state}, counters, metrics, solutions, verifications)
+
+
+def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnResult:
+    """P problems -> one solution each -> M verifications of it -> class-aware update of the verifier."""
+    rl, policy, loss = loop.config.rl, loop.verifier, loop.verifier.config.loss
+    problems, counters = next_problems(loop, counters)
+    solutions, _, metrics = solve(loop, states, problems, 1, turn.index)
+    group_size = rl.samples_per_prompt
+    verifications, rollout, prompts, verify_metrics = verify(loop, states, solutions, group_size, turn.index)
+
+    is_correct_B = np.repeat([solution.is_correct for solution in solutions], group_size)
+    format_B = np.array([verification.format_score for verification in verifications])
+    verdicts = [verification.verdict for verification in verifications]
+    reward_B, correctness_B = rewards.verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma)
+    is_action_BT = action_mask(policy, rollout)
+    adv_BT = advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, group_size, loss.use_std)
+    label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, rl.label_count_decay)
+    adv_BT = adv_BT * advantages.class_weights_B(label_counts, is_correct_B)[:, None]
+
+    state, update_metrics = update_policy(loop, policy, states["verifier"], prompts, rollout, adv_BT, is_action_BT)
+    owners = [solution for solution in solutions for _ in range(group_size)]
+    metrics |= {
+        "verifier/reward/correctness": correctness_B.mean(),
+        "verifier/reward/format": format_B.mean(),
+        "verifier/groups_without_signal": zero_variance_share(reward_B, group_size),
+        "verifier/solutions_correct": is_correct_B.mean(),
+        "verifier/label_count_incorrect": label_counts[0],
+        "verifier/label_count_correct": label_counts[1],
+        **verifier_quality(owners, verifications, "verifier/"),
+        **verify_metrics,
+        **update_metrics,
+    }
+    counters = dataclasses.replace(counters, label_counts=tuple(map(float, label_counts)))
+    return TurnResult(states | {"verifier": state}, counters, metrics, solutions, verifications)
+
+
+def next_problems(loop: Loop, counters: Counters) -> tuple[list, Counters]:
+    """The next P training problems, and the cursor behind them."""
+    count, start = loop.config.rl.prompts_per_step, counters.cursor
+    problems = [loop.task.train_problem(index) for index in range(start, start + count)]
+    return problems, dataclasses.replace(counters, cursor=start + count)
+
+
+def solve(loop: Loop, states, problems, group_size: int, turn: int) -> tuple[list[Solution], Rollout, dict]:
+    """The generator's solutions, parsed and graded."""
+    policy, key = loop.generator, rng.step_key(loop.config.seed, "solve", turn)
+    with loop.timer("sample"):
+        prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems]
+        rollout = sample(policy, states["generator"].params, prompts, group_size, key)
+    with loop.timer("grade"):
+        solutions, report = read_solutions(loop.task, policy.tokenizer, problems, rollout, group_size)
+    metrics = rollout_metrics("generator", rollout)
+    metrics |= {f"grader/{name}": getattr(report, name) for name in ("errors", "timeouts", "overlong")}
+    return solutions, rollout, metrics
+
+
+def verify(loop: Loop, states, solutions, group_size: int, turn: int):
+    """The verifier's answers to each solution: (verifications, rollout, prompts, metrics)."""
+    policy, key = loop.verifier, rng.step_key(loop.config.seed, "verify", turn)
+    with loop.timer("verify"):
+        prompts, shortened = verifier_prompts(policy, solutions)
+        rollout = sample(policy, states["verifier"].params, prompts, group_size, key)
+        verifications = read_verifications(policy.tokenizer, solutions, rollout, group_size)
+    metrics = rollout_metrics("verifier", rollout) | {"verifier/prompts_shortened": shortened}
+    return verifications, rollout, prompts, metrics
+
+
+def verifier_prompts(policy: Policy, solutions) -> tuple[list[list[int]], int]:
+    """Prompt ids for each solution, and how many solutions were shortened to fit."""
+    built = [
+        verifier_prompt(
+            policy.template,
+            policy.tokenizer,
+            solution.problem,
+            solution.text,
+            len(solution.steps),
+            policy.config.max_prompt,
+        )
+        for solution in solutions
+    ]
+    return [ids for ids, _ in built], sum(is_shortened for _, is_shortened in built)
+
+
+def sample(policy: Policy, params, prompts, group_size: int, key_data) -> Rollout:
+    config = policy.config
+    weights = policy.sampler.layout(params)
+    return policy.sampler.sample(weights, prompts, group_size, key_data, config.temperature, config.top_p, config.top_k)
+
+
+def judge(loop: Loop, states, solutions, turn: Turn):
+    """Step labels of each solution as the arm has it: (verifications or None, list of label lists or None).
+
+    With several verifications per solution there are as many label lists; their advantages are averaged.
+    """
+    source, count = STEP_LABELS[loop.config.arm], loop.config.rl.verifications_per_solution
+    if source == "gold":
+        return None, [[solution.gold_steps for solution in solutions]]
+    if source == "none":
+        return None, None
+    verifications, *_ = verify(loop, states, solutions, count, turn.index)
+    labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
+    return verifications[::count], labels
+
+
+def step_advantages(loop: Loop, solutions, labels, is_action_BT) -> tuple[np.ndarray, dict]:
+    """Step advantages averaged over the label lists, with the share of solutions that have step rewards."""
+    loss, group_size = loop.generator.config.loss, loop.config.rl.samples_per_prompt
+    step_ends = [solution.step_ends for solution in solutions]
+    parts, rewarded, total = [], [], []
+    for judgements in labels:
+        reward_BT, is_end_BT = rewards.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        parts.append(
+            advantages.step_advantages(
+                loss.algorithm, reward_BT, is_end_BT, is_action_BT, group_size, loss.use_std, loss.step_scale
+            )
+        )
+        rewarded.append(is_end_BT.any(axis=1).mean())
+        total.append(reward_BT.sum(axis=1).mean())
+    metrics = {"generator/reward/step": np.mean(total), "generator/step_rewarded_share": np.mean(rewarded)}
+    return advantages.average_over_verifications(parts), metrics
+
+
+def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
+    """bool[B, max_response]: sampled tokens, EOS included; truncated responses left out where the config says so."""
+    length_B = np.array([len(tokens) for tokens in rollout.tokens])
+    if policy.config.loss.mask_overlong:
+        length_B = np.where(rollout.is_truncated_B, 0, length_B)
+    return np.arange(policy.config.max_response)[None, :] < length_B[:, None]
+
+
+def update_policy(loop: Loop, policy: Policy, state, prompts, rollout: Rollout, adv_BT, is_action_BT):
+    """All updates that this batch gets (epochs x minibatches); metrics are those of the last."""
+    loss, rows = policy.config.loss, len(rollout.tokens)
+    group_size, per_batch = rows // len(prompts), rows // policy.config.loss.minibatches
+    with loop.timer("update"):
+        batches = []
+        for start in range(0, rows, per_batch):
+            chosen = slice(start, start + per_batch)
+            weight_BT = losses.token_weights_BT(is_action_BT[chosen], loss.aggregation, policy.config.max_response)
+            sequences = [
+                TrainSequence(
+                    prompt=prompts[b // group_size],
+                    response=rollout.tokens[b],
+                    weight=weight_BT[b - start, : len(rollout.tokens[b])],
+                    adv=adv_BT[b, : len(rollout.tokens[b])],
+                    sampler_logp=rollout.logps[b],
+                )
+                for b in range(start, start + per_batch)
+            ]
+            batch = pack(sequences, pack_shape(policy.config), per_batch, per_batch // group_size)
+            if loss.kl_coef > 0:
+                batch = batch.replace(ref_logp_NRT=policy.score(loop.references[policy.role], batch))
+            if policy.updates_per_batch > 1:
+                batch = batch.replace(old_logp_NRT=policy.score(state.params, batch))
+            batches.append(batch)
+        for _ in range(loss.epochs):
+            for batch in batches:
+                state, device_metrics = policy.update(state, batch)
+        metrics = {f"{policy.role}/{name}": float(value) for name, value in jax.device_get(device_metrics).items()}
+    return state, metrics
+
+
+def rollout_metrics(role: str, rollout: Rollout) -> dict:
+    length_B = np.array([len(tokens) for tokens in rollout.tokens])
+    return {
+        f"{role}/length_mean": length_B.mean(),
+        f"{role}/length_max": length_B.max(),
+        f"{role}/truncation_rate": rollout.is_truncated_B.mean(),
+        f"{role}/tokens_sampled": length_B.sum(),
+        f"{role}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
+    }
+
+
+def zero_variance_share(reward_B: np.ndarray, group_size: int) -> float:
+    """Share of groups in which every sample has the same reward: they teach nothing."""
+    return float((np.ptp(reward_B.reshape(-1, group_size), axis=1) == 0).mean())
+
+
+def verifier_quality(solutions, verifications, prefix: str) -> dict:
+    """How often each verdict was given, and how well steps and verdicts agree with the facts."""
+    return {f"{prefix}{name}": value for name, value in verifier_scores(solutions, verifications).items()}

@@ -1,0 +1,144 @@
+"""Last-letter concatenation, the synthetic task that runs anywhere: problems, gold step labels, SFT text.
+
+A problem numbers its words (`cat#1 dog#2`); a solution names each word's last letter in a step, then joins the letters.
+Every example is a pure function of (seed, split, index), so a data cursor is one integer.
+
+The SFT teacher is imperfect on purpose: for words ending in a "hard" letter it usually names the letter's successor in
+the alphabet, and the verifier's teacher often reads that successor too. Reinforcement learning has to correct both.
+"""
+
+import dataclasses
+import re
+import string
+
+import numpy as np
+
+from tango_jax.records import Problem
+
+SPLITS = {
+    "rl": 1,
+    "test": 2,
+    "pool": 3,
+    "sft_generator": 4,
+    "sft_verifier": 5,
+    "sft_generator_heldout": 6,
+    "sft_verifier_heldout": 7,
+}
+HARD_LETTERS = "bdfhjlnp"  # none is the successor of another
+_STEP = re.compile(r"#(\d+) ends in ([a-z])")
+_WORD = re.compile(r"([a-z]+)#\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class LastLetterConfig:
+    """Ranges are inclusive (low, high)."""
+
+    words: tuple[int, int]
+    letters: tuple[int, int]
+    hard_error: float  # how often the teacher names the wrong letter for a hard ending
+    easy_error: float
+    reading_error: float  # how often the verifier's teacher misreads a hard ending
+
+
+def symbols(max_words: int) -> list[str]:
+    """User-defined symbols of the task's tokenizer."""
+    tags = ["think", "step", "answer", "step_verification", "final_verification"]
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    numbers = [f"#{k}" for k in range(1, max_words + 1)]
+    return [*marks, *numbers, "\\boxed{", "INCORRECT", "CORRECT", " ends in ", " reads ", ", says "]
+
+
+ALPHABET = string.ascii_lowercase + string.digits + "}\n "
+
+
+def confuse(letter: str) -> str:
+    """The letter that a mistaken reading gives: the next one of the alphabet."""
+    return chr((ord(letter) - ord("a") + 1) % 26 + ord("a"))
+
+
+def _rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
+    return np.random.default_rng((seed, SPLITS[split], index, stream))
+
+
+def _words(rng: np.random.Generator, config: LastLetterConfig) -> list[str]:
+    count = rng.integers(config.words[0], config.words[1] + 1)
+    lengths = rng.integers(config.letters[0], config.letters[1] + 1, size=count)
+    return ["".join(chr(ord("a") + c) for c in rng.integers(0, 26, size=length)) for length in lengths]
+
+
+def question_words(question: str) -> list[str]:
+    return _WORD.findall(question)
+
+
+def _problem(words: list[str], problem_id: str) -> Problem:
+    question = " ".join(f"{word}#{k}" for k, word in enumerate(words, 1))
+    return Problem(problem_id, question, "".join(word[-1] for word in words), size=len(words))
+
+
+def problem(config: LastLetterConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
+    """Problem number `index` of a split; the same arguments always give the same problem. Runs with another `stream`
+    see other problems of the same kind."""
+    return _problem(_words(_rng(seed, split, index, stream), config), f"last_letter/{split}/{index}")
+
+
+def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
+    """Step k is right when it names number k and the last letter of word k."""
+    words = question_words(problem.question)
+    labels = []
+    for k, step in enumerate(steps, 1):
+        match = _STEP.fullmatch(step)
+        labels.append(bool(match) and k <= len(words) and match[1] == str(k) and match[2] == words[k - 1][-1])
+    return tuple(labels)
+
+
+def _named_letter(rng: np.random.Generator, letter: str, hard_error: float, easy_error: float) -> str:
+    is_wrong = rng.random() < (hard_error if letter in HARD_LETTERS else easy_error)
+    return confuse(letter) if is_wrong else letter
+
+
+def solution_text(letters: list[str]) -> str:
+    steps = "".join(f"<step>#{k} ends in {letter}</step>" for k, letter in enumerate(letters, 1))
+    return f"<think>{steps}</think><answer>\\boxed{{{''.join(letters)}}}</answer>"
+
+
+def verification_text(readings: list[str], claims: list[str]) -> str:
+    marks = ["CORRECT" if r == c else "INCORRECT" for r, c in zip(readings, claims, strict=True)]
+    blocks = "".join(
+        f"<step>#{k} reads {reading}, says {claim} \\boxed{{{mark}}}</step>"
+        for k, (reading, claim, mark) in enumerate(zip(readings, claims, marks, strict=True), 1)
+    )
+    verdict = "INCORRECT" if "INCORRECT" in marks else "CORRECT"
+    return (
+        f"<step_verification>{blocks}</step_verification><final_verification>\\boxed{{{verdict}}}</final_verification>"
+    )
+
+
+def generator_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
+    """(problem, the teacher's solution) for SFT of the generator."""
+    rng = _rng(seed, split, index)
+    words = _words(rng, config)
+    letters = [_named_letter(rng, word[-1], config.hard_error, config.easy_error) for word in words]
+    return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters)
+
+
+def mixed_solution(
+    config: LastLetterConfig, seed: int, split: str, index: int
+) -> tuple[Problem, str, np.random.Generator]:
+    """A problem with a solution whose error rate is drawn anew each time, so that right and wrong ones are common.
+
+    Half of the solutions err on hard letters at a rate drawn from U(0, 1), half not at all.
+    """
+    rng = _rng(seed, split, index)
+    words = _words(rng, config)
+    hard_error = rng.random() if rng.random() < 0.5 else 0.0
+    letters = [_named_letter(rng, word[-1], hard_error, config.easy_error) for word in words]
+    return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters), rng
+
+
+def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
+    """(problem, solution, the teacher's verification) for SFT of the verifier."""
+    problem, solution, rng = mixed_solution(config, seed, split, index)
+    words = question_words(problem.question)
+    claims = [match[2] for match in _STEP.finditer(solution)]
+    readings = [_named_letter(rng, word[-1], config.reading_error, config.easy_error) for word in words]
+    return problem, solution, verification_text(readings, claims)

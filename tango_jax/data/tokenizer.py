@@ -1,0 +1,111 @@
+"""Text to token ids and back, with the character span of every token. Used before sampling and right after it.
+
+The text of a response is the UTF-8 decoding of its tokens' bytes. Spans therefore come from the sampled ids themselves
+and never from tokenizing the text a second time, and a character whose bytes are spread over two tokens ends in the
+second of them.
+"""
+
+import codecs
+import dataclasses
+import io
+import re
+from collections.abc import Callable, Sequence
+
+import sentencepiece
+
+PAD_ID = 0  # only fills arrays; masks come from lengths, so it may equal a real token
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer reduced to what the loop needs."""
+
+    encode_fn: Callable[[str], list[int]]
+    token_bytes: tuple[bytes, ...]  # bytes each id stands for; control tokens stand for none
+    bos_ids: tuple[int, ...]  # put before every prompt; empty where the model has no BOS
+    stop_ids: tuple[int, ...]  # any of them ends a response
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_bytes)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return [*self.bos_ids, *self.encode_fn(text)]
+
+    def encode_response(self, text: str) -> list[int]:
+        return [*self.encode_fn(text), self.stop_ids[0]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.decode_with_ends(ids)[0]
+
+    def decode_with_ends(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """The text and, for each token, how many characters are complete once it has been read."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pieces, ends, total = [], [], 0
+        for token in ids:
+            piece = decoder.decode(self.token_bytes[token])
+            total += len(piece)
+            pieces.append(piece)
+            ends.append(total)
+        tail = decoder.decode(b"", final=True)
+        if tail and ends:  # an unfinished character at the end belongs to the last token
+            pieces.append(tail)
+            ends[-1] += len(tail)
+        return "".join(pieces), ends
+
+
+def token_of_character(ends: Sequence[int], character: int) -> int:
+    """Index of the token that completes the given character; -1 if the text does not reach it."""
+    low, high = 0, len(ends)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if ends[middle] <= character else (low, middle)
+    return low if low < len(ends) else -1
+
+
+def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
+    """A character-level SentencePiece model: one piece per letter of `alphabet`, one per symbol. Returns its bytes.
+
+    Symbols may contain blanks; they are matched longest first, before anything else.
+    """
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([alphabet] * 2),
+        model_writer=model,
+        model_type="char",
+        character_coverage=1.0,
+        vocab_size=len(set(alphabet) | {" "}) + len(symbols) + 3,
+        hard_vocab_limit=False,
+        user_defined_symbols=[symbol.replace(" ", "\u2581") for symbol in symbols],
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        pad_id=-1,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def load_sentencepiece(model: bytes) -> Tokenizer:
+    """A tokenizer from a SentencePiece model's bytes."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def piece_bytes(token: int) -> bytes:
+        if processor.is_control(token):
+            return b""
+        if processor.is_unknown(token):
+            return "\ufffd".encode()
+        piece = processor.id_to_piece(token)
+        byte = _BYTE_PIECE.fullmatch(piece) if processor.is_byte(token) else None
+        return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+
+    return Tokenizer(
+        encode_fn=lambda text: processor.encode(text),
+        token_bytes=tuple(piece_bytes(token) for token in range(processor.vocab_size())),
+        bos_ids=(processor.bos_id(),) if processor.bos_id() >= 0 else (),
+        stop_ids=(processor.eos_id(),),
+    )

@@ -1,0 +1,107 @@
+"""Grade a file of responses: JSONL rows {"text", "gold", "kind"?} in, the same rows with "correct" added out.
+
+Stage of the loop: none; for checking answers by hand and for auditing the grader. `python -m tango_jax.grade --help`.
+"""
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tango_jax.grading import grade_many
+from tango_jax.grading.answer import KINDS
+
+DEFAULT_KIND = "math"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    args = _parse_args(argv)
+    try:
+        if args.out is not None and not args.out.parent.is_dir():
+            raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
+        rows = read_rows(args.file)
+        graded, summary = grade_rows(rows)
+        _write_rows(graded, args.out)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(summary, file=sys.stderr)
+    return 0
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows of a JSONL file, checked. ValueError names the file, the line and what is wrong with it."""
+    rows = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(_checked(json.loads(line.decode("utf-8-sig"))))
+            except ValueError as error:  # not UTF-8, not JSON, or not a row
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    return rows
+
+
+def grade_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The rows with "correct" added, in order, and a one-line summary."""
+    correct: list[bool] = [False] * len(rows)
+    errors = timeouts = overlong = 0
+    for kind in KINDS:
+        chosen = [index for index, row in enumerate(rows) if row.get("kind", DEFAULT_KIND) == kind]
+        if not chosen:
+            continue
+        report = grade_many([rows[index]["text"] for index in chosen], [rows[index]["gold"] for index in chosen], kind)
+        for index, is_correct in zip(chosen, report.correct, strict=True):
+            correct[index] = is_correct
+        errors += report.errors
+        timeouts += report.timeouts
+        overlong += report.overlong
+    graded = [{**row, "correct": is_correct} for row, is_correct in zip(rows, correct, strict=True)]
+    counts = f"{errors} errors, {timeouts} timeouts, {overlong} overlong"
+    return graded, f"{sum(correct)} of {len(rows)} correct; graded wrong unread: {counts}"
+
+
+def _checked(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ValueError(f'a row must be an object {{"text", "gold"}}, not {type(row).__name__}')
+    missing = [key for key in ("text", "gold") if key not in row]
+    if missing:
+        raise ValueError(f"no {missing[0]!r} among the keys {sorted(row)}; a row needs 'text' and 'gold'")
+    if not isinstance(row["text"], str):
+        raise ValueError(f"'text' is {row['text']!r}; it must be the text of a response")
+    gold = row["gold"]
+    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip():
+        raise ValueError(f"'gold' is {gold!r}; it must be a text with something in it, or a number")
+    kind = row.get("kind", DEFAULT_KIND)
+    if kind not in KINDS:
+        raise ValueError(f"'kind' is {kind!r}; use one of {', '.join(KINDS)}, or leave it out for {DEFAULT_KIND}")
+    return row
+
+
+def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
+    """To standard output, or to a file that appears only when it is complete."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    if out is None:
+        sys.stdout.write(lines)
+        return
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(lines, encoding="ascii")
+    os.replace(partial, out)
+
+
+def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tango_jax.grade",
+        description='Grade responses: reads JSONL rows {"text", "gold", "kind"?} and adds "correct" to each.',
+    )
+    parser.add_argument("--file", type=Path, required=True, help="JSONL file with the rows")
+    parser.add_argument("--out", type=Path, help="where to write the graded rows (default: standard output)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

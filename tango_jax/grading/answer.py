@@ -1,0 +1,162 @@
+r"""Compare one answer with its gold answer as far as text alone decides: two strings in, True, False or "ask" out.
+
+Stage of the loop: grading. Kinds other than "math" are decided here in full. Of "math" this decides exact matches,
+bare words and integers, and hands the rest, tidied, to the math library in the worker processes.
+"""
+import ast
+import re
+import warnings
+
+KINDS = ("math", "string", "python", "choice")
+MAX_CHARS = 1000
+MAX_NESTING = 50
+
+_UNICODE_MATH = str.maketrans({
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ",
+    "°": r"^\circ ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+    "∅": r"\emptyset ", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+})  # fmt: skip
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_SUPERSCRIPT_RUN = re.compile(f"[{_SUPERSCRIPTS}]+")
+_PLAIN_DIGITS = str.maketrans(_SUPERSCRIPTS, "0123456789")
+_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?)")  # `\sqrt12` would be read as the root of 1, times 2
+# `1{,}000`, `1\,000` and `1 000` are one number; `1, 000` and `1 00` are not.
+_DIGIT_GROUP_GAP = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ]|~| )(?=\d{3}(?!\d))")
+_SPACING = re.compile(r"(?<!\\)\\(?:[;:!]|q?quad(?![a-zA-Z]))|~")
+_MATH_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_CURRENCY_WORD = re.compile(r"(?<=[\d}])\s*dollars?$")
+
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|operatorname|mbox|hbox|emph)\s*\{([^{}]*)\}"
+)
+_LOOKS = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
+_FRACTION_SIZE = re.compile(r"\\[dt]frac(?![a-zA-Z])")
+_IDLE_BLANK = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # a blank between two letters or digits may separate them
+_LISTED_THOUSAND = re.compile(r",\s+\d{3}")  # `1, 200` is two numbers, `1,200` is one
+_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,300}|[0-9]{1,3}(?:,[0-9]{3})+)")
+_OPTION = re.compile(r"\(?([a-z])[.):](?:\s.*)?", re.DOTALL)
+_LITERAL_ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+def matches_exactly(gold: str, answer: str) -> bool:
+    """Equal up to surrounding blanks. An empty answer matches nothing."""
+    return answer.strip() == gold.strip() != ""
+
+
+def matches_choice(gold: str, answer: str) -> bool:
+    """The same option letter or word (True, False, Uncertain), in any case; `(B)` and `B. 12` choose B."""
+    gold_choice, choice = _choice(gold), _choice(answer)
+    return choice == gold_choice != ""
+
+
+def matches_python(gold: str, answer: str) -> bool:
+    """Equal as Python literals, else as strings.
+
+    Literals compare with `==` as a program's output does (1 equals 1.0), except that a bool never equals a number.
+    """
+    if matches_exactly(gold, answer):
+        return True
+    if is_too_big(gold) or is_too_big(answer):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an odd escape in model text is not this program's business
+        try:
+            return _same_literal(ast.literal_eval(gold.strip()), ast.literal_eval(answer.strip()))
+        except _LITERAL_ERRORS:
+            return False
+
+
+def is_too_big(text: str) -> bool:
+    """Over 1,000 characters, or brackets nested deeper than 50: not worth the risk of parsing."""
+    if len(text) > MAX_CHARS:
+        return True
+    depth = 0
+    for char in text:
+        if char in "([{":
+            depth += 1
+            if depth > MAX_NESTING:
+                return True
+        elif char in ")]}":
+            depth = max(0, depth - 1)
+    return False
+
+
+def quick_math_match(gold: str, answer: str) -> bool | None:
+    """True or False where text decides a tidied pair (see `tidy_math`), None where the math library must.
+
+    Bare words compare as strings: the library reads a word as a product of letters and calls anagrams equal.
+    """
+    if answer == "":
+        return False
+    if _squeeze(answer) == _squeeze(gold):
+        return True
+    gold_word, word = _bare_word(gold), _bare_word(answer)
+    if gold_word and word:
+        return gold_word == word
+    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
+        return int(gold.replace(",", "")) == int(answer.replace(",", ""))
+    return None
+
+
+def tidy_math(text: str) -> str:
+    """The same expression in plain LaTeX: no math delimiters, Unicode symbols, digit gaps or final period."""
+    text = text.strip()
+    for opening, closing in _MATH_DELIMITERS:
+        inner = text[len(opening) : -len(closing)]
+        if text == opening + inner + closing and opening not in inner and closing not in inner:
+            text = inner.strip()
+    if text.endswith(".") and not text.endswith(".."):
+        text = text[:-1].rstrip()
+    text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run.group().translate(_PLAIN_DIGITS)}}}", text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE_MATH).replace(r"\varnothing", r"\emptyset")
+    text = _SPACING.sub(" ", _DIGIT_GROUP_GAP.sub("", text)).replace(r"\degree", r"^\circ")
+    return _CURRENCY_WORD.sub("", text).strip()
+
+
+def _squeeze(text: str) -> str:
+    """The text without what changes only how it looks. Most right answers then equal their gold answer."""
+    if _LISTED_THOUSAND.search(text):
+        return text
+    return _IDLE_BLANK.sub("", _LOOKS.sub("", _FRACTION_SIZE.sub(r"\\frac", text)))
+
+
+def _bare_word(text: str) -> str | None:
+    """The letters of a text that is nothing but words, else None. Case counts for a single letter only (x, X)."""
+    text = _TEXT_COMMAND.sub(r"\1", text).strip("*`\"' ").removesuffix(".")
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    letters = "".join(text.split())
+    if not letters.isalpha():
+        return None
+    return letters if len(letters) == 1 else letters.casefold()
+
+
+def _choice(text: str) -> str:
+    text = _TEXT_COMMAND.sub(r"\1", text).strip().strip("$*`\"'").strip().casefold()
+    option = _OPTION.fullmatch(text)
+    return option.group(1) if option else text.removesuffix(".").strip("()").strip()
+
+
+def _same_literal(left: object, right: object) -> bool:
+    """`==` that keeps bool apart from int, at any depth."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        items = list(right.items())
+        return len(left) == len(right) and all(_takes_match(item, items) for item in left.items())
+    if isinstance(left, (set, frozenset)) and isinstance(right, (set, frozenset)):
+        elements = list(right)
+        return len(left) == len(right) and all(_takes_match(element, elements) for element in left)
+    if isinstance(left, (list, tuple)) and type(left) is type(right):
+        return len(left) == len(right) and all(_same_literal(x, y) for x, y in zip(left, right, strict=True))
+    return type(left) not in (list, tuple) and left == right
+
+
+def _takes_match(element: object, candidates: list) -> bool:
+    """Remove the first candidate equal to the element; False if there is none."""
+    for index, candidate in enumerate(candidates):
+        if _same_literal(element, candidate):
+            del candidates[index]
+            return True
+    return False

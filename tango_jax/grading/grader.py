@@ -1,0 +1,143 @@
+"""Grade responses: model texts and gold answers in; right or wrong, and how often the grader itself failed, out.
+
+Stage of the loop: the generator's outcome reward, the verifier's target, and evaluation. One pool of worker processes
+and one cache of outcomes serve the whole process; they come up with the first answer that needs the math library.
+"""
+import atexit
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tango_jax.grading import answer as compare
+from tango_jax.grading.pool import WorkerPool
+from tango_jax.grading.steps import parse_solution
+
+MAX_CACHED = 1 << 16
+
+
+@dataclass(frozen=True)
+class GradeReport:
+    """Grades of a batch, and the texts (all graded wrong) on which the grader rather than the model failed."""
+
+    correct: tuple[bool, ...]
+    errors: int  # the math library raised, or its worker died twice
+    timeouts: int  # over the time limit of one answer
+    overlong: int  # over 1,000 characters or nested deeper than 50
+
+
+def grade(text: str, gold: str, kind: str = "math") -> bool:
+    """Whether the boxed answer of a response equals the gold answer. ValueError for an unknown kind or bad gold.
+
+    Kinds: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same option).
+    """
+    return grade_many([text], [gold], kind).correct[0]
+
+
+def grade_many(texts: Sequence[str], golds: Sequence[str], kind: str = "math") -> GradeReport:
+    """Grade a batch; equal (gold, answer) pairs are compared once. Kinds and errors as for `grade`."""
+    if len(texts) != len(golds):
+        raise ValueError(f"grading: {len(texts)} texts but {len(golds)} gold answers; pass one gold answer per text")
+    if kind not in compare.KINDS:
+        raise ValueError(f"grading: unknown kind {kind!r}; use one of {', '.join(compare.KINDS)}")
+    pairs = [_pair(text, gold) for text, gold in zip(texts, golds, strict=True)]
+    if kind == "math":
+        statuses = _shared_grader().statuses([pair for pair in pairs if pair is not None])
+    else:
+        is_match = {"string": compare.matches_exactly, "python": compare.matches_python,
+                    "choice": compare.matches_choice}[kind]  # fmt: skip
+        statuses = ["correct" if is_match(*pair) else "wrong" for pair in pairs if pair is not None]
+    found = iter(statuses)
+    per_text = ["wrong" if pair is None else next(found) for pair in pairs]
+    counts = Counter(per_text)
+    return GradeReport(
+        correct=tuple(status == "correct" for status in per_text),
+        errors=counts["error"],
+        timeouts=counts["timeout"],
+        overlong=counts["overlong"],
+    )
+
+
+def close_pool() -> None:
+    """End the worker processes and forget cached outcomes. The next math answer starts anew."""
+    global _shared
+    with _shared_lock:
+        grader, _shared = _shared, None
+    # A forked child inherits the object but not the processes: they are its parent's to end.
+    if grader is not None and grader.owner == os.getpid():
+        grader.pool.close()
+
+
+class MathGrader:
+    """Outcomes of (gold, answer) pairs: by text where that decides, else by the pool, each remembered."""
+
+    def __init__(self, pool: WorkerPool):
+        self.pool = pool
+        self.owner = os.getpid()
+        self._cache: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def statuses(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        """One of correct, wrong, error, timeout, overlong per (gold, answer)."""
+        known: dict[tuple[str, str], str] = {}
+        asked: dict[tuple[str, str], tuple[str, str]] = {}  # the pair as written -> as tidied for the library
+        for pair in dict.fromkeys(pairs):
+            status = self._recall(pair) or _quick_status(*pair)
+            if status is None:
+                asked[pair] = (compare.tidy_math(pair[0]), compare.tidy_math(pair[1]))
+            else:
+                known[pair] = status
+        questions = list(dict.fromkeys(asked.values()))
+        replies = dict(zip(questions, self.pool.run(questions), strict=True)) if questions else {}
+        for pair, question in asked.items():
+            known[pair] = replies[question].status
+            if replies[question].is_final:
+                self._remember(pair, known[pair])
+        return [known[pair] for pair in pairs]
+
+    def _recall(self, pair: tuple[str, str]) -> str | None:
+        with self._lock:
+            if pair in self._cache:
+                self._cache.move_to_end(pair)
+            return self._cache.get(pair)
+
+    def _remember(self, pair: tuple[str, str], status: str) -> None:
+        with self._lock:
+            self._cache[pair] = status
+            while len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+
+
+def _pair(text: str, gold: str) -> tuple[str, str] | None:
+    """(gold, answer) as written, or None for a response without an answer."""
+    if isinstance(gold, (bool, int, float)):  # JSON numbers, and True or False
+        gold = str(gold)
+    if not isinstance(gold, str) or not gold.strip():
+        raise ValueError(f"grading: the gold answer is {gold!r}; it must be a text with something in it, or a number")
+    answer = parse_solution(text).answer
+    return None if answer is None else (gold, answer)
+
+
+def _quick_status(gold: str, answer: str) -> str | None:
+    """The status that text alone decides, or None. An exact match counts at any length."""
+    if compare.matches_exactly(gold, answer):
+        return "correct"
+    if compare.is_too_big(gold) or compare.is_too_big(answer):
+        return "overlong"
+    is_match = compare.quick_math_match(compare.tidy_math(gold), compare.tidy_math(answer))
+    return None if is_match is None else "correct" if is_match else "wrong"
+
+
+_shared: MathGrader | None = None
+_shared_lock = threading.Lock()
+
+
+def _shared_grader() -> MathGrader:
+    """The grader of this process. Creating it starts no worker: the pool does, with the first pair it is asked."""
+    global _shared
+    with _shared_lock:
+        if _shared is None or _shared.owner != os.getpid():
+            _shared = MathGrader(WorkerPool())
+            atexit.register(close_pool)
+        return _shared

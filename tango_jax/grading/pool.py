@@ -1,0 +1,210 @@
+"""Worker processes that compare answers with the math library: (gold, answer) pairs in, one reply per pair out.
+
+Stage of the loop: grading. Workers are fresh interpreters that live until `close`: a fork of a process that runs jax
+deadlocks, and a new process per answer costs a second. The library's own time limit cannot interrupt C code such as
+9**9**9, so each pair has a deadline here; a worker that passes it is killed and replaced.
+"""
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tango_jax.grading import wire
+
+LIMIT_S = 3  # inside the worker; whole seconds, as signal.alarm takes them
+DEADLINE_S = 5.0  # in the parent
+START_LIMIT_S = 120.0  # a cold network file system takes its time to import sympy
+MAX_FAILED_STARTS = 3
+MAX_TRIES = 2  # of one pair whose worker died for an outside reason
+DEFAULT_MAX_WORKERS = 4
+
+
+class Reply(NamedTuple):
+    """The outcome of one pair."""
+
+    status: str  # correct, wrong, timeout or error
+    detail: str = ""
+    is_final: bool = True  # False where the worker died for an outside reason: another day may differ
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: subprocess.Popen
+    deadline: float  # of the start, then of the pair in hand
+    is_ready: bool = False
+    pair: int | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+
+
+class WorkerPool:
+    """Up to `size` workers, started as pairs need them. Safe to share between threads: one batch runs at a time."""
+
+    def __init__(self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S):
+        self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
+        if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:
+            raise ValueError(
+                f"grading pool: size={self.size}, limit_s={limit_s}, deadline_s={deadline_s}; "
+                "use a size of at least 1 and a whole number of seconds below the deadline"
+            )
+        self._limit_s, self._deadline_s = int(limit_s), deadline_s
+        self._workers: list[_Worker] = []
+        self._failed_starts = 0
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+
+    def run(self, pairs: Sequence[tuple[str, str]]) -> list[Reply]:
+        """One reply per (gold, answer). RuntimeError if workers cannot start, with the reason."""
+        with self._lock:
+            batch = _Batch(pairs)
+            try:
+                while not batch.is_done():
+                    self._start_workers(batch)
+                    self._hand_out(batch)
+                    self._collect(batch)
+                    self._expire(batch)
+            finally:
+                # Only an interrupted batch leaves workers busy; a late reply must not answer the next batch.
+                for worker in [worker for worker in self._workers if worker.pair is not None]:
+                    self._remove(worker)
+            return batch.replies
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that are up."""
+        return [worker.process.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End all workers. A later `run` starts new ones."""
+        with self._lock:
+            for worker in list(self._workers):
+                self._remove(worker)
+
+    def _start_workers(self, batch: "_Batch") -> None:
+        for _ in range(min(self.size, batch.num_open()) - len(self._workers)):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tango_jax.grading.worker", str(self._limit_s), str(self._deadline_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_worker_environment(),
+                bufsize=0,
+            )
+            worker = _Worker(process, time.monotonic() + START_LIMIT_S)
+            self._workers.append(worker)
+            self._selector.register(process.stdout, selectors.EVENT_READ, worker)
+
+    def _hand_out(self, batch: "_Batch") -> None:
+        for worker in list(self._workers):
+            if worker.is_ready and worker.pair is None and batch.queue:
+                worker.pair = batch.queue.popleft()
+                worker.deadline = time.monotonic() + self._deadline_s
+                gold, answer = batch.pairs[worker.pair]
+                try:
+                    worker.process.stdin.write(wire.pack({"id": worker.pair, "gold": gold, "answer": answer}))
+                except BrokenPipeError:  # it died idle: the pair was never tried
+                    batch.queue.appendleft(worker.pair)
+                    worker.pair = None
+                    self._remove(worker)
+
+    def _collect(self, batch: "_Batch") -> None:
+        """Wait for the next reply or deadline, then read what there is."""
+        waiting = [worker.deadline for worker in self._workers if worker.pair is not None or not worker.is_ready]
+        if not waiting:
+            return
+        for key, _ in self._selector.select(max(0.0, min(waiting) - time.monotonic())):
+            worker = key.data
+            data = os.read(worker.process.stdout.fileno(), 1 << 16)
+            if not data:
+                self._bury(worker, batch)
+                continue
+            worker.buffer += data
+            while (message := wire.take_message(worker.buffer)) is not None:
+                self._accept(worker, message, batch)
+
+    def _accept(self, worker: _Worker, message: dict[str, Any], batch: "_Batch") -> None:
+        if "fatal" in message:
+            self._remove(worker)
+            raise RuntimeError(f"the math grader cannot start: {message['fatal']}; pip install math-verify")
+        if "ready" in message:
+            worker.is_ready, self._failed_starts = True, 0
+            return
+        assert message["id"] == worker.pair, (message, worker.pair)
+        batch.replies[worker.pair] = Reply(message["status"], message["detail"])
+        worker.pair = None
+
+    def _expire(self, batch: "_Batch") -> None:
+        now = time.monotonic()
+        for worker in [worker for worker in self._workers if worker.deadline < now]:
+            if not worker.is_ready:
+                self._bury(worker, batch)
+            elif worker.pair is not None:
+                batch.replies[worker.pair] = Reply("timeout", f"killed after {self._deadline_s} s")
+                self._remove(worker)
+
+    def _bury(self, worker: _Worker, batch: "_Batch") -> None:
+        """A worker died by itself or from outside: its pair gets one more try, a pool that cannot start gives up."""
+        code = self._remove(worker, grace_s=1.0)
+        if not worker.is_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                self._failed_starts = 0
+                raise RuntimeError(
+                    f"the math grader cannot start: {MAX_FAILED_STARTS} workers in a row ended or hung before they "
+                    f"were ready, the last with exit code {code}; try `{sys.executable} -c 'import math_verify'`"
+                )
+        elif worker.pair is not None:
+            batch.retry(worker.pair, Reply("error", f"worker died with exit code {code}", is_final=False))
+
+    def _remove(self, worker: _Worker, grace_s: float = 0.0) -> int:
+        """End, reap and forget a worker; its exit code. One that is about to end by itself gets the grace."""
+        self._workers.remove(worker)
+        self._selector.unregister(worker.process.stdout)
+        try:
+            worker.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+        worker.process.stdin.close()
+        worker.process.stdout.close()
+        return worker.process.returncode
+
+
+class _Batch:
+    """The pairs of one `run`, those still to hand out, and the replies so far."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]):
+        self.pairs = pairs
+        self.queue = deque(range(len(pairs)))
+        self.replies: list[Reply | None] = [None] * len(pairs)
+        self._tries = [1] * len(pairs)
+
+    def is_done(self) -> bool:
+        return None not in self.replies
+
+    def num_open(self) -> int:
+        return self.replies.count(None)
+
+    def retry(self, pair: int, last_reply: Reply) -> None:
+        if self._tries[pair] < MAX_TRIES:
+            self._tries[pair] += 1
+            self.queue.appendleft(pair)
+        else:
+            self.replies[pair] = last_reply
+
+
+def _num_cpus() -> int:
+    """CPUs this process may use: a cluster job rarely has the whole machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _worker_environment() -> dict[str, str]:
+    """Our import path, so that a worker finds what this process finds, wherever it was started."""
+    paths = [os.path.abspath(path) for path in sys.path]
+    paths.append(str(Path(__file__).resolve().parents[2]))
+    # The safe path keeps the working folder, with a random.py perhaps, out of the worker's imports.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,105 @@
+r"""Parse a verifier response: its text and the solution's step count in; judgements, verdict and format score out.
+
+Stage of the loop: after the verifier was sampled. The blocks are looked for inside the first closed
+`<step_verification>` section only; without one there are no judgements, yet a verdict still counts.
+"""
+import re
+from dataclasses import dataclass
+
+from tango_jax.grading.steps import clamp_score, find_blocks, first_block, inner_text
+
+CORRECT, INCORRECT, INVALID = "CORRECT", "INCORRECT", "INVALID"
+
+_SECTION_OPEN, _SECTION_CLOSE = "<step_verification>", "</step_verification>"
+_FINAL_OPEN, _FINAL_CLOSE = "<final_verification>", "</final_verification>"
+_VERDICT = re.compile(rf"{_FINAL_OPEN}\s*\\(?ai:box(?:ed)?\{{(CORRECT|INCORRECT)\}})\.?\s*{_FINAL_CLOSE}")
+_BOX_ENDINGS = {
+    f"\\{command}{{{word}}}": word == "correct" for command in ("box", "boxed") for word in ("correct", "incorrect")
+}
+
+BAD_VERDICT_PENALTY = 0.8
+NO_BLOCKS_PENALTY = 0.8
+WRONG_COUNT_PENALTY = 0.8
+STRAY_TEXT_PENALTY = 0.4
+# A solution below this score has no trustworthy step count to hold the verifier to.
+MIN_GENERATOR_FORMAT = 0.6
+
+
+@dataclass(frozen=True)
+class ParsedVerification:
+    """What one verifier response says."""
+
+    judgements: tuple[bool | None, ...]  # one per block; None where the block judges nothing
+    verdict: str  # CORRECT, INCORRECT or INVALID
+    format_score: float  # in [0, 1]
+    aligned: bool  # as many judgements as the solution has steps, at least one, none missing
+    blocks: tuple[str, ...]  # text inside each block, tags excluded
+
+
+def parse_verification(text: str, num_steps: int, generator_format_score: float = 1.0) -> ParsedVerification:
+    """Judgements, verdict and format score of one verifier response.
+
+    `num_steps`: K, the number of steps of the solution; `generator_format_score`: that solution's format score.
+    """
+    section = first_block(text, "step_verification")
+    spans = () if section is None else find_blocks(section, "step")
+    blocks = tuple(inner_text(section, span, "step") for span in spans)
+    judgements = tuple(_judgement(block) for block in blocks)
+    verdict = _VERDICT.search(text)
+    return ParsedVerification(
+        judgements=judgements,
+        verdict=INVALID if verdict is None else verdict.group(1).upper(),
+        format_score=_format_score(text.strip(), blocks, judgements, num_steps, generator_format_score),
+        aligned=bool(0 < num_steps == len(judgements)) and None not in judgements,
+        blocks=blocks,
+    )
+
+
+def _judgement(block: str) -> bool | None:
+    """The box that ends the block, up to one period and blanks."""
+    tail = block.rstrip()[-32:].removesuffix(".").lower()
+    for ending, is_correct in _BOX_ENDINGS.items():
+        if tail.endswith(ending):
+            return is_correct
+    return None
+
+
+def _format_score(
+    text: str,
+    blocks: tuple[str, ...],
+    judgements: tuple[bool | None, ...],
+    num_steps: int,
+    generator_format_score: float,
+) -> float:
+    """1 minus the penalties; 0 unless the (stripped) text is a step section directly followed by a final section."""
+    final_start = _final_section_start(text)
+    if final_start is None:
+        return 0.0
+    score = 1.0
+    if _VERDICT.match(text, final_start) is None:
+        score -= BAD_VERDICT_PENALTY
+    num_judged = sum(judgement is not None for judgement in judgements)
+    if not blocks:
+        score -= NO_BLOCKS_PENALTY
+    elif num_judged != num_steps and generator_format_score >= MIN_GENERATOR_FORMAT - 1e-9:
+        score -= WRONG_COUNT_PENALTY
+    if _has_text_outside_blocks(first_block(text, "step_verification")):
+        score -= STRAY_TEXT_PENALTY
+    return clamp_score(score)
+
+
+def _final_section_start(text: str) -> int | None:
+    """Where the final section opens, if the text has the two sections in order and nothing around them."""
+    if not text.startswith(_SECTION_OPEN) or not text.endswith(_FINAL_CLOSE):
+        return None
+    section_end = text.find(_SECTION_CLOSE)
+    if section_end < 0:
+        return None
+    rest = text[section_end + len(_SECTION_CLOSE) :].lstrip()
+    return len(text) - len(rest) if rest.startswith(_FINAL_OPEN) else None
+
+
+def _has_text_outside_blocks(section: str) -> bool:
+    """Whether the section holds anything but blanks before, between or after its blocks."""
+    edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]
+    return any(section[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True))

@@ -1,0 +1,111 @@
+r"""One grading process: (gold, answer) pairs in on standard input, correct/wrong/timeout/error out on standard output.
+
+Stage of the loop: grading, behind `pool.py`, which starts `python -m tango_jax.grading.worker LIMIT DEADLINE`. It is a
+fresh interpreter that never loads jax. The time limit is a signal, so the work stays in the main thread.
+"""
+import logging
+import os
+import signal
+import sys
+from functools import lru_cache
+from typing import Any, BinaryIO
+
+from tango_jax.grading import wire
+
+MEMORY_LIMIT_BYTES = 4 << 30
+# What sympy and the LaTeX grammar raise on strange text. Anything else ends the worker, which the pool counts too.
+LIBRARY_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, RuntimeError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+class TimeLimit(BaseException):
+    """The wall-clock limit of one pair passed. Not an Exception: the math library swallows those."""
+
+
+def compare(parse: Any, verify: Any, gold: str, answer: str) -> bool:
+    """Whether the math library calls the two LaTeX texts equal. It raises what the library raises."""
+    # Limits of its own are off: their alarm would cancel ours, which covers both parses and the comparison.
+    return verify(parse(gold), parse(answer), allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+
+
+def grade_pair(parse: Any, verify: Any, gold: str, answer: str, limit_s: int) -> dict[str, str]:
+    """The reply for one pair. A failure of the library or the interpreter is a status, never a crash."""
+    try:
+        signal.alarm(limit_s)
+        try:
+            status = "correct" if compare(parse, verify, gold, answer) else "wrong"
+        finally:
+            signal.alarm(0)
+    except TimeLimit:
+        return {"status": "timeout", "detail": f"over {limit_s} s"}
+    except LIBRARY_ERRORS as error:
+        return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:300]}
+    return {"status": status, "detail": ""}
+
+
+def _claim_stdout() -> BinaryIO:
+    """The real standard output for replies alone; whatever libraries print goes to standard error instead."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return replies
+
+
+def _limit_memory() -> None:
+    """A hostile power tower ends in MemoryError here, not in the death of the training process next door."""
+    import resource
+
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    except (ValueError, OSError):
+        return  # macOS refuses this limit; the deadline of the pool still holds
+
+
+def _load_library() -> tuple[Any, Any]:
+    """parse(latex) and verify(gold, answer), warmed up: the first call builds the grammar."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
+    from math_verify import LatexExtractionConfig, verify
+    from math_verify import parse as parse_text
+
+    targets = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    @lru_cache(maxsize=512)  # the gold answer comes back with every sample of its group
+    def parse(latex: str) -> list:
+        return parse_text(f"\\boxed{{{latex}}}", targets, parsing_timeout=None, raise_on_error=True)
+
+    verify(parse(r"\frac{1}{2}"), parse("0.5"), timeout_seconds=None)
+    return parse, verify
+
+
+def _on_alarm(signum: int, frame: Any) -> None:
+    raise TimeLimit
+
+
+def main() -> int:
+    limit_s, deadline_s = int(sys.argv[1]), float(sys.argv[2])
+    replies = _claim_stdout()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pool
+    signal.signal(signal.SIGALRM, _on_alarm)
+    try:
+        parse, verify = _load_library()
+    except ImportError as error:
+        replies.write(wire.pack({"fatal": str(error)}))
+        replies.flush()
+        return 1
+    _limit_memory()
+    replies.write(wire.pack({"ready": os.getpid()}))
+    replies.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # from here on only the parser's complaints about model text
+    os.dup2(2, 1)
+    while (message := wire.read_message(sys.stdin.buffer)) is not None:
+        # Ends a worker that is stuck in C code after its parent died; a living parent kills it long before.
+        signal.setitimer(signal.ITIMER_VIRTUAL, 4 * deadline_s)
+        reply = grade_pair(parse, verify, message["gold"], message["answer"], limit_s)
+        replies.write(wire.pack({"id": message["id"], **reply}))
+        replies.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

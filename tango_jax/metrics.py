@@ -1,0 +1,193 @@
+"""Numbers of a run on their way to disk: metrics.jsonl, summary files, seconds per phase, and a count of compilations.
+
+In: flat records of scalars, one per step of the loop. Out: `<workdir>/metrics.jsonl`, one JSON object a line, which a
+resumed run continues at the byte its checkpoint names. Stage: the end of every step.
+"""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class MetricsWriter:
+    """Appends one JSON object a line; with `enabled` false (every process but the first) it does nothing."""
+
+    def __init__(self, path: str | os.PathLike, resume_at: int | None = None, enabled: bool = True):
+        """Open for appending, after cutting the file to `resume_at` bytes (0 starts afresh) if that is given."""
+        self._file = None
+        if not enabled:
+            return
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab")
+        self._file.truncate(_whole_lines(path) if resume_at is None else _check_resume(path, resume_at))
+        self._file.seek(0, os.SEEK_END)
+
+    def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
+        """Write one line; 0-d arrays become numbers, and NaN and infinity, which JSON lacks, become null."""
+        if self._file is None:
+            return
+        row = {"step": int(step), "phase": phase} | {name: _scalar(name, value) for name, value in metrics.items()}
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def position(self) -> int:
+        """Bytes written so far, forced to disk: a checkpoint that names this position can rely on it."""
+        if self._file is None:
+            return 0
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict]:
+    """All rows of a metrics file; the half line of a run that is still writing, or was killed, is left out."""
+    data = Path(path).read_bytes()
+    rows = []
+    for number, line in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path} line {number} is not JSON ({error}): {line[:80]!r}; remove it") from error
+    return rows
+
+
+def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
+    """Write a JSON file that is always either the old one or the new one, whole."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(_json_value(obj), file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+class Compilation(NamedTuple):
+    """One program handed to XLA: the name of the jitted function and the seconds it took."""
+
+    name: str
+    seconds: float
+
+
+class CompileCounter:
+    """Counts the programs XLA is asked for, from construction to close().
+
+    JAX times `compile_or_get_cached` as one event, so a hit in the persistent cache counts like a compilation: both
+    mean that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up.
+    """
+
+    def __init__(self):
+        self.compilations: list[Compilation] = []
+        self._warm_at: int | None = None
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_event(self, event: str, duration: float, **details: Any) -> None:
+        if event == BACKEND_COMPILE_EVENT:
+            self.compilations.append(Compilation(str(details.get("fun_name", "unknown")), duration))
+
+    @property
+    def total(self) -> int:
+        """Compilations so far."""
+        return len(self.compilations)
+
+    def mark_warm(self) -> None:
+        """Every later compilation is one too many; a second call moves the mark."""
+        self._warm_at = self.total
+
+    @property
+    def after_warmup(self) -> int:
+        """Compilations since mark_warm(), 0 before it."""
+        return len(self.late())
+
+    def late(self) -> list[Compilation]:
+        """The compilations since mark_warm(), for a message that names them."""
+        return [] if self._warm_at is None else self.compilations[self._warm_at:]
+
+    def close(self) -> None:
+        """Stop counting."""
+        jax.monitoring.unregister_event_duration_listener(self._on_event)
+
+    def __enter__(self) -> "CompileCounter":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+class PhaseTimer:
+    """Adds up wall seconds per named phase of a step: `with timer("sample"): ...`, then pop()."""
+
+    def __init__(self):
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a block; blocks of one name add up, and a block that raises still counts."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def pop(self) -> dict[str, float]:
+        """{"time/<name>_s": seconds} since the last pop."""
+        popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        self._seconds = {}
+        return popped
+
+
+def _scalar(name: str, value: Any) -> Any:
+    value = _json_value(value)
+    assert value is None or isinstance(value, (bool, int, float, str)), f"metric {name} is no scalar: {value!r}"
+    return value
+
+
+def _json_value(value: Any) -> Any:
+    """Numpy and jax values as Python ones; NaN and infinity as None."""
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _json_value(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to the last newline: a line cut off by a kill must not be joined with the next one."""
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def _check_resume(path: Path, resume_at: int) -> int:
+    data = path.read_bytes()
+    if len(data) < resume_at:
+        raise ValueError(f"{path} has {len(data)} bytes, but the checkpoint was saved when it had {resume_at}; restore "
+                         "the file from a copy, or start with another workdir")
+    if resume_at and data[resume_at - 1:resume_at] != b"\n":
+        raise ValueError(f"{path}: byte {resume_at}, where the checkpoint resumes, is inside a line; the file was "
+                         "edited: restore it from a copy, or start with another workdir")
+    return resume_at

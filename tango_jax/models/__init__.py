@@ -1,0 +1,1 @@
+"""The decoder, its attention and cache, and the presets of published architectures."""

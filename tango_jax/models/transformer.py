@@ -1,0 +1,240 @@
+"""The decoder both policies share: token ids in, hidden states or logits out. Pure functions over a parameter tree.
+
+By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm) or SmolLM2: RMSNorm, rotary positions,
+SwiGLU, grouped-query attention, tied or untied head.
+
+Axis legend (the same letters everywhere in this project)
+    B rows (= P prompts x M samples)    T tokens of a sequence    S cached keys    V vocabulary    D model width
+    F mlp width    L layers    H query heads    K key/value heads    E head dim    J solution steps
+    N micro-batches    R packed rows of a micro-batch    G query heads per key/value head (H / K)
+    Q shared prompts of a micro-batch    X tokens of a shared prompt
+
+The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; decoding takes
+the list that `split_layers` returns and loops in Python, since a scan would copy the cache at every step.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+REMAT_MODES = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Llama-3 rotary scaling: low frequencies are stretched by `factor`, high ones kept, the band between blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Architecture and numerics of one decoder; hashable, so it can be a static argument."""
+
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    rope_base: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6
+    tied_head: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    max_position: int = 32_768
+    param_dtype: str = "float32"
+    compute_dtype: str = "float32"
+    head_dtype: str = "float32"
+    remat: str = "full"
+    unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for rotary positions")
+        if self.remat not in REMAT_MODES:
+            raise ValueError(f"remat={self.remat!r} is not one of {', '.join(REMAT_MODES)}")
+
+
+def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm with the statistics in float32, whatever the compute dtype."""
+    x32_BTD = x_BTD.astype(jnp.float32)
+    inverse_BT1 = lax.rsqrt(jnp.mean(jnp.square(x32_BTD), axis=-1, keepdims=True) + eps)
+    # Hugging Face multiplies the scale in the model's dtype after the cast back; parity in bf16 needs the same order.
+    return jnp.broadcast_to(scale_D, x_BTD.shape).astype(x_BTD.dtype) * (x32_BTD * inverse_BT1).astype(x_BTD.dtype)
+
+
+def rope_frequencies(config: ModelConfig) -> jax.Array:
+    """Angular frequencies of the rotary embedding, float32[E/2], after Llama-3 scaling where the config has it."""
+    half = config.head_dim // 2
+    freq_E = config.rope_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return freq_E
+    wavelength_E = 2 * math.pi / freq_E
+    ratio_E = scaling.original_max_position / wavelength_E
+    band = scaling.high_freq_factor - scaling.low_freq_factor
+    keep_E = jnp.clip((ratio_E - scaling.low_freq_factor) / band, 0.0, 1.0)
+    return keep_E * freq_E + (1.0 - keep_E) * freq_E / scaling.factor
+
+
+def rope_tables(config: ModelConfig, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sine and cosine of every position, each float32[B, T, 1, E/2]; computed once and shared by all layers."""
+    angle_BTE = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None, :]
+    return jnp.sin(angle_BTE)[:, :, None, :], jnp.cos(angle_BTE)[:, :, None, :]
+
+
+def apply_rope(x_BTHE: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotate the two halves of the head dim (Hugging Face's convention, not interleaved pairs)."""
+    sin, cos = rope
+    first, second = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BTHE.dtype)
+
+
+def matmul(x_BTD: jax.Array, w_DF: jax.Array) -> jax.Array:
+    """x @ w over flattened rows. Left as [B, T, D], the weight's gradient contracts two axes at once, a form for which
+    XLA's CPU backend has no fast kernel (8 times slower)."""
+    return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
+
+
+class Block(nn.Module):
+    """One decoder layer. `attend_fn(q, k, v) -> (out_BTHE, cache)` is handed in, so that training, prefill and
+    decoding share every other line."""
+
+    config: ModelConfig
+
+    def _param(self, name: str, shape: tuple[int, ...], fan_in: int = 0, scale: float = 1.0) -> jax.Array:
+        """A parameter in the compute dtype: norm scales (fan_in 0) start at one, matrices at N(0, scale^2 / fan_in)."""
+        init = nn.initializers.normal(scale * fan_in**-0.5) if fan_in else nn.initializers.ones
+        return self.param(name, init, shape, jnp.dtype(self.config.param_dtype)).astype(self.config.compute_dtype)
+
+    def _bias(self, name: str, shape: tuple[int, ...]) -> jax.Array:
+        value = self.param(name, nn.initializers.zeros, shape, jnp.dtype(self.config.param_dtype))
+        return value.astype(self.config.compute_dtype)
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, rope: tuple[jax.Array, jax.Array], attend_fn: Callable):
+        c = self.config
+        D, F, H, K, E = c.width, c.mlp_width, c.num_heads, c.num_kv_heads, c.head_dim
+        # What a layer adds to the residual stream starts small against the embedding, as in GPT-2: token identity
+        # survives to the last layer, and copying is learned sooner.
+        residual_scale = (2 * c.num_layers) ** -0.5
+
+        def project(name: str, heads: int) -> jax.Array:
+            flat_BTX = matmul(x_norm_BTD, self._param(name, (D, heads, E), fan_in=D).reshape(D, heads * E))
+            out = flat_BTX.reshape(*flat_BTX.shape[:-1], heads, E)
+            return out + self._bias(f"{name}_bias", (heads, E))[None, None] if c.qkv_bias else out
+
+        x_norm_BTD = rms_norm(x_BTD, self._param("attention_norm", (D,)), c.norm_eps)
+        q_BTHE, k_BTKE, v_BTKE = project("q", H), project("k", K), project("v", K)
+        if c.qk_norm:
+            q_BTHE = rms_norm(q_BTHE, self._param("q_norm", (E,)), c.norm_eps)
+            k_BTKE = rms_norm(k_BTKE, self._param("k_norm", (E,)), c.norm_eps)
+        out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
+        out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
+        x_BTD = x_BTD + matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))
+
+        x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
+        gate_BTF = matmul(x_norm_BTD, self._param("gate", (D, F), fan_in=D))
+        up_BTF = matmul(x_norm_BTD, self._param("up", (D, F), fan_in=D))
+        x_BTD = x_BTD + matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
+        return x_BTD, cache
+
+
+def init_params(config: ModelConfig, key: jax.Array) -> dict:
+    """A fresh parameter tree: `embed` [V, D], `layers` (each leaf stacked on L), `final_norm` [D], `head` [D, V]."""
+    embed_key, head_key, layers_key = jax.random.split(key, 3)
+    block, dtype = Block(config), jnp.dtype(config.param_dtype)
+    K, E, H = config.num_kv_heads, config.head_dim, config.num_heads
+
+    def init_layer(layer_key):
+        x_BTD = jnp.zeros((1, 1, config.width), config.compute_dtype)
+        rope = rope_tables(config, jnp.zeros((1, 1), jnp.int32))
+
+        def attend_fn(q, k, v):
+            assert q.shape[2:] == (H, E) and k.shape[2:] == (K, E), (q.shape, k.shape)
+            return q, None
+
+        return block.init(layer_key, x_BTD, rope, attend_fn)["params"]
+
+    params = {
+        "embed": config.width**-0.5 * jax.random.normal(embed_key, (config.vocab_size, config.width), dtype),
+        "layers": jax.vmap(init_layer)(jax.random.split(layers_key, config.num_layers)),
+        "final_norm": jnp.ones((config.width,), dtype),
+    }
+    if not config.tied_head:
+        params["head"] = config.width**-0.5 * jax.random.normal(head_key, (config.width, config.vocab_size), dtype)
+    return params
+
+
+def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array) -> jax.Array:
+    return params["embed"].astype(config.compute_dtype)[token_BT]
+
+
+def apply_layers(config: ModelConfig, layers: dict, x_BTD: jax.Array, rope, attend_fn: Callable) -> jax.Array:
+    """All layers by a rematerialised scan over the stacked parameters: the training path, no cache."""
+    block = Block(config)
+
+    def layer_fn(x_BTD, layer_params):
+        return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
+
+    if config.remat != "none":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
+        layer_fn = jax.checkpoint(layer_fn, prevent_cse=False, policy=policy)
+    return lax.scan(layer_fn, x_BTD, layers, unroll=config.num_layers if config.unroll else 1)[0]
+
+
+def split_layers(config: ModelConfig, params: dict) -> dict:
+    """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
+
+    Slicing a stacked tree inside the decode loop would copy every weight at every token.
+    """
+    cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
+    layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
+    out = {
+        "embed": params["embed"].astype(config.compute_dtype),
+        "layers": layers,
+        "final_norm": params["final_norm"].astype(config.compute_dtype),
+        "head_DV": head_matrix(config, params),
+    }
+    return out
+
+
+def apply_split_layers(config: ModelConfig, layers: tuple, x_BTD, rope, attend_fns) -> tuple[jax.Array, tuple]:
+    """All layers by a Python loop over `split_layers`' tuple; returns the hidden states and each layer's cache."""
+    block, caches = Block(config), []
+    for layer_params, attend_fn in zip(layers, attend_fns, strict=True):
+        x_BTD, cache = block.apply({"params": layer_params}, x_BTD, rope, attend_fn)
+        caches.append(cache)
+    return x_BTD, tuple(caches)
+
+
+def head_matrix(config: ModelConfig, params: dict) -> jax.Array:
+    """The output projection [D, V] in the head's dtype, tied or not."""
+    matrix = params["embed"].T if config.tied_head else params["head"]
+    return matrix.astype(config.head_dtype)
+
+
+def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax.Array:
+    """Final norm and head; logits are float32 whatever the head's dtype."""
+    x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps)
+    return jnp.matmul(x_BTD.astype(config.head_dtype), head_DV, preferred_element_type=jnp.float32)
+
+
+def forward(config: ModelConfig, params: dict, token_BT, position_BT, attend_fn) -> jax.Array:
+    """Hidden states [B, T, D] before the final norm, for whole sequences (training and scoring)."""
+    x_BTD = embed_tokens(config, params, token_BT)
+    return apply_layers(config, params["layers"], x_BTD, rope_tables(config, position_BT), attend_fn)

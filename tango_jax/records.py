@@ -1,0 +1,90 @@
+"""Every record that crosses a stage of the loop, in the order in which the data flows.
+
+Axis letters are those of `models/transformer.py`. Host records hold NumPy arrays or Python tuples; `Batch` and
+`TrainState` are pytrees that enter the jitted steps.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One task instance."""
+
+    id: str
+    question: str
+    answer: str  # the gold answer, as the grader wants it
+    size: int = 0  # the task's own measure of difficulty (last_letter: number of words), for reports
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """What the sampler returns: B = P x M responses, prompt-major, on the host."""
+
+    tokens: tuple[np.ndarray, ...]  # B x int32[length], sampled ids with the stop token kept
+    logps: tuple[np.ndarray, ...]  # B x float32[length], under the sampling distribution
+    is_truncated_B: np.ndarray  # bool, ended by the length limit instead of a stop token
+    decode_steps: int  # decode steps of the whole call, for throughput figures
+    row_steps: int  # rows x steps actually computed; against the tokens sampled, the waste of finished rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """A generator response, decoded, parsed and graded."""
+
+    problem: Problem
+    text: str
+    steps: tuple[str, ...]  # inner text of each step block
+    step_ends: tuple[int, ...]  # response token that holds the last character of each block
+    format_score: float
+    is_correct: bool
+    gold_steps: tuple[bool, ...] | None  # the task's own step labels, where it has them
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """A verifier response to one solution, decoded and parsed."""
+
+    text: str
+    judgements: tuple[bool | None, ...]
+    verdict: str  # CORRECT, INCORRECT or INVALID
+    format_score: float
+    is_aligned: bool
+    blocks: tuple[str, ...]  # the verifier's words, block by block
+
+
+@struct.dataclass
+class Batch:
+    """Packed sequences for scoring and updates: N micro-batches of R rows of T tokens. NumPy on the host.
+
+    Where prompts are shared, a micro-batch also has Q prefixes of X tokens: a prompt without its last token, which
+    every response in the rows that point to it attends to. Q is 0 where they are not.
+    """
+
+    prefix_token_NQX: Any  # int32
+    prefix_length_NQ: Any  # int32
+    prefix_of_NR: Any  # int32, the prefix that a row's sequences continue
+    token_NRT: Any  # int32
+    position_NRT: Any  # int32, place in the sequence, the prefix counted
+    segment_NRT: Any  # int32, 1.. per sequence of a row, 0 = padding
+    is_action_NRT: Any  # bool, token was sampled (EOS included; prompt and padding excluded)
+    weight_NRT: Any  # float32, share of each action token in the loss (losses.token_weights_BT)
+    adv_NRT: Any  # float32
+    sampler_logp_NRT: Any  # float32, from the rollout
+    old_logp_NRT: Any  # float32, of the policy before the first update on this batch (unused when there is one)
+    ref_logp_NRT: Any  # float32, of the reference policy (unused when beta is 0)
+    num_micro: Any  # int32[], micro-batches in use; the rest of N is padding that no one computes
+
+
+@struct.dataclass
+class TrainState:
+    """What an update reads and writes; donated to it."""
+
+    params: Any
+    opt_state: Any
+    step: jax.Array  # int32[], updates made

@@ -1,0 +1,1 @@
+"""Rewards, advantages, losses and schedules of the reinforcement-learning stage."""

@@ -1,0 +1,293 @@
+"""Advantages: rewards of one batch in, adv_BT for the update out. One function per equation.
+
+Stage: after rewards, before the update; NumPy on the host, float64 inside and float32 outside. Rows are B = P prompts
+x M samples, prompt-major, so a group is M = `group_size` neighbouring rows. Groups never straddle hosts; the statistics
+that run over the whole batch go through `all_sum`, which a multi-host run replaces by a sum over the hosts. Each of
+them calls `all_sum` exactly once, on every host, whatever the data.
+
+Normalisation comes before blending: outcome and step advantages are each normalised on their own.
+"""
+
+from collections.abc import Callable, Sequence
+
+import chex
+import numpy as np
+
+AllSum = Callable[[np.ndarray], np.ndarray]
+
+ALGORITHMS = ("grpo", "rloo", "reinforce_pp")
+GROUP_EPS = 1e-6
+WHITEN_EPS = 1e-8
+# A class counts as at least this share of all labels, so one class weighs at most 10 times the other.
+MIN_CLASS_SHARE = 0.01
+
+
+def one_host(value: np.ndarray) -> np.ndarray:
+    """The sum over hosts when there is one host."""
+    return value
+
+
+def standardise(values: np.ndarray, use_std: bool) -> np.ndarray:
+    """(x - mean) / (std + 1e-6) over a 1-d array, std with ddof=1; one value alone has mean 0 and std 1."""
+    chex.assert_rank(values, 1)
+    if values.size == 0:
+        return values
+    mean, std = (values.mean(), values.std(ddof=1)) if values.size > 1 else (0.0, 1.0)
+    return (values - mean) / (std + GROUP_EPS) if use_std else values - mean
+
+
+def leave_one_out(values: np.ndarray) -> np.ndarray:
+    """x minus the mean of the others, n/(n-1) * (x - mean), over a 1-d array; one value alone stays as it is."""
+    chex.assert_rank(values, 1)
+    size = values.size
+    return values * 1.0 if size < 2 else size / (size - 1) * (values - values.mean())
+
+
+def reward_to_go_BT(reward_BT: np.ndarray) -> np.ndarray:
+    """Sum of the rewards at positions >= t, without discount, float64 [B, T]."""
+    chex.assert_rank(reward_BT, 2)
+    return np.flip(np.cumsum(np.flip(reward_BT.astype(np.float64), axis=1), axis=1), axis=1)
+
+
+def per_group_B(reward_B: np.ndarray, group_size: int, normalise_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Apply normalise_fn to the M rewards of each group, float32 [B]."""
+    chex.assert_rank(reward_B, 1)
+    check_groups(len(reward_B), group_size)
+    adv_PM = np.array([normalise_fn(group) for group in reward_B.astype(np.float64).reshape(-1, group_size)])
+    return adv_PM.reshape(-1).astype(np.float32)
+
+
+def per_group_step_BT(
+    step_reward_BT: np.ndarray,
+    is_step_end_BT: np.ndarray,
+    group_size: int,
+    normalise_fn: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """Apply normalise_fn to all step elements of each group jointly, zero elsewhere, float64 [B, T].
+
+    Elements are where is_step_end_BT is set, whether or not the loss reads that token: a sample masked for its length
+    still is part of its group's statistics, as it is for the outcome.
+    """
+    chex.assert_rank([step_reward_BT, is_step_end_BT], 2)
+    chex.assert_equal_shape([step_reward_BT, is_step_end_BT])
+    check_groups(len(step_reward_BT), group_size)
+    normalised_BT = np.zeros(step_reward_BT.shape, np.float64)
+    for start in range(0, len(step_reward_BT), group_size):
+        rows = slice(start, start + group_size)
+        is_step_end = is_step_end_BT[rows].astype(bool)
+        normalised_BT[rows][is_step_end] = normalise_fn(step_reward_BT[rows][is_step_end].astype(np.float64))
+    return normalised_BT
+
+
+def check_groups(num_rows: int, group_size: int) -> None:
+    """Rows must split into whole groups."""
+    assert group_size >= 1, f"group_size is {group_size}"
+    assert num_rows % group_size == 0, f"{num_rows} rows do not split into groups of {group_size}"
+
+
+def grpo_outcome_B(reward_B: np.ndarray, group_size: int, use_std: bool = True) -> np.ndarray:
+    """GRPO (arXiv 2402.03300; arXiv 2505.15034): A_i = (r_i - mean) / (std + 1e-6) in the group, float32 [B].
+
+    std has ddof=1; use_std=False only centres (Dr. GRPO, arXiv 2503.20783). A group of one has mean 0 and std 1, so
+    its advantage is the raw reward, up to the 1e-6.
+    """
+    chex.assert_rank(reward_B, 1)
+    return per_group_B(reward_B, group_size, lambda group: standardise(group, use_std))
+
+
+def grpo_step_BT(
+    step_reward_BT: np.ndarray,
+    is_step_end_BT: np.ndarray,
+    is_action_BT: np.ndarray,
+    group_size: int,
+    use_std: bool = True,
+) -> np.ndarray:
+    """Step advantage of RL Tango with GRPO (arXiv 2505.15034), float32 [B, T].
+
+    Every step element is normalised with the mean and std of all step elements of its group, then A_t is the sum of
+    the normalised elements at positions >= t. An element alone in its group has mean 0 and std 1. Rows without step
+    elements and tokens that are no actions get 0.
+    """
+    chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
+    chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
+    normalised_BT = per_group_step_BT(
+        step_reward_BT, is_step_end_BT, group_size, lambda elements: standardise(elements, use_std)
+    )
+    return (reward_to_go_BT(normalised_BT) * is_action_BT).astype(np.float32)
+
+
+def rloo_outcome_B(reward_B: np.ndarray, group_size: int) -> np.ndarray:
+    """RLOO (arXiv 2402.14740): A_i = M/(M-1) * (r_i - mean), float32 [B]; with M = 1 the raw reward."""
+    chex.assert_rank(reward_B, 1)
+    return per_group_B(reward_B, group_size, leave_one_out)
+
+
+def rloo_step_BT(
+    step_reward_BT: np.ndarray,
+    is_step_end_BT: np.ndarray,
+    is_action_BT: np.ndarray,
+    group_size: int,
+    step_scale: float,
+) -> np.ndarray:
+    """Step advantage of RL Tango with RLOO (arXiv 2505.15034), float32 [B, T].
+
+    n/(n-1) * (r - mean) with n the number of step elements of the group, then reward-to-go, times step_scale.
+    """
+    chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
+    chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
+    normalised_BT = per_group_step_BT(step_reward_BT, is_step_end_BT, group_size, leave_one_out)
+    return (step_scale * reward_to_go_BT(normalised_BT) * is_action_BT).astype(np.float32)
+
+
+def masked_moments(x: np.ndarray, mask: np.ndarray, all_sum: AllSum = one_host) -> tuple[float, float, float]:
+    """Count, sum and sum of squares of x where mask is set, over all hosts; one call of all_sum on a float64 [3]."""
+    chex.assert_equal_shape([x, mask])
+    kept = x[mask.astype(bool)].astype(np.float64)
+    count, total, squares = all_sum(np.array([kept.size, kept.sum(), np.square(kept).sum()], np.float64))
+    return float(count), float(total), float(squares)
+
+
+def whiten_BT(x_BT: np.ndarray, is_action_BT: np.ndarray, all_sum: AllSum = one_host) -> np.ndarray:
+    """(x - mean) / sqrt(var + 1e-8) over all action tokens of the batch, 0 elsewhere, float64 [B, T].
+
+    var is the sample variance (ddof=1); of a single token it is 0.
+    """
+    chex.assert_rank([x_BT, is_action_BT], 2)
+    chex.assert_equal_shape([x_BT, is_action_BT])
+    count, total, squares = masked_moments(x_BT, is_action_BT, all_sum)
+    mean = total / max(count, 1.0)
+    # Rounding may leave a difference just below zero when all values are equal.
+    var = max(squares - total * mean, 0.0) / max(count - 1.0, 1.0)
+    return np.where(is_action_BT, (x_BT - mean) / np.sqrt(var + WHITEN_EPS), 0.0)
+
+
+def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, all_sum: AllSum = one_host) -> np.ndarray:
+    """REINFORCE++ (arXiv 2501.03262), float32 [B, T].
+
+    The reward sits on the last action token; the undiscounted return of each token is whitened over all action tokens
+    of the whole batch (sample variance, ddof=1).
+    """
+    chex.assert_rank([reward_B, is_action_BT], [1, 2])
+    chex.assert_equal_shape_prefix([reward_B, is_action_BT], 1)
+    reward_BT = np.zeros(is_action_BT.shape, np.float64)
+    rows = np.flatnonzero(is_action_BT.any(axis=1))
+    last = is_action_BT.shape[1] - 1 - np.argmax(np.flip(is_action_BT[rows], axis=1), axis=1) if rows.size else rows
+    reward_BT[rows, last] = reward_B[rows]
+    return whiten_BT(reward_to_go_BT(reward_BT), is_action_BT, all_sum).astype(np.float32)
+
+
+def reinforce_pp_step_BT(
+    step_reward_BT: np.ndarray, is_action_BT: np.ndarray, all_sum: AllSum = one_host
+) -> np.ndarray:
+    """Step advantage of RL Tango with REINFORCE++ (arXiv 2505.15034), float32 [B, T].
+
+    Returns of the raw step rewards, whitened over all action tokens of the whole batch (sample variance, ddof=1). Rows
+    without step rewards enter these statistics as zeros and get the advantage 0, not the whitened value of 0. A step
+    reward is never 0, so a row without step rewards is a row of zeros.
+    """
+    chex.assert_rank([step_reward_BT, is_action_BT], 2)
+    chex.assert_equal_shape([step_reward_BT, is_action_BT])
+    has_steps_B1 = (step_reward_BT != 0).any(axis=1, keepdims=True)
+    whitened_BT = whiten_BT(reward_to_go_BT(step_reward_BT), is_action_BT, all_sum)
+    return (whitened_BT * has_steps_B1).astype(np.float32)
+
+
+def outcome_advantages(
+    algorithm: str,
+    reward_B: np.ndarray,
+    is_action_BT: np.ndarray,
+    group_size: int,
+    use_std: bool = True,
+    all_sum: AllSum = one_host,
+) -> np.ndarray:
+    """Outcome advantage of the named algorithm, the same rule for both roles, float32 [B, T], 0 off the actions."""
+    chex.assert_rank([reward_B, is_action_BT], [1, 2])
+    chex.assert_equal_shape_prefix([reward_B, is_action_BT], 1)
+    check_algorithm(algorithm)
+    if algorithm == "reinforce_pp":
+        return reinforce_pp_outcome_BT(reward_B, is_action_BT, all_sum=all_sum)
+    if algorithm == "grpo":
+        adv_B = grpo_outcome_B(reward_B, group_size, use_std)
+    else:
+        adv_B = rloo_outcome_B(reward_B, group_size)
+    return (adv_B[:, None] * is_action_BT).astype(np.float32)
+
+
+def step_advantages(
+    algorithm: str,
+    step_reward_BT: np.ndarray,
+    is_step_end_BT: np.ndarray,
+    is_action_BT: np.ndarray,
+    group_size: int,
+    use_std: bool = True,
+    step_scale: float = 10.0,
+    all_sum: AllSum = one_host,
+) -> np.ndarray:
+    """Step advantage of the named algorithm, float32 [B, T]; step_scale belongs to rloo alone, use_std to grpo."""
+    chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
+    chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
+    check_algorithm(algorithm)
+    if algorithm == "reinforce_pp":
+        return reinforce_pp_step_BT(step_reward_BT, is_action_BT, all_sum=all_sum)
+    if algorithm == "grpo":
+        return grpo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, use_std)
+    return rloo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, step_scale)
+
+
+def check_algorithm(algorithm: str) -> None:
+    """ValueError unless the algorithm is known."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
+
+
+def blend(adv_out_BT: np.ndarray, adv_step_BT: np.ndarray, alpha: float) -> np.ndarray:
+    """A = (1 - alpha) A_out + alpha A_step (arXiv 2505.15034), float32 [B, T]; both already normalised."""
+    chex.assert_rank([adv_out_BT, adv_step_BT], 2)
+    chex.assert_equal_shape([adv_out_BT, adv_step_BT])
+    assert 0.0 <= alpha <= 1.0, f"alpha is {alpha}"
+    return ((1.0 - alpha) * adv_out_BT.astype(np.float64) + alpha * adv_step_BT.astype(np.float64)).astype(np.float32)
+
+
+def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean of the step advantages from several verifications of the same solutions, float32 [B, T].
+
+    A verification without step rewards counts as a zero in the mean.
+    """
+    assert len(adv_steps) > 0, "no verification to average"
+    chex.assert_rank(list(adv_steps), 2)
+    chex.assert_equal_shape(list(adv_steps))
+    return np.mean(np.stack(adv_steps), axis=0, dtype=np.float64).astype(np.float32)
+
+
+def update_label_counts(
+    counts_2: np.ndarray, is_correct_B: np.ndarray, decay: float, all_sum: AllSum = one_host
+) -> np.ndarray:
+    """EMA of the class counts of the verified solutions (arXiv 2505.15034), float64 [2]: (incorrect, correct).
+
+    counts <- decay * counts + (1 - decay) * counts of this batch over all hosts. Training starts from zeros, and the
+    first batch replaces them as it is. is_correct_B bool.
+    """
+    chex.assert_rank([counts_2, is_correct_B], 1)
+    chex.assert_shape(counts_2, (2,))
+    assert 0.0 <= decay < 1.0, f"decay is {decay}"
+    num_correct = int(np.count_nonzero(is_correct_B))
+    batch_2 = np.asarray(all_sum(np.array([len(is_correct_B) - num_correct, num_correct], np.float64)), np.float64)
+    if not counts_2.any():
+        return batch_2
+    return decay * counts_2.astype(np.float64) + (1.0 - decay) * batch_2
+
+
+def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray, all_sum: AllSum = one_host) -> np.ndarray:
+    """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean over the batch 1.
+
+    Proportional to 1/sqrt(count) of the row's class, counts_2 = (incorrect, correct). A class that is unseen, or has
+    almost faded from the average, counts as 1 % of all labels, so that one class weighs at most 10 times the other;
+    with no label seen at all every weight is 1.
+    """
+    chex.assert_rank([counts_2, is_correct_B], 1)
+    chex.assert_shape(counts_2, (2,))
+    total = float(counts_2.sum(dtype=np.float64))
+    floored_2 = np.maximum(counts_2.astype(np.float64), MIN_CLASS_SHARE * total) if total > 0 else np.ones(2)
+    weight_B = 1.0 / np.sqrt(floored_2[is_correct_B.astype(np.int64)])
+    weight_sum, num_rows = all_sum(np.array([weight_B.sum(), weight_B.size], np.float64))
+    return (weight_B * num_rows / weight_sum).astype(np.float32) if num_rows > 0 else weight_B.astype(np.float32)

@@ -1,0 +1,158 @@
+"""Losses: log-probs and advantages in, per-token losses and the weights that sum them out. One function per equation.
+
+Stage: inside the update, traced and in float32; `token_weights_BT` and `action_counts` alone run on the host, in NumPy,
+before rows are packed. The loss of a batch is sum(weight_BT * loss_BT) with weights made from the whole batch, so
+packing and micro-batching cannot change it. `logp_BT[:, t]` scores token t. The letter N counts the sequences that
+are packed into one row; a row holds whole sequences.
+
+Values at tokens that are no actions must be finite: they meet a weight of 0, and 0 * inf is not 0.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+KL_KINDS = ("k1", "k2", "k3")
+WEIGHT_KINDS = ("token_mean", "seq_mean", "seq_sum_norm")
+# exp(20) is 5e8: no healthy run gets near it, and products with it stay finite in float32.
+MAX_EXPONENT = 20.0
+
+
+def log_ratio_BT(logp_BT: jax.Array, old_logp_BT: jax.Array) -> jax.Array:
+    """log c = logp - old_logp of each token, float32 [B, T]; no gradient flows into old_logp."""
+    chex.assert_rank([logp_BT, old_logp_BT], 2)
+    chex.assert_equal_shape([logp_BT, old_logp_BT])
+    return logp_BT.astype(jnp.float32) - jax.lax.stop_gradient(old_logp_BT.astype(jnp.float32))
+
+
+def sequence_log_ratio_BT(
+    logp_BT: jax.Array, old_logp_BT: jax.Array, is_action_BT: jax.Array, segment_BT: jax.Array, num_segments: int
+) -> jax.Array:
+    """GSPO (arXiv 2507.18071): log s_i, the mean log-ratio of a sequence's actions, at each of its actions.
+
+    float32 [B, T], 0 elsewhere. Gradient flows to every action of the sequence. segment_BT int is 1..num_segments for
+    the sequences of a row and 0 for padding. With `clipped_loss_BT` and seq_mean weights this is the paper's
+    sequence-level objective; its clip range is about 3e-4, not 0.2.
+    """
+    chex.assert_rank([logp_BT, old_logp_BT, is_action_BT, segment_BT], 2)
+    chex.assert_equal_shape([logp_BT, old_logp_BT, is_action_BT, segment_BT])
+    # Comparisons and sums rather than a one-hot matmul, which would run in reduced precision on TPU and A100.
+    is_member_BTN = segment_BT[:, :, None] == jnp.arange(1, num_segments + 1)[None, None, :]
+    is_member_BTN = is_member_BTN & is_action_BT.astype(bool)[:, :, None]
+    token_BTN = log_ratio_BT(logp_BT, old_logp_BT)[:, :, None]
+    sum_BN = jnp.sum(jnp.where(is_member_BTN, token_BTN, 0.0), axis=1)
+    mean_BN = sum_BN / jnp.maximum(jnp.sum(is_member_BTN, axis=1, dtype=jnp.float32), 1.0)
+    return jnp.sum(jnp.where(is_member_BTN, mean_BN[:, None, :], 0.0), axis=2)
+
+
+def clipped_loss_BT(
+    ratio_log_BT: jax.Array, adv_BT: jax.Array, clip_low: float, clip_high: float
+) -> tuple[jax.Array, jax.Array]:
+    """Clipped surrogate -min(c A, clip(c, 1 - clip_low, 1 + clip_high) A) from log c (arXiv 1707.06347, eq. 7).
+
+    Returns loss_BT float32 and is_clipped_BT bool, set where the clipped term is the smaller one and so no gradient
+    flows. clip_high > clip_low is the clip-higher of DAPO (arXiv 2503.14476). log c is clamped to +-20 against
+    overflow; beyond it there is no gradient.
+    """
+    chex.assert_rank([ratio_log_BT, adv_BT], 2)
+    chex.assert_equal_shape([ratio_log_BT, adv_BT])
+    adv_BT = jax.lax.stop_gradient(adv_BT.astype(jnp.float32))
+    ratio_BT = jnp.exp(jnp.clip(ratio_log_BT, -MAX_EXPONENT, MAX_EXPONENT))
+    loss_BT = -ratio_BT * adv_BT
+    limited_BT = -jnp.clip(ratio_BT, 1.0 - clip_low, 1.0 + clip_high) * adv_BT
+    is_clipped_BT = limited_BT > loss_BT
+    # where instead of maximum: at a tie, such as c = 1, the whole gradient is that of the unclipped term.
+    return jnp.where(is_clipped_BT, limited_BT, loss_BT), is_clipped_BT
+
+
+def policy_loss_BT(
+    logp_BT: jax.Array, old_logp_BT: jax.Array, adv_BT: jax.Array, clip_low: float, clip_high: float
+) -> tuple[jax.Array, jax.Array]:
+    """GRPO's policy loss with token-level ratios (arXiv 2402.03300, eq. 3): loss_BT float32, is_clipped_BT bool.
+
+    Where old_logp is logp itself (one update per batch) c is 1 and the gradient by logp is -A.
+    """
+    chex.assert_rank([logp_BT, old_logp_BT, adv_BT], 2)
+    chex.assert_equal_shape([logp_BT, old_logp_BT, adv_BT])
+    return clipped_loss_BT(log_ratio_BT(logp_BT, old_logp_BT), adv_BT, clip_low, clip_high)
+
+
+def kl_BT(logp_BT: jax.Array, ref_logp_BT: jax.Array, kind: str) -> jax.Array:
+    """Estimates of KL(policy || reference) from sampled tokens, float32 [B, T], with d = ref_logp - logp.
+
+    "k1" = -d: as a loss its gradient is 0 on average, so it only watches. "k2" = d^2 / 2 (mse). "k3" = exp(d) - d - 1
+    (low_var, GRPO's choice, arXiv 2402.03300, eq. 4), with d held at or below 20 against overflow; above it there is
+    no gradient. No gradient flows into ref_logp. ValueError on another kind.
+    """
+    chex.assert_rank([logp_BT, ref_logp_BT], 2)
+    chex.assert_equal_shape([logp_BT, ref_logp_BT])
+    if kind not in KL_KINDS:
+        raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KL_KINDS)}")
+    difference_BT = -log_ratio_BT(logp_BT, ref_logp_BT)
+    if kind == "k1":
+        return -difference_BT
+    if kind == "k2":
+        return 0.5 * jnp.square(difference_BT)
+    # Held as a whole, not in the exponent alone: the bare -d that would remain pushes logp further from the reference.
+    difference_BT = jnp.minimum(difference_BT, MAX_EXPONENT)
+    # expm1 keeps the digits that exp(d) - 1 loses where the policies almost agree.
+    return jnp.expm1(difference_BT) - difference_BT
+
+
+def truncated_importance_BT(old_logp_BT: jax.Array, sampler_logp_BT: jax.Array, cap: float) -> jax.Array:
+    """Truncated importance weights min(exp(old_logp - sampler_logp), cap) of the trainer against the sampler.
+
+    float32 [B, T], without gradient; they multiply the token losses.
+    """
+    chex.assert_rank([old_logp_BT, sampler_logp_BT], 2)
+    chex.assert_equal_shape([old_logp_BT, sampler_logp_BT])
+    weight_BT = jnp.minimum(jnp.exp(log_ratio_BT(old_logp_BT, sampler_logp_BT)), cap)
+    return jax.lax.stop_gradient(weight_BT)
+
+
+def action_counts(is_action_BT: np.ndarray) -> tuple[int, int]:
+    """Action tokens, and sequences that have any, of these rows; several hosts add theirs for `token_weights_BT`."""
+    chex.assert_rank(is_action_BT, 2)
+    return int(np.count_nonzero(is_action_BT)), int(np.count_nonzero(is_action_BT.any(axis=1)))
+
+
+def token_weights_BT(
+    is_action_BT: np.ndarray,
+    kind: str,
+    max_length: int,
+    total_tokens: int | None = None,
+    total_sequences: int | None = None,
+) -> np.ndarray:
+    """Weights with which sum(weight_BT * loss_BT) is the named aggregation, float32 [B, T]; NumPy, on the host.
+
+    Args:
+        is_action_BT: bool, one whole sequence a row.
+        kind: "token_mean" 1 / tokens of the batch (DAPO, arXiv 2503.14476; Tango's published code); "seq_mean"
+            1 / (sequences * own tokens) (GRPO and Tango's equation); "seq_sum_norm" 1 / (sequences * max_length)
+            (Dr. GRPO, arXiv 2503.20783).
+        max_length: longest response allowed, in tokens; read by seq_sum_norm alone.
+        total_tokens, total_sequences: denominators of the whole batch when these rows are a part of it (a micro-batch,
+            or one host's share, see `action_counts`); counted from the rows when None.
+
+    A sequence without an action token (masked for its length, or a row that only fills the batch) has weight 0 and
+    does not count in the denominators, unless the totals handed in count it. ValueError on another kind or a
+    max_length below 1.
+    """
+    chex.assert_rank(is_action_BT, 2)
+    if kind not in WEIGHT_KINDS:
+        raise ValueError(f"unknown loss aggregation {kind!r}: choose one of {', '.join(WEIGHT_KINDS)}")
+    if kind == "seq_sum_norm" and max_length < 1:
+        raise ValueError(f"seq_sum_norm divides by max_length, which is {max_length}: it must be at least 1")
+    num_tokens, num_sequences = action_counts(is_action_BT)
+    num_tokens = num_tokens if total_tokens is None else total_tokens
+    num_sequences = num_sequences if total_sequences is None else total_sequences
+    is_action_BT = is_action_BT.astype(np.float64)
+    if kind == "token_mean":
+        weight_BT = is_action_BT / max(num_tokens, 1)
+    elif kind == "seq_mean":
+        length_B1 = np.maximum(is_action_BT.sum(axis=1, keepdims=True), 1.0)
+        weight_BT = is_action_BT / length_B1 / max(num_sequences, 1)
+    else:
+        weight_BT = is_action_BT / max_length / max(num_sequences, 1)
+    return weight_BT.astype(np.float32)

@@ -1,0 +1,29 @@
+"""The optimizer of either role: AdamW with global-norm clipping (SPEC section 2), from its config."""
+
+import optax
+
+SCHEDULES = ("constant", "cosine")
+
+
+def learning_rate(config) -> optax.Schedule:
+    """Linear warm-up over `warmup_steps`, then constant, or a cosine down to zero at `decay_steps`."""
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(
+            init_value=0.0,
+            peak_value=config.lr,
+            warmup_steps=max(1, config.warmup_steps),
+            decay_steps=max(config.decay_steps, config.warmup_steps + 2),
+        )
+    if config.warmup_steps:
+        return optax.schedules.linear_schedule(0.0, config.lr, config.warmup_steps)
+    return optax.schedules.constant_schedule(config.lr)
+
+
+def make_optimizer(config) -> optax.GradientTransformation:
+    """Clip to `clip_norm`, then AdamW. Moments are float32, like the parameters they belong to."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay
+        ),
+    )

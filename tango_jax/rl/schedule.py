@@ -1,0 +1,123 @@
+"""Schedules of the interleaved loop: a handful of numbers in, whose turn it is and how much steps count out.
+
+Stage: around the whole loop. Pure Python functions of an index, so that a resumed run needs nothing but the index.
+"""
+
+import math
+from dataclasses import dataclass
+
+ALPHA_KINDS = ("exponential", "linear", "cosine", "none")
+
+
+def alpha_at(step: int, total_steps: int, initial: float, final: float, kind: str) -> float:
+    """Weight of the step advantage at a generator step (arXiv 2505.15034).
+
+    Args:
+        step: s, generator steps made after the warm-up, from 0; held at S when it runs past S.
+        total_steps: S, the generator steps of the run.
+        initial: a0, the value at s = 0.
+        final: a_min, the value at s = S.
+        kind: "exponential" a0 * (a_min / a0)^(s/S); "linear"; "cosine" (half a period); "none" stays at a0.
+
+    Raises:
+        ValueError: unknown kind, S < 1, a value outside [0, 1], or an exponential decay from or to 0.
+    """
+    if kind not in ALPHA_KINDS:
+        raise ValueError(f"unknown alpha schedule {kind!r}: choose one of {', '.join(ALPHA_KINDS)}")
+    if total_steps < 1:
+        raise ValueError(f"alpha schedule over {total_steps} steps: it needs at least 1")
+    if not (0.0 <= initial <= 1.0 and 0.0 <= final <= 1.0):
+        raise ValueError(f"alpha goes from {initial} to {final}: both must lie in [0, 1]")
+    assert step >= 0, f"step is {step}"
+    done = min(step / total_steps, 1.0)
+    if kind == "none":
+        return float(initial)
+    if kind == "linear":
+        return initial + (final - initial) * done
+    if kind == "cosine":
+        return final + 0.5 * (initial - final) * (1.0 + math.cos(math.pi * done))
+    if initial <= 0.0 or final <= 0.0:
+        raise ValueError(f"exponential alpha from {initial} to {final}: both must be above 0, or use linear")
+    return initial * (final / initial) ** done
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step of one role.
+
+    index: place in the run, from 0. role: "generator" or "verifier". phase: "warmup", "generator" or "verifier".
+    generator_step: generator turns made before this one; on a generator turn it is the s of `alpha_at`.
+    """
+
+    index: int
+    role: str
+    phase: str
+    generator_step: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """W verifier warm-up turns, then N_g generator and N_v verifier turns in alternation (arXiv 2505.15034).
+
+    The run ends with its `total_generator_steps`-th generator turn, or after the N_v verifier turns that follow it
+    when that turn completes a cycle. The arms:
+        tango: both roles train.
+        grpo, gold_steps, fixed_verifier: train_verifier=False, no verifier turn at all, whatever warmup_steps says.
+        fixed_verifier after a warm-up: train_verifier=True with verifier_steps_per_cycle=0.
+        fixed_generator: train_generator=False, the warm-up and as many verifier turns as with both roles.
+    """
+
+    warmup_steps: int
+    generator_steps_per_cycle: int
+    verifier_steps_per_cycle: int
+    total_generator_steps: int
+    train_generator: bool = True
+    train_verifier: bool = True
+
+    def __post_init__(self):
+        limits = {
+            "warmup_steps": 0,
+            "generator_steps_per_cycle": 1,
+            "verifier_steps_per_cycle": 0,
+            "total_generator_steps": 0,
+        }
+        for name, least in limits.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"schedule: {name} is {getattr(self, name)}, it must be at least {least}")
+        if not self.train_generator and not self.train_verifier:
+            raise ValueError("schedule: neither role trains; set train_generator or train_verifier")
+
+    @property
+    def num_warmup(self) -> int:
+        """Warm-up turns that take place."""
+        return self.warmup_steps if self.train_verifier else 0
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """Generator and verifier turns of one cycle that take place."""
+        return (
+            self.generator_steps_per_cycle if self.train_generator else 0,
+            self.verifier_steps_per_cycle if self.train_verifier else 0,
+        )
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of the whole run."""
+        full_cycles, rest = divmod(self.total_generator_steps, self.generator_steps_per_cycle)
+        return self.num_warmup + full_cycles * sum(self.cycle) + (rest if self.train_generator else 0)
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Every turn of the run, in order."""
+        return tuple(turn_at(self, index) for index in range(self.num_turns))
+
+
+def turn_at(schedule: Schedule, index: int) -> Turn:
+    """The turn at a place in the run; ValueError when the run is over by then."""
+    if not 0 <= index < schedule.num_turns:
+        raise ValueError(f"turn {index} lies outside the schedule of {schedule.num_turns} turns: raise its step counts")
+    if index < schedule.num_warmup:
+        return Turn(index, "verifier", "warmup", 0)
+    num_generator, num_verifier = schedule.cycle
+    cycles_done, place = divmod(index - schedule.num_warmup, num_generator + num_verifier)
+    role = "generator" if place < num_generator else "verifier"
+    return Turn(index, role, role, cycles_done * num_generator + min(place, num_generator))

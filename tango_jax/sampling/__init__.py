@@ -1,0 +1,1 @@
+"""From prompts to sampled token ids with their log-probabilities."""

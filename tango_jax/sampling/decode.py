@@ -1,0 +1,144 @@
+"""The jitted parts of sampling: prefill, the decode loop, and the two reshapes of its state (grow, compact).
+
+Every function is specialised by shapes alone: P prompts, B rows, the prompt bucket and the cache bucket. The driver in
+`sampler.py` strings them together.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from tango_jax.models import cache as kv
+from tango_jax.models import transformer
+from tango_jax.sampling.logits import SamplingParams, sample_token
+
+
+@struct.dataclass
+class DecodeState:
+    """Everything that a decode step reads or writes."""
+
+    prefix: kv.Prefix
+    suffix: kv.Suffix
+    step: jax.Array  # int32[], new tokens so far (the same for all rows)
+    token_B: jax.Array  # int32, the newest token
+    is_alive_B: jax.Array  # bool, still generating
+    limit_B: jax.Array  # int32, new tokens allowed
+    length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
+    uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and step
+    out_token_BS: jax.Array  # int32, new tokens, EOS included
+    out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution
+
+
+def _emit(state: DecodeState, logits_BV, sampling: SamplingParams, stop_ids: tuple[int, ...]) -> DecodeState:
+    """Sample token number `state.step` from the logits and write it down."""
+    index = state.step
+    uniform_B = lax.dynamic_index_in_dim(state.uniform_BX, index, axis=1, keepdims=False)
+    token_B, logp_B = sample_token(logits_BV, uniform_B, sampling)
+    token_B = jnp.where(state.is_alive_B, token_B, 0)
+    logp_B = jnp.where(state.is_alive_B, logp_B, 0.0)
+    is_stop_B = jnp.zeros_like(state.is_alive_B)
+    for stop_id in stop_ids:
+        is_stop_B |= token_B == stop_id
+    return state.replace(
+        step=index + 1,
+        token_B=token_B,
+        length_B=state.length_B + state.is_alive_B,
+        is_alive_B=state.is_alive_B & ~is_stop_B & (index + 1 < state.limit_B),
+        out_token_BS=lax.dynamic_update_slice(state.out_token_BS, token_B[:, None], (0, index)),
+        out_logp_BS=lax.dynamic_update_slice(state.out_logp_BS, logp_B[:, None], (0, index)),
+    )
+
+
+def prefill(
+    config, stop_ids, cache_bucket, max_new, weights, token_PS, length_P, limit_B, key_data, row_offset, sampling
+):
+    """Run the prompts once, share each among its B/P samples, and sample every row's first token.
+
+    Row b draws its randomness from fold_in(key, row_offset + b) alone: neither the batch around it nor compaction
+    changes it.
+    """
+    P, S = token_PS.shape
+    B = limit_B.shape[0]
+    x_PSD = transformer.embed_tokens(config, weights, token_PS)
+    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
+    attend_fns = [kv.make_prefill_attention(length_P, S)] * config.num_layers
+    x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
+    last_PD = jnp.take_along_axis(x_PSD, (length_P - 1)[:, None, None], axis=1)[:, 0]
+    logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_PD[:, None])[
+        :, 0
+    ]
+    key = jax.random.wrap_key_data(key_data)
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_offset + jnp.arange(B))
+    state = DecodeState(
+        prefix=kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=length_P),
+        suffix=kv.init_suffix(config, B, cache_bucket),
+        step=jnp.zeros((), jnp.int32),
+        token_B=jnp.zeros((B,), jnp.int32),
+        is_alive_B=limit_B > 0,
+        limit_B=limit_B,
+        length_B=jnp.zeros((B,), jnp.int32),
+        uniform_BX=jax.vmap(lambda row_key: jax.random.uniform(row_key, (max_new,)))(keys_B),
+        out_token_BS=jnp.zeros((B, cache_bucket), jnp.int32),
+        out_logp_BS=jnp.zeros((B, cache_bucket), jnp.float32),
+    )
+    return _emit(state, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids)
+
+
+def decode(config, stop_ids, weights, state: DecodeState, sampling, min_alive) -> DecodeState:
+    """Sample until the cache bucket is full, or no more than `min_alive` rows are alive."""
+    B, S = state.out_token_BS.shape
+    P = state.prefix.length_P.shape[0]
+    prefix_mask_PS = jnp.arange(state.prefix.k[0].shape[-1])[None, :] < state.prefix.length_P[:, None]
+    prompt_length_B = jnp.repeat(state.prefix.length_P, B // P)
+
+    def is_unfinished(state):
+        return (state.step < S) & (jnp.sum(state.is_alive_B) > min_alive)
+
+    def body(state):
+        index = state.step - 1  # the newest token's slot in the suffix
+        rope = transformer.rope_tables(config, (prompt_length_B + index)[:, None])
+        attend_fns = [
+            kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, index)
+            for pk, pv, sk, sv in zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True)
+        ]
+        x_B1D = transformer.embed_tokens(config, weights, state.token_B[:, None])
+        x_B1D, caches = transformer.apply_split_layers(config, weights["layers"], x_B1D, rope, attend_fns)
+        logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
+        suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
+        return _emit(state.replace(suffix=suffix), logits_BV, sampling, stop_ids)
+
+    return lax.while_loop(is_unfinished, body, state)
+
+
+def grow(new_bucket: int, state: DecodeState) -> DecodeState:
+    """The same state with room for `new_bucket` new tokens."""
+    extra = new_bucket - state.out_token_BS.shape[1]
+    suffix = kv.Suffix(
+        k=tuple(jnp.pad(k, ((0, 0), (0, 0), (0, 0), (0, extra))) for k in state.suffix.k),
+        v=tuple(jnp.pad(v, ((0, 0), (0, 0), (0, extra), (0, 0))) for v in state.suffix.v),
+    )
+    return state.replace(
+        suffix=suffix,
+        out_token_BS=jnp.pad(state.out_token_BS, ((0, 0), (0, extra))),
+        out_logp_BS=jnp.pad(state.out_logp_BS, ((0, 0), (0, extra))),
+    )
+
+
+def compact(state: DecodeState, keep_B: jax.Array) -> DecodeState:
+    """The rows `keep_B` alone, each with its own copy of its prompt's keys and values (P becomes B)."""
+    prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
+    take = functools.partial(jnp.take, axis=0)
+    return state.replace(
+        prefix=jax.tree.map(lambda leaf: take(leaf, prompt_B), state.prefix),
+        suffix=jax.tree.map(lambda leaf: take(leaf, keep_B), state.suffix),
+        token_B=state.token_B[keep_B],
+        is_alive_B=state.is_alive_B[keep_B],
+        limit_B=state.limit_B[keep_B],
+        length_B=state.length_B[keep_B],
+        uniform_BX=state.uniform_BX[keep_B],
+        out_token_BS=state.out_token_BS[keep_B],
+        out_logp_BS=state.out_logp_BS[keep_B],
+    )

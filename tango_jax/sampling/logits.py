@@ -1,0 +1,90 @@
+"""From logits to one token per row and its log-probability under the distribution it was drawn from.
+
+Temperature, top-p and top-k are traced, so changing them compiles nothing. Randomness comes in as one uniform number
+per row; the token is found by the inverse of the cumulative distribution, which costs far less than Gumbel noise over
+the vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+CHUNK = 64  # the cumulative sum runs over chunk totals, then inside the chosen chunk only
+
+
+@struct.dataclass
+class SamplingParams:
+    """Traced scalars. temperature 0 is greedy; top_p 1 and top_k 0 switch those filters off."""
+
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+
+
+def keep_mask_BV(logits_BV: jax.Array, params: SamplingParams) -> jax.Array:
+    """Tokens kept by top-k and then by top-p (nucleus sampling, arXiv 1904.09751), which always keeps the likeliest.
+
+    Ties at the border of either filter are all kept.
+    """
+    V = logits_BV.shape[-1]
+    sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
+    k = jnp.where(params.top_k > 0, jnp.minimum(params.top_k, V), V)
+    in_k_BV = jnp.arange(V)[None, :] < k
+    prob_BV = jax.nn.softmax(jnp.where(in_k_BV, sorted_BV, -jnp.inf), axis=-1)
+    before_BV = jnp.cumsum(prob_BV, axis=-1) - prob_BV
+    is_kept_BV = in_k_BV & ((before_BV < params.top_p) | (params.top_p >= 1.0))
+    floor_B1 = jnp.min(jnp.where(is_kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
+    return logits_BV >= floor_B1
+
+
+def _first_past(cumulative_BN: jax.Array, weight_BN: jax.Array, target_B: jax.Array) -> jax.Array:
+    """The first place with weight whose cumulative weight exceeds the target; the last one with weight if none does.
+
+    Asking for weight matters: rounding can make the target negative or the parallel sum not quite monotone.
+    """
+    has_weight_BN = weight_BN > 0
+    is_past_BN = has_weight_BN & (cumulative_BN > target_B[:, None])
+    last_B = weight_BN.shape[-1] - 1 - jnp.argmax(has_weight_BN[:, ::-1], axis=-1)
+    return jnp.where(is_past_BN.any(axis=-1), jnp.argmax(is_past_BN, axis=-1), last_B)
+
+
+def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
+    """Index of the first token whose cumulative weight exceeds `uniform` x total; never one of weight zero."""
+    B, V = weight_BV.shape
+    chunks = -(-V // CHUNK)
+    weight_BNC = jnp.pad(weight_BV, ((0, 0), (0, chunks * CHUNK - V))).reshape(B, chunks, CHUNK)
+    total_BN = weight_BNC.sum(-1)
+    cumulative_BN = jnp.cumsum(total_BN, axis=-1)
+    target_B = uniform_B * cumulative_BN[:, -1]
+    chunk_B = _first_past(cumulative_BN, total_BN, target_B)
+    before_B = jnp.take_along_axis(cumulative_BN, jnp.maximum(chunk_B - 1, 0)[:, None], axis=1)[:, 0]
+    rest_B = target_B - jnp.where(chunk_B > 0, before_B, 0.0)
+    inside_BC = jnp.take_along_axis(weight_BNC, chunk_B[:, None, None], axis=1)[:, 0]
+    offset_B = _first_past(jnp.cumsum(inside_BC, axis=-1), inside_BC, rest_B)
+    return (chunk_B * CHUNK + offset_B).astype(jnp.int32)
+
+
+def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingParams) -> tuple[jax.Array, jax.Array]:
+    """One token per row and its log-prob: int32[B], float32[B].
+
+    The log-prob is under the sampling distribution (after temperature and filters). A greedy token, whose
+    distribution is a point, reports its log-prob under the model at temperature 1.
+    """
+    is_greedy = params.temperature <= 0.0
+    scaled_BV = logits_BV / jnp.where(is_greedy, 1.0, params.temperature)
+    is_filtered = ~is_greedy & ((params.top_p < 1.0) | (params.top_k > 0))
+    scaled_BV = lax.cond(
+        is_filtered,
+        lambda: jnp.where(keep_mask_BV(scaled_BV, params), scaled_BV, -jnp.inf),
+        lambda: scaled_BV,
+    )
+    top_B1 = jnp.max(scaled_BV, axis=-1, keepdims=True)
+    weight_BV = jnp.exp(scaled_BV - top_B1)
+    token_B = lax.cond(
+        is_greedy,
+        lambda: jnp.argmax(scaled_BV, axis=-1).astype(jnp.int32),
+        lambda: inverse_cdf(weight_BV, uniform_B),
+    )
+    chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], axis=-1)[:, 0]
+    return token_B, chosen_B - top_B1[:, 0] - jnp.log(weight_BV.sum(-1))

@@ -1,0 +1,207 @@
+"""Prompts in, sampled token ids and their log-probs out: the driver of the jitted parts in `decode.py`.
+
+A batch starts with all its rows in the smallest cache bucket. The decode loop returns when the bucket is full (the
+cache then grows to the next) or when the rows still alive fit a smaller row bucket (they are then compacted into it),
+so that finished rows and unused cache cost little. Shapes come from fixed buckets; `warm_up` compiles all of them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tango_jax.data.tokenizer import PAD_ID
+from tango_jax.models import transformer
+from tango_jax.records import Rollout
+from tango_jax.sampling import decode
+from tango_jax.sampling.logits import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """Buckets, each ascending. The last one is the limit: prompt tokens, new tokens, rows of one decode batch."""
+
+    prompt_buckets: tuple[int, ...]
+    cache_buckets: tuple[int, ...]
+    row_buckets: tuple[int, ...]
+
+
+class Sampler(NamedTuple):
+    """`layout(params)` gives the weights that the other two take (see transformer.split_layers); do it once a phase.
+
+    `sample(weights, prompts, group_size, key_data, temperature, top_p=1, top_k=0, max_new=None) -> Rollout` takes any
+    number of prompts, each a sequence of ids, and returns group_size responses per prompt, prompt-major. `max_new` is
+    one limit on the new tokens or one per row; none is above the last cache bucket.
+    `warm_up(weights, group_sizes)` compiles everything that such calls can need.
+    """
+
+    layout: Callable
+    sample: Callable
+    warm_up: Callable
+
+
+def bucket_of(size: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `size`."""
+    return next(bucket for bucket in buckets if bucket >= size)
+
+
+def smaller_bucket(size: int, buckets: Sequence[int]) -> int:
+    """The largest bucket below `size`; 0 where there is none."""
+    return max((bucket for bucket in buckets if bucket < size), default=0)
+
+
+def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:
+    return SamplingParams(np.float32(temperature), np.float32(top_p), np.int32(top_k))
+
+
+class _Jitted(NamedTuple):
+    """The four compiled parts; jax.jit specialises each by shape."""
+
+    prefill: Callable
+    decode: Callable
+    grow: Callable
+    compact: Callable
+
+
+def make_sampler(model_config, config: SamplerConfig, stop_ids: tuple[int, ...]) -> Sampler:
+    """Build a sampler of one policy.
+
+    Raises:
+        ValueError: from `sample`, when a prompt is empty or longer than the last prompt bucket.
+    """
+    first, largest = config.cache_buckets[0], config.cache_buckets[-1]
+    jitted = _Jitted(
+        prefill=jax.jit(functools.partial(decode.prefill, model_config, stop_ids, first, largest)),
+        decode=jax.jit(functools.partial(decode.decode, model_config, stop_ids), donate_argnums=1),
+        grow=jax.jit(decode.grow, static_argnums=0),
+        compact=jax.jit(decode.compact),
+    )
+    layout = jax.jit(functools.partial(transformer.split_layers, model_config))
+
+    def sample(weights, prompts, group_size, key_data, temperature, top_p=1.0, top_k=0, max_new=None):
+        _check_prompts(prompts, config.prompt_buckets[-1], max_new)
+        sampling = sampling_params(temperature, top_p, top_k)
+        per_call = max(1, config.row_buckets[-1] // group_size)
+        rows = len(prompts) * group_size
+        limit_B = np.minimum(np.broadcast_to(largest if max_new is None else max_new, (rows,)), largest)
+        parts = []
+        for start in range(0, len(prompts), per_call):
+            chosen = slice(start * group_size, (start + per_call) * group_size)
+            parts.append(
+                _sample_chunk(
+                    jitted,
+                    config,
+                    stop_ids,
+                    weights,
+                    prompts[start : start + per_call],
+                    group_size,
+                    limit_B[chosen],
+                    key_data,
+                    sampling,
+                    offset=start * group_size,
+                )
+            )
+        return Rollout(
+            tokens=tuple(tokens for part in parts for tokens in part.tokens),
+            logps=tuple(logps for part in parts for logps in part.logps),
+            is_truncated_B=np.concatenate([part.is_truncated_B for part in parts]),
+            decode_steps=sum(part.decode_steps for part in parts),
+            row_steps=sum(part.row_steps for part in parts),
+        )
+
+    def warm_up(weights, group_sizes: Sequence[int]) -> None:
+        for bucket in config.prompt_buckets:
+            for group_size in sorted(set(group_sizes)):
+                tops = config.row_buckets if group_size == 1 else config.row_buckets[-1:]
+                for rows in tops:
+                    _visit_shapes(jitted, config, weights, rows // group_size, group_size, bucket)
+
+    return Sampler(layout, sample, warm_up)
+
+
+def _check_prompts(prompts, limit: int, max_new) -> None:
+    if not len(prompts) or (max_new is not None and np.min(max_new) < 1):
+        raise ValueError(f"the sampler needs a prompt (it got {len(prompts)}) and a new token (max_new={max_new})")
+    for index, prompt in enumerate(prompts):
+        if not 0 < len(prompt) <= limit:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens; the sampler takes 1 to {limit} (its last prompt bucket): "
+                "shorten the prompt or raise max_prompt"
+            )
+
+
+def _pad_prompts(prompts, count: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
+    token_PS = np.full((count, bucket), PAD_ID, np.int32)
+    length_P = np.ones((count,), np.int32)  # rows that only fill the batch: one token, no limit to generate
+    for p, prompt in enumerate(prompts):
+        token_PS[p, : len(prompt)] = prompt
+        length_P[p] = len(prompt)
+    return token_PS, length_P
+
+
+def _sample_chunk(jitted, config, stop_ids, weights, prompts, group_size, limit_B, key_data, sampling, offset):
+    """One decode batch from prefill to the last row's end."""
+    rows = len(prompts) * group_size
+    num_rows = bucket_of(rows, config.row_buckets) if group_size == 1 else config.row_buckets[-1]
+    num_prompts = num_rows // group_size
+    num_rows = num_prompts * group_size
+    bucket = bucket_of(max(map(len, prompts)), config.prompt_buckets)
+    token_PS, length_P = _pad_prompts(prompts, num_prompts, bucket)
+    limit_B = np.pad(limit_B, (0, num_rows - rows)).astype(np.int32)
+    state = jitted.prefill(weights, token_PS, length_P, limit_B, key_data, np.int32(offset), sampling)
+
+    slots = np.arange(num_rows)  # which row of the batch each row of the state holds
+    tokens, logps, steps, row_steps, done = [None] * rows, [None] * rows, 1, num_rows, 1
+    while True:
+        smaller = smaller_bucket(len(slots), config.row_buckets)
+        state = jitted.decode(weights, state, sampling, np.int32(smaller))
+        is_alive_B, steps = np.asarray(state.is_alive_B), int(state.step)
+        row_steps, done = row_steps + len(slots) * (steps - done), steps
+        alive = int(is_alive_B.sum())
+        if alive == 0:
+            _collect(state, slots, np.ones_like(is_alive_B), tokens, logps)
+            break
+        if alive <= smaller:
+            _collect(state, slots, ~is_alive_B, tokens, logps)
+            # Finished rows fill the bucket up; they are collected once and stay dead.
+            keep = np.argsort(~is_alive_B, kind="stable")[:smaller].astype(np.int32)
+            slots = np.where(is_alive_B, slots, rows)[keep]
+            state = jitted.compact(state, keep)
+        else:
+            state = jitted.grow(bucket_of(steps + 1, config.cache_buckets), state)
+    is_truncated_B = np.array([row[-1] not in stop_ids for row in tokens], bool)
+    return Rollout(tuple(tokens), tuple(logps), is_truncated_B, steps, row_steps)
+
+
+def _collect(state, slots, is_wanted_B, tokens, logps) -> None:
+    """Copy the wanted rows' tokens and log-probs out of the state, each into its row of the batch."""
+    out_token_BS, out_logp_BS = np.asarray(state.out_token_BS), np.asarray(state.out_logp_BS)
+    length_B = np.asarray(state.length_B)
+    for b in np.flatnonzero(is_wanted_B & (slots < len(tokens))):
+        tokens[slots[b]] = out_token_BS[b, : length_B[b]].copy()
+        logps[slots[b]] = out_logp_BS[b, : length_B[b]].copy()
+
+
+def _visit_shapes(jitted, config, weights, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
+    """Run every shape that a batch starting here can take, with no row alive, so that nothing is generated."""
+    rows = num_prompts * group_size
+    token_PS, length_P = _pad_prompts([], num_prompts, prompt_bucket)
+    sampling = sampling_params(1.0)
+    key_data = np.zeros((2,), np.uint32)
+    state = jitted.prefill(weights, token_PS, length_P, np.zeros((rows,), np.int32), key_data, np.int32(0), sampling)
+    pending, seen = [state], set()
+    while pending:
+        state = pending.pop()
+        shape = (state.out_token_BS.shape, state.prefix.length_P.shape)
+        if shape in seen:
+            continue
+        seen.add(shape)
+        state = jitted.decode(weights, state, sampling, np.int32(0))
+        rows, length = state.out_token_BS.shape
+        if length < config.cache_buckets[-1]:
+            pending.append(jitted.grow(bucket_of(length + 1, config.cache_buckets), state))
+        if smaller := smaller_bucket(rows, config.row_buckets):
+            pending.append(jitted.compact(state, np.zeros((smaller,), np.int32)))

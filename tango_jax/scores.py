@@ -1,0 +1,51 @@
+"""How well verifications agree with the facts: per-class F1, balanced accuracy, rates."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tango_jax.records import Solution, Verification
+
+
+def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:
+    """F1 of the class True ("correct") and of False ("incorrect"), their mean, and balanced accuracy.
+
+    A prediction of None is wrong for its true class and counts for neither class. F1 of a class that neither occurs
+    nor is predicted is 0 by convention, as in scikit-learn; balanced accuracy is the mean recall of the classes that
+    occur.
+    """
+    scores, recalls = {}, []
+    for name, label in (("correct", True), ("incorrect", False)):
+        hits = sum(p is label and a == label for p, a in zip(predicted, actual, strict=True))
+        claimed = sum(p is label for p in predicted)
+        present = sum(a == label for a in actual)
+        scores[f"f1_{name}"] = 2 * hits / (claimed + present) if claimed + present else 0.0
+        if present:
+            recalls.append(hits / present)
+    scores["f1"] = (scores["f1_correct"] + scores["f1_incorrect"]) / 2
+    scores["balanced_accuracy"] = float(np.mean(recalls)) if recalls else 0.0
+    return scores
+
+
+def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verification]) -> dict[str, float]:
+    """Step scores against gold steps (where the task has them), outcome scores against the grader, and rates.
+
+    A misaligned verification judges no step: each of its solution's steps counts as None.
+    """
+    verdicts = [v.verdict for v in verifications]
+    predicted = [{"CORRECT": True, "INCORRECT": False, "INVALID": None}[verdict] for verdict in verdicts]
+    outcome = class_scores(predicted, [solution.is_correct for solution in solutions])
+    scores = {f"outcome_{name}": value for name, value in outcome.items()}
+    scores |= {
+        "rate_correct": float(np.mean([verdict == "CORRECT" for verdict in verdicts])),
+        "rate_invalid": float(np.mean([verdict == "INVALID" for verdict in verdicts])),
+        "rate_misaligned": float(np.mean([not v.is_aligned for v in verifications])),
+        "format": float(np.mean([v.format_score for v in verifications])),
+    }
+    if all(solution.gold_steps is not None for solution in solutions):
+        judged, gold = [], []
+        for solution, v in zip(solutions, verifications, strict=True):
+            judged += v.judgements if v.is_aligned else [None] * len(solution.steps)
+            gold += solution.gold_steps
+        scores |= {f"step_{name}": value for name, value in class_scores(judged, gold).items()}
+    return scores

@@ -1,0 +1,176 @@
+"""Stage 1, supervised fine-tuning: a policy learns the text contract from a teacher's examples, loss on responses only.
+
+Runs as the first part of `python -m tango_jax.train`, or alone:
+
+    python -m tango_jax.sft --config=configs/last_letter.py --workdir=runs/sft
+
+which leaves the checkpoints of both roles under DIR/sft; another run starts from them with
+--config.generator.init_from=DIR --config.verifier.init_from=DIR.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax import rng, runtime
+from tango_jax.checkpoint import Checkpointer, read_state
+from tango_jax.config import parse_command_line, save_config
+from tango_jax.console import Console
+from tango_jax.data.problems import SftExample, Task, make_task
+from tango_jax.metrics import MetricsWriter
+from tango_jax.prompts.collate import TrainSequence, pack
+from tango_jax.prompts.templates import generator_prompt, verifier_prompt
+from tango_jax.records import Batch
+from tango_jax.rl.policy import Policy, make_policy, make_sft, sft_pack_shape
+
+
+def copy_tree(tree):
+    """The same values in new buffers, on no particular device: arrays from a checkpoint are bound to theirs, and every
+    jitted function would compile once more for them."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf)), tree)
+
+
+def sft_directory(workdir: Path, role: str) -> Path:
+    return Path(workdir).expanduser() / "sft" / role
+
+
+def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray]:
+    """(prompt ids, response ids) of one example."""
+    if policy.role == "generator":
+        prompt = generator_prompt(policy.template, policy.tokenizer, example.problem)
+    else:
+        prompt, _ = verifier_prompt(
+            policy.template,
+            policy.tokenizer,
+            example.problem,
+            example.solution,
+            example.num_steps,
+            policy.config.max_prompt,
+        )
+    return prompt, np.array(policy.tokenizer.encode_response(example.response), np.int32)
+
+
+def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
+    """Examples start .. start + count of a split, packed; every response token has the same weight (token mean)."""
+    pairs = [sft_sequence(policy, task.sft_example(policy.role, split, index)) for index in range(start, start + count)]
+    weight = np.float32(1.0 / sum(len(response) for _, response in pairs))
+    sequences = [
+        TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
+        for prompt, response in pairs
+    ]
+    return pack(sequences, sft_pack_shape(policy.config), count)
+
+
+def heldout_loss(score, params, batch: Batch) -> float:
+    """Negative log-likelihood per held-out response token, in nats."""
+    logp_NRT = np.asarray(score(params, batch))
+    return float(-np.sum(logp_NRT * batch.weight_NRT))
+
+
+def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path, console: Console) -> dict:
+    """Parameters of both roles after stage 1: {role: params}; another run's, this run's, or fresh ones."""
+    params = {}
+    for number, (role, policy) in enumerate(policies.items(), 1):
+        sft = policy.config.sft
+        if policy.config.init_from:
+            params[role] = load_sft(policy, policy.config.init_from)
+        elif sft.steps:
+            start = params["generator"] if sft.start == "generator" else None
+            title = f"Stage 1.{number}: SFT of the {role}"
+            params[role] = run_sft(policy, task, config.seed, workdir, console, title, start)
+        else:
+            params[role] = policy.init(rng.step_key(config.seed, "init", role)).params
+    return params
+
+
+def run_sft(policy: Policy, task: Task, seed: int, workdir: Path, console: Console, title: str, start_params=None):
+    """Train until `sft.steps`, resuming where an earlier attempt stopped. Returns the finished parameters.
+
+    It starts from a fresh initialisation, or from `start_params`, which it leaves alone.
+
+    Raises:
+        ValueError: the held-out loss ends above `sft.max_heldout_loss`; reinforcement learning would have no start.
+    """
+    sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
+    init, restart, update, score = make_sft(policy)
+    # The update donates its state: what the caller still needs must be copied first.
+    fresh = start_params is None
+    state = init(rng.step_key(seed, "init", policy.role)) if fresh else restart(copy_tree(start_params))
+    checkpointer = Checkpointer(directory / "checkpoints")
+    restored = checkpointer.restore(jax.eval_shape(lambda: state))
+    done, offset, loss, seconds = 0, 0, float("inf"), 0.0
+    if restored is not None:
+        state, done, offset = copy_tree(restored.state), restored.step, restored.meta["metrics_bytes"]
+        loss, seconds = restored.meta["heldout_loss"], restored.meta["seconds"]
+    if done < sft.steps:
+        heldout = sft_batch(policy, task, "heldout", 0, sft.eval_examples)
+        with (
+            MetricsWriter(directory / "metrics.jsonl", resume_at=offset) as writer,
+            console.stage(title, total=sft.steps, done=done) as progress,
+        ):
+            start, pending = time.monotonic() - seconds, None
+            for step in range(done, sft.steps):
+                batch = sft_batch(policy, task, "train", step * sft.batch_size, sft.batch_size)
+                state, metrics = update(state, batch)
+                # The step before is read while this one runs.
+                train_loss, pending = float(pending["loss"]) if pending else None, metrics
+                is_last = step + 1 == sft.steps
+                if (step + 1) % sft.eval_every == 0 or is_last:
+                    loss = heldout_loss(score, state.params, heldout)
+                    writer.write(
+                        step + 1,
+                        "sft",
+                        {f"{policy.role}/sft_loss": float(metrics["loss"]), f"{policy.role}/sft_heldout_loss": loss},
+                    )
+                shown = {"loss": train_loss} if train_loss is not None else {}
+                progress.advance(phase="step", **shown, **({"heldout_loss": loss} if np.isfinite(loss) else {}))
+                if (step + 1) % sft.checkpoint_every == 0 or is_last:
+                    meta = {
+                        "metrics_bytes": writer.position(),
+                        "heldout_loss": loss,
+                        "seconds": time.monotonic() - start,
+                    }
+                    checkpointer.save(step + 1, state, meta)
+    if 0 < sft.max_heldout_loss < loss:
+        raise ValueError(
+            f"stage 1 of the {policy.role} ended at a held-out loss of {loss:.3f} per token; the gate is "
+            f"{policy.role}.sft.max_heldout_loss={sft.max_heldout_loss}: raise {policy.role}.sft.steps={sft.steps} "
+            "and choose a new workdir"
+        )
+    return state.params
+
+
+def load_sft(policy: Policy, source: str):
+    """The stage-1 parameters in another run's workdir, with the manifest checked.
+
+    Raises:
+        CheckpointError: none is there, it is damaged, or it belongs to another architecture.
+    """
+    shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
+    return copy_tree(read_state(sft_directory(source, policy.role) / "checkpoints", shapes, part=("params",)).state)
+
+
+def main(argv: list[str]) -> None:
+    config, workdir = parse_command_line(__doc__, argv, "runs/sft")
+    runtime.configure(config)
+    console = Console()
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        save_config(config, workdir / "config.json")
+        task = make_task(config)
+        policies = {role: make_policy(role, config[role], task.tokenizer) for role in ("generator", "verifier")}
+        run_stage_one(policies, config, task, workdir, console)
+        for role in policies:
+            console.log(f"{role}: {sft_directory(workdir, role)}")
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command resumes from the last checkpoint in {workdir}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,305 @@
+"""Start here: config -> tokenizer -> two policies -> stage 1 (SFT) -> interleaved reinforcement learning -> results.
+
+    python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
+
+Interrupted, the same command goes on where it stopped, bit for bit. The workdir then holds metrics.jsonl, summary.json,
+curves.png, transcripts.md and the checkpoints.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax import rng, runtime
+from tango_jax.checkpoint import Checkpointer, tree_sha256
+from tango_jax.config import ARMS, parse_command_line, save_config
+from tango_jax.console import Console
+from tango_jax.cycle import Counters, Loop, action_mask, run_turn, update_policy
+from tango_jax.data.problems import make_task
+from tango_jax.evaluate import evaluate, fixed_pool
+from tango_jax.metrics import CompileCounter, MetricsWriter, PhaseTimer, read_metrics
+from tango_jax.prompts.templates import generator_prompt
+from tango_jax.records import Rollout
+from tango_jax.report import write_results
+from tango_jax.rl.policy import Policy, make_policy
+from tango_jax.rl.schedule import Schedule, Turn, turn_at
+from tango_jax.sft import copy_tree, run_stage_one, sft_sequence
+
+# What each arm trains: (generator, verifier, turns of the verifier after its warm-up).
+ARM_SCHEDULES = {
+    "tango": (True, True, True),
+    "grpo": (True, False, False),
+    "fixed_verifier": (True, False, False),
+    "fixed_verifier_warm": (True, True, False),
+    "fixed_generator": (False, True, True),
+    "gold_steps": (True, False, False),
+}
+ROLES = ("generator", "verifier")
+
+
+def make_schedule(config: ConfigDict) -> Schedule:
+    rl = config.rl
+    train_generator, train_verifier, interleaves = ARM_SCHEDULES[config.arm]
+    return Schedule(
+        warmup_steps=rl.warmup_steps,
+        generator_steps_per_cycle=rl.generator_turns_per_cycle,
+        verifier_steps_per_cycle=rl.verifier_turns_per_cycle if interleaves else 0,
+        total_generator_steps=rl.generator_steps,
+        train_generator=train_generator,
+        train_verifier=train_verifier,
+    )
+
+
+def make_policies(config: ConfigDict) -> dict[str, Policy]:
+    """Both policies. They depend neither on the arm nor on the seed: runs that differ in those alone can share them,
+    and with them everything that is compiled."""
+    tokenizer = make_task(config).tokenizer
+    return {role: make_policy(role, config[role], tokenizer) for role in ROLES}
+
+
+def train(config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None) -> dict:
+    """The whole run; returns the summary. `policies` are those of an earlier run with the same role settings.
+
+    Raises:
+        ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit).
+        FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    save_config(config, workdir / "config.json")
+    if (workdir / "summary.json").exists():
+        console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
+        summary = json.loads((workdir / "summary.json").read_text())
+        describe_results(console, workdir, summary)
+        return summary
+    started, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
+    task = make_task(config)
+    policies = policies or make_policies(config)
+    describe_run(console, config, policies, task, schedule)
+
+    start_params = run_stage_one(policies, config, task, workdir, console)
+    source_hashes = {role: tree_sha256(start_params[role]) for role in ROLES}
+    # The update donates its state: the references, where a KL is measured, must be buffers of their own.
+    references = {role: start_params[role] if config[role].loss.kl_coef > 0 else None for role in ROLES}
+    states = {role: policies[role].restart(copy_tree(start_params[role])) for role in ROLES}
+    loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
+
+    checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
+    counters, position, seconds = Counters(), 0, 0.0
+    restored = checkpointer.restore(jax.eval_shape(lambda: states))
+    if restored is not None:
+        states, meta = copy_tree(restored.state), restored.meta
+        if meta["source_sha256"] != source_hashes:
+            raise ValueError(
+                f"{workdir}/sft or init_from changed since the checkpoint of turn {restored.step} was saved: "
+                "restore the stage-1 checkpoints, or choose another --workdir"
+            )
+        counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
+        position, seconds = meta["metrics_bytes"], meta["seconds"]
+        console.log(f"resumed after turn {counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
+    started -= seconds
+    with console.stage("Compiling", total=2) as progress:
+        warm_up(loop, progress)
+    compiles.mark_warm()
+
+    pool = fixed_pool(task, config.eval.pool)
+    with (
+        MetricsWriter(workdir / "metrics.jsonl", resume_at=position) as writer,
+        console.stage(f"Stage 2: reinforcement learning ({config.arm})", schedule.num_turns, counters.turn) as progress,
+    ):
+        states = run_turns(
+            loop, schedule, states, counters, pool, writer, checkpointer, progress, source_hashes, started, console
+        )
+    rows = read_metrics(workdir / "metrics.jsonl")
+    _, solutions, verifications = evaluate(loop, states, pool[:1])
+    summary = write_results(
+        config, workdir, rows, solutions, verifications, compiles.after_warmup, time.monotonic() - started
+    )
+    if compiles.after_warmup:
+        console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")
+    describe_results(console, workdir, summary)
+    return summary
+
+
+def warm_up(loop: Loop, progress) -> None:
+    """Compile everything the run can need, on batches without content, so that nothing compiles later."""
+    rl = loop.config.rl
+    for policy, groups in (
+        (loop.generator, (1, rl.samples_per_prompt)),
+        (loop.verifier, (1, rl.samples_per_prompt, rl.verifications_per_solution)),
+    ):
+        state = policy.restart(policy.init(rng.step_key(0, "warm-up")).params)
+        policy.sampler.warm_up(policy.sampler.layout(state.params), groups)
+        for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
+            state = warm_up_update(loop, policy, state, bucket)
+        progress.advance(phase=f"sampler and update of the {policy.role}")
+
+
+def warm_up_update(loop: Loop, policy: Policy, state, prompt_length: int):
+    """Score and update on responses of one token, with prompts of the given length."""
+    P, M = loop.config.rl.prompts_per_step, loop.config.rl.samples_per_prompt
+    token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
+    logp = np.zeros((1,), np.float32)
+    rollout = Rollout((token,) * (P * M), (logp,) * (P * M), np.zeros(P * M, bool), 1, P * M)
+    is_action_BT = action_mask(policy, rollout)
+    scratch = loop._replace(references={policy.role: copy_tree(state.params)}, timer=PhaseTimer())
+    adv_BT = np.zeros(is_action_BT.shape, np.float32)
+    prompts = [[int(token[0])] * prompt_length] * P
+    return update_policy(scratch, policy, state, prompts, rollout, adv_BT, is_action_BT)[0]
+
+
+def run_turns(loop, schedule, states, counters, pool, writer, checkpointer, progress, source_hashes, started, console):
+    """Evaluate, then take turns until the schedule is done, writing metrics and checkpoints on the way."""
+    config = loop.config
+    if counters.turn == 0:
+        write_evaluation(loop, states, pool, writer, 0, 0)
+    for index in range(counters.turn, schedule.num_turns):
+        turn = turn_at(schedule, index)
+        began = time.monotonic()
+        result = run_turn(loop, states, counters, turn)
+        states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
+        check_finite(turn, result.metrics)
+        seconds = time.monotonic() - began
+        timing = loop.timer.pop() | {"time/turn_s": seconds}
+        tokens = sum(result.metrics.get(f"{role}/tokens_sampled", 0) for role in ROLES)
+        timing["throughput/sampled_tokens_per_s"] = tokens / (
+            timing.get("time/sample_s", 0.0) + timing.get("time/verify_s", 0.0)
+        )
+        writer.write(index + 1, turn.phase, {"generator_step": turn.generator_step} | result.metrics | timing)
+        shown = {
+            "outcome": result.metrics.get("generator/reward/outcome"),
+            "verdicts_right": result.metrics.get("verifier/reward/correctness"),
+        }
+        progress.advance(phase=describe_turn(turn, schedule), **{k: v for k, v in shown.items() if v is not None})
+        if is_evaluation_due(config, schedule, index):
+            write_evaluation(loop, states, pool, writer, index + 1, generator_steps_after(schedule, index))
+        if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns:
+            meta = dataclasses.asdict(counters) | {
+                "metrics_bytes": writer.position(),
+                "seconds": time.monotonic() - started,
+                "source_sha256": source_hashes,
+            }
+            checkpointer.save(index + 1, states, meta)
+    return states
+
+
+def generator_steps_after(schedule: Schedule, index: int) -> int:
+    """Generator turns made once turn `index` is over. Where the generator is fixed: those its peers would have made."""
+    turn = turn_at(schedule, index)
+    if turn.phase == "warmup":
+        return 0
+    if schedule.train_generator:
+        return turn.generator_step + (turn.phase == "generator")
+    done = index + 1 - schedule.warmup_steps
+    return min(
+        schedule.total_generator_steps, done * schedule.generator_steps_per_cycle // schedule.verifier_steps_per_cycle
+    )
+
+
+def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> bool:
+    """At the end of the warm-up, whenever another `eval.every` generator steps are done, and at the end."""
+    is_last = index + 1 == schedule.num_turns
+    if is_last or (turn_at(schedule, index).phase == "warmup" and turn_at(schedule, index + 1).phase != "warmup"):
+        return True
+    before = generator_steps_after(schedule, index - 1) if index else 0
+    return generator_steps_after(schedule, index) // config.eval.every > before // config.eval.every
+
+
+def write_evaluation(loop: Loop, states, pool, writer: MetricsWriter, step: int, generator_step: int) -> None:
+    with loop.timer("evaluate"):
+        metrics, *_ = evaluate(loop, states, pool)
+    writer.write(step, "eval", {"generator_step": generator_step} | metrics | loop.timer.pop())
+
+
+def check_finite(turn: Turn, metrics: dict) -> None:
+    bad = {name: value for name, value in metrics.items() if not np.isfinite(value)}
+    if bad:
+        raise FloatingPointError(
+            f"turn {turn.index} ({turn.phase} of the {turn.role}) gave values that are not finite: {bad}. The last "
+            "checkpoint is from before it; a lower learning rate or a smaller clip_norm may help"
+        )
+
+
+def describe_turn(turn: Turn, schedule: Schedule) -> str:
+    if turn.phase == "warmup":
+        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_steps}"
+    if turn.role == "generator":
+        return f"generator step {turn.generator_step + 1}/{schedule.total_generator_steps}"
+    return f"verifier step (after {turn.generator_step} generator steps)"
+
+
+def describe_run(console: Console, config, policies: dict, task, schedule: Schedule) -> None:
+    """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
+    rl = config.rl
+    console.log(f"machine: {runtime.describe_machine()}")
+    console.log(f"arm {config.arm}: {ARMS[config.arm]}; seed {config.seed}")
+    turns = Counter(turn.phase for turn in schedule.turns())
+    console.log(
+        f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "
+        f"{turns['verifier']} verifier (N_g : N_v = {rl.generator_turns_per_cycle} : {rl.verifier_turns_per_cycle})"
+    )
+    console.log(
+        f"batch: {rl.prompts_per_step} prompts x {rl.samples_per_prompt} samples = "
+        f"{rl.prompts_per_step * rl.samples_per_prompt} rows"
+    )
+    for role, policy in policies.items():
+        describe_parameters(console, role, policy)
+    generator, verifier = policies["generator"], policies["verifier"]
+    prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
+    console.log(f"a generator prompt: {generator.tokenizer.decode(prompt)!r}")
+    example = task.sft_example("verifier", "train", 0)
+    prompt, _ = sft_sequence(verifier, example)
+    console.log(f"a verifier prompt: {verifier.tokenizer.decode(prompt)!r}")
+
+
+def describe_parameters(console: Console, role: str, policy: Policy) -> None:
+    shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
+    rows = [
+        (
+            jax.tree_util.keystr(path, simple=True, separator="/"),
+            str(leaf.shape),
+            str(leaf.dtype),
+            int(np.prod(leaf.shape)),
+        )
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    ]
+    title = f"{role}: {sum(row[-1] for row in rows):,} parameters"
+    console.table(title, ("parameter", "shape", "dtype", "count"), rows)
+
+
+def describe_results(console: Console, workdir: Path, summary: dict) -> None:
+    generator, verifier = summary["generator"], summary["verifier"]
+    console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
+    console.log(
+        f"verifier step F1 {verifier['step_f1_initial']:.3f} -> {verifier['step_f1_final']:.3f}, outcome F1 "
+        f"{verifier['outcome_f1_initial']:.3f} -> {verifier['outcome_f1_final']:.3f} (fixed pool)"
+    )
+    console.log(
+        f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
+        f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
+    )
+    console.log("files:")
+    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "checkpoints", "sft"):
+        if (workdir / name).exists():
+            console.log(f"  {workdir / name}")
+
+
+def main(argv: list[str]) -> None:
+    config, workdir = parse_command_line(__doc__, argv, "runs/last_letter")
+    runtime.configure(config)
+    try:
+        train(config, workdir, Console())
+    except (ValueError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command resumes from the last checkpoint in {workdir}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

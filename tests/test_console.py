@@ -1,0 +1,103 @@
+"""Progress in a log file: first and last step, at most one line per interval between, and an honest time left."""
+
+import io
+
+import pytest
+
+from tango_jax.console import Console, format_number, format_seconds
+
+
+class Clock:
+    """Time that passes only when the test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def log():
+    return io.StringIO()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def lines(log: io.StringIO) -> list[str]:
+    """The log without the wall clock at the start of its lines."""
+    return [line.split(" ", 1)[1] for line in log.getvalue().splitlines()]
+
+
+def test_log_lines_are_spaced_in_time_and_end_with_the_last_step(log, clock):
+    with Console(stream=log, interval_s=5.0, clock=clock).stage("stage 2/2 RL", total=12) as stage:
+        for step in range(12):
+            clock.now += 2.0
+            stage.advance(phase="generator step", reward=0.123456, mean_length=80)
+            # The first step includes compiling; the estimate starts with the second.
+            assert stage.seconds_per_step() == (2.0 if step else None), step
+    # 2 s a step: the first at 2 s, then one every three steps (6 s) as the interval of 5 s is over, then the last.
+    assert lines(log) == ["stage 2/2 RL · generator step 1/12 · reward 0.123 mean length 80"] + [
+        f"stage 2/2 RL · generator step {step}/12 · reward 0.123 mean length 80 · 2.00 s/step · {left} left"
+        for step, left in [(4, "16.0 s"), (7, "10.0 s"), (10, "4.0 s"), (12, "0.0 s")]
+    ] + ["stage 2/2 RL · finished after 24.0 s"]
+
+
+def test_time_left_follows_recent_steps_and_ignores_those_of_an_earlier_run(log, clock):
+    with Console(stream=log, interval_s=0.0, clock=clock).stage("RL", total=150, done=50) as stage:
+        clock.now += 100.0  # compiling
+        stage.advance()
+        for _ in range(30):
+            clock.now += 3.0
+            stage.advance()
+    assert lines(log)[0] == "RL · resuming at step 50/150"
+    assert lines(log)[1] == "RL · step 51/150"
+    assert lines(log)[-2] == "RL · step 81/150 · 3.00 s/step · 3 min 27 s left"
+    assert lines(log)[-1] == "RL · stopped at step 81/150 after 3 min 10 s"
+
+
+def test_the_last_step_is_logged_when_a_stage_fails(log, clock):
+    console = Console(stream=log, interval_s=60.0, clock=clock)
+    with pytest.raises(ValueError), console.stage("RL", total=9) as stage:
+        for _ in range(2):
+            clock.now += 1.0
+            stage.advance()
+        raise ValueError
+    assert [line.split(" · ")[1] for line in lines(log)] == ["step 1/9", "step 2/9", "stopped at step 2/9 after 2.0 s"]
+
+
+def test_other_processes_are_silent(log):
+    console = Console(enabled=False, stream=log)
+    console.log("text")
+    console.table("t", ["a"], [[1]])
+    with console.stage("RL", total=1) as stage:
+        stage.advance()
+    assert log.getvalue() == ""
+
+
+def test_text_is_not_taken_for_markup_and_tables_hold_every_cell(log):
+    console = Console(stream=log)
+    console.log("loss [0.1] [bold]" + "x" * 300)
+    console.table("Parameters", ["name", "size"], [["w[0]", 12], ["b", 0.5]])
+    assert log.getvalue().splitlines()[0] == "loss [0.1] [bold]" + "x" * 300
+    assert [line.split() for line in log.getvalue().splitlines()[-3:-1]] == [["w[0]", "12"], ["b", "0.5"]]
+
+
+@pytest.mark.parametrize(("term", "ci", "live"), [("xterm", "", True), ("dumb", "", False), ("xterm", "true", False)])
+def test_a_bar_is_drawn_on_a_real_terminal_only(monkeypatch, log, term, ci, live):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(log, "isatty", lambda: True)
+    with Console(stream=log).stage("RL", total=2) as stage:
+        stage.advance(2, accuracy=0.25)
+    assert ("\x1b[" in log.getvalue()) is live
+    assert "accuracy 0.25" in log.getvalue() and "RL · finished" in log.getvalue()
+
+
+def test_formats():
+    assert [format_number(value) for value in (7, 0.000123456, 12345.6, float("nan"), None, "x")] == [
+        "7", "0.000123", "12346", "nan", "None", "x"]
+    assert [format_seconds(value) for value in (0.04, 59.94, 59.96, 125, 3599.6, 11220)] == [
+        "0.0 s", "59.9 s", "1 min 00 s", "2 min 05 s", "1 h 00 min", "3 h 07 min"]

@@ -1,0 +1,149 @@
+"""The grader's worker processes: lost, stopped, endless and missing workers, threads, and scripts without a guard."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import tango_jax
+from tango_jax.grading import close_pool, grade_many
+from tango_jax.grading.pool import Reply, WorkerPool
+
+HALF = (r"\frac{1}{2}", "0.5")  # equal only to a reader of mathematics
+TOWER = r"9^{9^{9^{9}}}"  # never ends
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_shared_pool():
+    yield
+    close_pool()
+
+
+@pytest.fixture
+def make_pool():
+    pools = []
+
+    def make(**settings) -> WorkerPool:
+        pools.append(WorkerPool(**settings))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def run_in_thread(pool: WorkerPool, pairs: list) -> tuple[threading.Thread, list]:
+    replies: list = []
+    thread = threading.Thread(target=lambda: replies.extend(pool.run(pairs)))
+    thread.start()
+    return thread, replies
+
+
+def test_a_worker_killed_between_batches_is_replaced(make_pool):
+    pool = make_pool(size=2)
+    assert [reply.status for reply in pool.run([HALF, ("1", "2")])] == ["correct", "wrong"]
+    before = pool.worker_pids()
+    assert len(before) == 2
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert [reply.status for reply in pool.run([HALF, ("1", "2")])] == ["correct", "wrong"]
+    assert not set(before) & set(pool.worker_pids())
+
+
+def test_a_pair_whose_worker_is_killed_is_tried_again(make_pool):
+    pool = make_pool(size=1, limit_s=50, deadline_s=60.0)
+    pool.run([HALF])
+    pid = pool.worker_pids()[0]
+    os.kill(pid, signal.SIGSTOP)  # it takes the pair and does not answer
+    thread, replies = run_in_thread(pool, [HALF, ("1", "2")])
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert [reply.status for reply in replies] == ["correct", "wrong"]
+    assert pool.worker_pids() != [pid]
+
+
+def test_a_pair_that_loses_two_workers_is_an_error(make_pool):
+    pool = make_pool(size=1, limit_s=50, deadline_s=60.0)
+    pool.run([HALF])
+    thread, replies = run_in_thread(pool, [(TOWER, "7"), HALF])
+    killed = set()
+    while thread.is_alive():  # a kill before the worker has read the pair does not count as a try
+        for worker in list(pool._workers):
+            if worker.pair == 0 and worker.process.pid not in killed:
+                os.kill(worker.process.pid, signal.SIGKILL)
+                killed.add(worker.process.pid)
+        time.sleep(0.02)
+    thread.join()
+    assert replies == [Reply("error", "worker died with exit code -9", is_final=False), Reply("correct")]
+
+
+def test_a_worker_that_ignores_its_time_limit_is_killed_at_the_deadline(make_pool):
+    pool = make_pool(size=1, limit_s=1, deadline_s=1.2)
+    pool.run([HALF])
+    pid = pool.worker_pids()[0]
+    os.kill(pid, signal.SIGSTOP)  # no signal handler of its own runs now, as in a long computation in C
+    assert [reply.status for reply in pool.run([HALF, HALF])] == ["timeout", "correct"]
+    assert pool.worker_pids() != [pid]
+
+
+def test_close_ends_the_workers_and_a_later_batch_starts_new_ones(make_pool):
+    pool = make_pool(size=1)
+    pool.run([HALF])
+    pid = pool.worker_pids()[0]
+    pool.close()
+    assert pool.worker_pids() == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert pool.run([HALF])[0].status == "correct"
+
+
+def test_workers_that_cannot_start_are_one_clear_error(make_pool, monkeypatch, tmp_path):
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no grammar')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError, match="cannot start: no grammar; pip install math-verify"):
+        make_pool(size=1).run([HALF])
+    (tmp_path / "math_verify.py").write_text("raise SystemExit(3)")
+    with pytest.raises(RuntimeError, match="3 workers in a row .* exit code 3"):
+        make_pool(size=1).run([HALF])
+
+
+def test_threads_share_the_pool():
+    results = {}
+
+    def work(number: int) -> None:
+        texts = [rf"<answer>\boxed{{\frac{{{number}}}{{{k}}}}}</answer>" for k in range(1, 9)]
+        results[number] = grade_many(texts, [f"{number}/4"] * 8).correct
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (3, 5, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    only_the_fourth = tuple(k == 4 for k in range(1, 9))
+    assert results == {3: only_the_fourth, 5: only_the_fourth, 7: only_the_fourth}
+
+
+def test_imports_stay_light():
+    code = (
+        "import sys, tango_jax.grading, tango_jax.grading.worker\n"
+        "loaded = {'jax', 'sympy', 'math_verify', 'numpy'} & set(sys.modules)\n"
+        "print(sorted(loaded))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_script_without_main_guard_can_grade(tmp_path):
+    (tmp_path / "random.py").write_text("raise RuntimeError('a file of the user shadows a module')")
+    script = "from tango_jax.grading import grade\nprint(grade(r'<answer>\\boxed{\\frac12}</answer>', '0.5'))\n"
+    # From standard input and from another folder: nothing a fresh interpreter could import again.
+    env = {**os.environ, "PYTHONPATH": str(Path(tango_jax.__file__).parents[1]), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -1,0 +1,65 @@
+"""Figures: the numbers that are drawn, and files that are written whatever a run did not log."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from tango_jax import plots
+from tango_jax.plots import plot_ablation, plot_curves
+
+
+def eval_row(step: int, accuracy: float | None, **more) -> dict:
+    return {"step": 10 + step, "phase": "eval", "generator_step": step, "generator/accuracy": accuracy, **more}
+
+
+def png_size(path) -> tuple[int, int]:
+    """Width and height from the header of a PNG file."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_series_keeps_complete_points_in_order():
+    rows = [eval_row(4, 0.5), eval_row(0, 0.25), eval_row(2, None), {"step": 3, "phase": "eval"},
+            {"step": 9, "phase": "generator", "generator_step": 9, "generator/accuracy": 1.0}, eval_row(4, 0.75)]
+    series = plots._series(rows, {"eval"}, "generator_step", "generator/accuracy")
+    assert (series.x.tolist(), series.y.tolist()) == ([0, 4], [0.25, 0.75])
+
+
+def test_seeds_are_compared_where_all_have_a_point():
+    seeds = [[eval_row(0, 0.1), eval_row(5, 0.2), eval_row(10, 0.3)], [eval_row(0, 0.3), eval_row(10, 0.5)],
+             [{"step": 0, "phase": "eval", "generator_step": 0}]]
+    x, values = plots._over_seeds(seeds, "generator/accuracy")
+    assert x.tolist() == [0, 10]
+    assert values.tolist() == [[0.1, 0.3], [0.3, 0.5]]
+
+
+def test_running_mean_keeps_both_ends():
+    y = np.zeros(24)
+    y[[0, 12, 23]] = [6.0, 3.0, 9.0]
+    smooth = plots._smooth(y)  # 24 points: a window of one point to either side
+    assert smooth[[0, 1, 11, 12, 13, 22, 23]].tolist() == [6.0, 2.0, 1.0, 1.0, 1.0, 3.0, 9.0]
+
+
+FULL = [eval_row(0, 0.2, **{"verifier/pool/step_f1": 0.4, "verifier/pool/outcome_f1": 0.5}), eval_row(5, 0.4),
+        {"step": 1, "phase": "warmup", "verifier/reward/correctness": 0.5, "verifier/rate_correct": 0.9,
+         "verifier/rate_invalid": None},
+        {"step": 2, "phase": "generator", "generator_step": 1, "generator/reward/outcome": 0.3, "generator/kl": 0.0}]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rows", [[], FULL[:1], FULL[3:], FULL], ids=["empty", "one point", "no eval", "full"])
+def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
+    path = tmp_path / "figures" / "curves.png"
+    plot_curves(rows, path, "a run")
+    assert png_size(path)[0] == 1200
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("runs", [{}, {"tango": {}}, {"grpo": {0: []}},
+                                  {"tango": {0: FULL, 1: FULL}, "grpo": {0: FULL[1:]}, "my_arm": {3: FULL}}],
+                         ids=["no arm", "no seed", "no row", "three arms"])
+def test_ablation_is_drawn_whatever_is_missing(tmp_path, runs):
+    plot_ablation(runs, tmp_path / "ablation.png")
+    assert png_size(tmp_path / "ablation.png")[0] == 1200
