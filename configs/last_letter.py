@@ -13,6 +13,7 @@ from tango_jax.config import default_config
 
 def get_config(argument: str = "") -> ConfigDict:
     config = default_config()
+    config.task.data_seed = 1  # the settings below were chosen on data_seed 0: its held-out problems are not reported
     for role in (config.generator, config.verifier):
         role.template = "last_letter"
         role.model.mlp_width = 256

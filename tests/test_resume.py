@@ -280,6 +280,5 @@ def test_arms_that_never_train_the_verifier_start_alike(arms):
     """The same seed, problems and start: the first turn samples the same tokens, whatever the labels."""
     first = [next(row for row in read_metrics(arms / arm / "metrics.jsonl") if row["phase"] == "generator")
              for arm in ("grpo", "fixed_verifier", "gold_steps")]
-    assert len({row["generator/tokens_sampled"] for row in first}) == 1
-    assert len({row["generator/reward/format"] for row in first}) == 1
-    assert len({row["generator/grad_norm"] for row in first}) == 3
+    for name in ("tokens_sampled", "entropy", "reward/format", "reward/outcome"):
+        assert len({row[f"generator/{name}"] for row in first}) == 1, name
