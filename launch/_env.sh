@@ -67,11 +67,3 @@ make_venv
 install_requirements
 export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
 cd -- "$root" || fail "cannot enter $root."
-
-# XLA takes large temporary buffers for every step on CPU. By default glibc gives them back to the system after the step,
-# and the next one pays a page fault for each page of them. With one arena, no mmap and no trimming it keeps them: a
-# large matmul that such faults had slowed down ran at almost twice the speed. Results do not change.
-export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}
-export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
-export MALLOC_ARENA_MAX=${MALLOC_ARENA_MAX:-1}
-export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
