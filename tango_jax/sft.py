@@ -75,9 +75,10 @@ def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path,
     """Parameters of both roles after stage 1: {role: params}; another run's, this run's, or fresh ones."""
     params = {}
     for number, (role, policy) in enumerate(policies.items(), 1):
-        sft = policy.config.sft
-        if policy.config.init_from:
-            params[role] = load_sft(policy, policy.config.init_from)
+        # Not policy.config: runs that share their policies differ in where they start from.
+        sft, init_from = config[role].sft, config[role].init_from
+        if init_from:
+            params[role] = load_sft(policy, init_from)
         elif sft.steps:
             start = params["generator"] if sft.start == "generator" else None
             title = f"Stage 1.{number}: SFT of the {role}"

@@ -1,5 +1,6 @@
 """Whole runs in processes of their own: interrupted anywhere and started again they end as if nothing had happened."""
 
+import csv
 import json
 import re
 import shutil
@@ -209,37 +210,39 @@ def test_a_checkpoint_of_another_architecture_gives_one_error(tiny_train, tiny_r
     assert re.search(r"layers/\w+: checkpoint float32\[2,.*\], this run float32\[1,", error)
 
 
-# -------------------------------------------------------------------------------------------------------- the arms
-
-ALL_ARMS = """
-import sys
-from pathlib import Path
-
-from tango_jax import runtime
-from tango_jax.config import ARMS, load_config, validate
-from tango_jax.console import Console
-from tango_jax.train import make_policies, train
-
-folder, *overrides = sys.argv[1:]
-config = load_config("configs/tiny.py", overrides)
-runtime.configure(config)
-policies = make_policies(config)  # what they compile does not depend on the arm
-for arm in ARMS:
-    config.arm = arm
-    validate(config)
-    train(config, Path(folder) / arm, Console(), policies)
-"""
-
+# --------------------------------------------------------------------------------------------- the arms, the ablation
 
 @pytest.fixture(scope="module")
-def arms(tiny_train, tiny_run, tmp_path_factory) -> Path:
-    """A folder with a run of every arm: three generator steps from the stage 1 of the tiny run."""
-    folder = tmp_path_factory.mktemp("arms")
-    overrides = [*tiny_train.overrides, "rl.generator_steps=3"]
-    overrides += [f"{role}.init_from={tiny_run.workdir}" for role in ROLES]
-    done = finish(tiny_train.start_command([sys.executable, "-c", ALL_ARMS, str(folder), *overrides]))
+def ablation(tiny_train, tmp_path_factory) -> Path:
+    """An ablation of every arm: three generator steps, two seeds, one stage 1."""
+    folder = tmp_path_factory.mktemp("ablation")
+    overrides = [*tiny_train.overrides, "rl.generator_steps=3", "ablation.seeds=(0, 1)"]
+    flags = ["--config=configs/tiny.py", f"--workdir={folder}", *(f"--config.{override}" for override in overrides)]
+    done = finish(tiny_train.start_command([sys.executable, "-m", "tango_jax.ablate", *flags]))
     assert done.code == 0, done.stderr
     return folder
+
+
+def metrics_of(ablation: Path, arm: str, seed: int = 0) -> list[dict]:
+    return repeatable_rows(ablation / arm / f"seed_{seed}" / "metrics.jsonl")
+
+
+def test_ablation_trains_stage_one_once_and_every_arm_starts_from_it(ablation):
+    assert {path.parent for path in ablation.rglob("sft")} == {ablation}
+    first_evaluations = [metrics_of(ablation, arm, seed)[0] for arm in ARMS for seed in (0, 1)]
+    assert all(row == first_evaluations[0] for row in first_evaluations)
+
+
+def test_ablation_reports_every_arm_and_seed(ablation):
+    with open(ablation / "ablation.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in ARMS for seed in "01"}
+    table = (ablation / "ablation.md").read_text()
+    for arm in ARMS:
+        last = [metrics_of(ablation, arm, seed)[-1]["generator/accuracy"] for seed in (0, 1)]
+        line = next(line for line in table.splitlines() if line.startswith(f"| {arm} |"))
+        assert f"{np.mean(last):.3f} ({last[0]:.2f}, {last[1]:.2f})" in line
+    assert (ablation / "ablation.png").stat().st_size > 10_000
 
 
 WARMUP, GENERATOR, VERIFIER = ["warmup"] * 2, ["generator"] * 3, ["verifier"]
@@ -253,32 +256,32 @@ WARMUP, GENERATOR, VERIFIER = ["warmup"] * 2, ["generator"] * 3, ["verifier"]
     ("fixed_generator", WARMUP + VERIFIER, {"verifier"}),
     ("gold_steps", GENERATOR, {"generator"}),
 ])  # fmt: skip
-def test_every_arm_trains_what_it_should(arms, abstract_states, arm, phases, trained):
-    rows = read_metrics(arms / arm / "metrics.jsonl")
+def test_every_arm_trains_what_it_should(ablation, abstract_states, arm, phases, trained):
+    rows = metrics_of(ablation, arm)
     assert [row["phase"] for row in rows if row["phase"] != "eval"] == phases
     values = [value for row in rows for name, value in row.items() if name != "phase"]
     assert None not in values and np.isfinite(values).all()
-    saved = read_state(arms / arm / "checkpoints", abstract_states)
+    saved = read_state(ablation / arm / "seed_0" / "checkpoints", abstract_states)
     for role in ROLES:
         is_as_before = tree_sha256(saved.state[role].params) == saved.meta["source_sha256"][role]
         assert is_as_before == (role not in trained)
-    summary = json.loads((arms / arm / "summary.json").read_text())
+    summary = json.loads((ablation / arm / "seed_0" / "summary.json").read_text())
     assert (summary["arm"], summary["compiles_after_warmup"]) == (arm, 0)
 
 
-def test_where_each_arms_step_rewards_come_from(arms):
+def test_where_each_arms_step_rewards_come_from(ablation):
     assert len(ARMS) == 6
     for arm in set(ARMS) - {"fixed_generator"}:
-        row = next(row for row in read_metrics(arms / arm / "metrics.jsonl") if row["phase"] == "generator")
+        row = next(row for row in metrics_of(ablation, arm) if row["phase"] == "generator")
         has_labels = "generator/reward/step" in row
         assert has_labels == (arm != "grpo")
         assert (row["generator/alpha"] > 0) == has_labels
         assert ("verifier/live_step_f1" in row) == (arm in ("tango", "fixed_verifier", "fixed_verifier_warm"))
 
 
-def test_arms_that_never_train_the_verifier_start_alike(arms):
+def test_arms_that_never_train_the_verifier_start_alike(ablation):
     """The same seed, problems and start: the first turn samples the same tokens, whatever the labels."""
-    first = [next(row for row in read_metrics(arms / arm / "metrics.jsonl") if row["phase"] == "generator")
+    first = [next(row for row in metrics_of(ablation, arm) if row["phase"] == "generator")
              for arm in ("grpo", "fixed_verifier", "gold_steps")]
     for name in ("tokens_sampled", "entropy", "reward/format", "reward/outcome"):
         assert len({row[f"generator/{name}"] for row in first}) == 1, name
