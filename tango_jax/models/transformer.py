@@ -14,6 +14,7 @@ the list that `split_layers` returns and loops in Python, since a scan would cop
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -125,6 +126,15 @@ class Block(nn.Module):
         value = self.param(name, nn.initializers.zeros, shape, jnp.dtype(self.config.param_dtype))
         return value.astype(self.config.compute_dtype)
 
+    def _products(self, joined: str, x_BTD: jax.Array, shapes: dict[str, tuple[int, ...]]) -> list[jax.Array]:
+        """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
+        sizes = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
+        if self.has_variable("params", joined):
+            out_BTX = matmul(x_BTD, self.get_variable("params", joined))
+            return jnp.split(out_BTX, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
+        weights = {name: self._param(name, shape, fan_in=shape[0]) for name, shape in shapes.items()}
+        return [matmul(x_BTD, weight.reshape(-1, sizes[name])) for name, weight in weights.items()]
+
     @nn.compact
     def __call__(self, x_BTD: jax.Array, rope: tuple[jax.Array, jax.Array], attend_fn: Callable):
         c = self.config
@@ -133,13 +143,13 @@ class Block(nn.Module):
         # survives to the last layer, and copying is learned sooner.
         residual_scale = (2 * c.num_layers) ** -0.5
 
-        def project(name: str, heads: int) -> jax.Array:
-            flat_BTX = matmul(x_norm_BTD, self._param(name, (D, heads, E), fan_in=D).reshape(D, heads * E))
-            out = flat_BTX.reshape(*flat_BTX.shape[:-1], heads, E)
-            return out + self._bias(f"{name}_bias", (heads, E))[None, None] if c.qkv_bias else out
-
         x_norm_BTD = rms_norm(x_BTD, self._param("attention_norm", (D,)), c.norm_eps)
-        q_BTHE, k_BTKE, v_BTKE = project("q", H), project("k", K), project("v", K)
+        heads = {"q": H, "k": K, "v": K}
+        flat = self._products("qkv", x_norm_BTD, {name: (D, count, E) for name, count in heads.items()})
+        split = {name: out.reshape(*out.shape[:-1], heads[name], E) for name, out in zip(heads, flat, strict=True)}
+        if c.qkv_bias:
+            split = {n: out + self._bias(f"{n}_bias", (heads[n], E))[None, None] for n, out in split.items()}
+        q_BTHE, k_BTKE, v_BTKE = split["q"], split["k"], split["v"]
         if c.qk_norm:
             q_BTHE = rms_norm(q_BTHE, self._param("q_norm", (E,)), c.norm_eps)
             k_BTKE = rms_norm(k_BTKE, self._param("k_norm", (E,)), c.norm_eps)
@@ -148,8 +158,7 @@ class Block(nn.Module):
         x_BTD = x_BTD + matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
-        gate_BTF = matmul(x_norm_BTD, self._param("gate", (D, F), fan_in=D))
-        up_BTF = matmul(x_norm_BTD, self._param("up", (D, F), fan_in=D))
+        gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
         x_BTD = x_BTD + matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
         return x_BTD, cache
 
@@ -200,9 +209,13 @@ def apply_layers(config: ModelConfig, layers: dict, x_BTD: jax.Array, rope, atte
 def split_layers(config: ModelConfig, params: dict) -> dict:
     """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
 
-    Slicing a stacked tree inside the decode loop would copy every weight at every token.
+    Slicing a stacked tree inside the decode loop would copy every weight at every token. Matrices that read the same
+    input are joined: with few rows, one wide product is quicker than two or three narrow ones.
     """
     cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
+    for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))):
+        flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
+        cast[joined] = jnp.concatenate(flat, axis=-1)
     layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
     out = {
         "embed": params["embed"].astype(config.compute_dtype),
