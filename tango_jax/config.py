@@ -68,7 +68,7 @@ def role_config() -> ConfigDict:
             "max_response": 2048,  # tokens
             "prompt_buckets": (),  # lengths that prompts are padded to; max_prompt is always the last
             "cache_buckets": (),  # sizes that the cache of new tokens grows through; max_response is always the last
-            "row_buckets": (64,),  # rows of a decode batch; as rows finish it shrinks through these
+            "row_buckets": (80,),  # rows of a decode batch; as rows finish it shrinks through these
             "temperature": 1.0,
             "top_p": 1.0,  # below 1 the trained distribution differs from the sampled one
             "top_k": 0,  # 0: off
@@ -96,7 +96,7 @@ def role_config() -> ConfigDict:
             "optimizer": optimizer_config(1e-6),
             "sft": {
                 "steps": 0,  # 0: no stage 1
-            "start": "fresh",  # fresh, or generator: the verifier's stage 1 continues from the generator's
+                "start": "fresh",  # fresh, or generator: the verifier's stage 1 continues from the generator's
                 "batch_size": 64,  # sequences
                 "pack_length": 0,  # tokens of a packed row; 0 means max_prompt + max_response
                 "rows_per_micro_batch": 4,

@@ -520,6 +520,7 @@ def optimizer_settings(**changes):
     [
         ({}, {0: 0.1, 1000: 0.1}),
         ({"warmup_steps": 4}, {0: 0.0, 1: 0.025, 2: 0.05, 4: 0.1, 1000: 0.1}),
+        ({"schedule": "cosine", "decay_steps": 8}, {0: 0.1, 2: 0.05 * (1 + 2**-0.5), 4: 0.05, 8: 0.0}),
         # Half a cosine from step 2 to step 10: at 4 it is at cos(pi / 4), at 6 half way, at 10 zero.
         ({"schedule": "cosine", "warmup_steps": 2, "decay_steps": 10},
          {0: 0.0, 1: 0.05, 2: 0.1, 4: 0.05 * (1 + 2**-0.5), 6: 0.05, 10: 0.0, 1000: 0.0}),

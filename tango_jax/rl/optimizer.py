@@ -8,15 +8,13 @@ SCHEDULES = ("constant", "cosine")
 def learning_rate(config) -> optax.Schedule:
     """Linear warm-up over `warmup_steps`, then constant, or a cosine down to zero at `decay_steps`."""
     if config.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(
-            init_value=0.0,
-            peak_value=config.lr,
-            warmup_steps=max(1, config.warmup_steps),
-            decay_steps=max(config.decay_steps, config.warmup_steps + 2),
-        )
-    if config.warmup_steps:
-        return optax.schedules.linear_schedule(0.0, config.lr, config.warmup_steps)
-    return optax.schedules.constant_schedule(config.lr)
+        after_warmup = optax.cosine_decay_schedule(config.lr, max(1, config.decay_steps - config.warmup_steps))
+    else:
+        after_warmup = optax.constant_schedule(config.lr)
+    if not config.warmup_steps:
+        return after_warmup
+    warmup = optax.linear_schedule(0.0, config.lr, config.warmup_steps)
+    return optax.join_schedules([warmup, after_warmup], [config.warmup_steps])
 
 
 def make_optimizer(config) -> optax.GradientTransformation:
