@@ -13,10 +13,13 @@ from tango_jax.config import default_config
 
 def get_config(argument: str = "") -> ConfigDict:
     config = default_config()
-    config.task.data_seed = 1  # the settings below were chosen on data_seed 0: its held-out problems are not reported
+    config.task.data_seed = 2  # settings were chosen on 0 and 1: their held-out problems are not reported
+    config.task.rl_words = (2, 6)
     for role in (config.generator, config.verifier):
         role.template = "last_letter"
         role.model.mlp_width = 256
+        # As in Qwen3. Without it, attention that has to find one letter trains slowly and amplifies rounding.
+        role.model.qk_norm = True
         role.model.remat = "none"
         role.model.unroll = True
         role.row_buckets = (25, 50, 100)
@@ -38,7 +41,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 256, 4
     config.verifier.sft.steps = 400
     config.verifier.sft.start = "generator"  # one base for both roles, as two checkpoints of a family have
-    config.generator.optimizer.lr, config.verifier.optimizer.lr = 2e-4, 1e-4
+    config.generator.optimizer.lr = config.verifier.optimizer.lr = 1e-4
     config.rl.prompts_per_step = 20
     config.rl.samples_per_prompt = 5
     config.rl.generator_steps = 60
