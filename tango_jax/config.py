@@ -120,7 +120,7 @@ def default_config() -> ConfigDict:
                 "data_seed": 0,  # SFT text, test problems and the fixed pool; RL problems also depend on `seed`
                 "sft_words": (2, 8),
                 "sft_letters": (3, 8),
-                "rl_words": (2, 5),
+                "rl_words": (2, 6),
                 "rl_letters": (3, 10),
                 "test_words": (2, 8),
                 "test_letters": (3, 10),
