@@ -3,7 +3,8 @@
     python -m tango_jax.ablate --config=configs/last_letter.py --workdir=runs/ablation
 
 Writes DIR/<arm>/seed_<n>/ (one run each, see tango_jax.train), DIR/ablation.md, DIR/ablation.csv and DIR/ablation.png.
-Interrupted, the same command goes on. Arms and seeds are `ablation.arms` and `ablation.seeds`; every seed is reported.
+Interrupted, the same command goes on. Arms and seeds are `ablation.arms` and `ablation.seeds`; every seed is reported,
+and more of either may be added to a finished experiment.
 """
 
 import csv
@@ -42,7 +43,7 @@ def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> Config
 def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
     workdir.mkdir(parents=True, exist_ok=True)
-    save_config(config, workdir / "config.json")
+    save_config(config, workdir / "config.json", may_change="ablation.")
     policies, task = make_policies(config), make_task(config)
     run_stage_one(policies, config, task, workdir, console)
     # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.

@@ -261,8 +261,10 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
     return config, Path(workdir).expanduser()
 
 
-def save_config(config: ConfigDict, path: Path) -> None:
+def save_config(config: ConfigDict, path: Path, may_change: str = "") -> None:
     """Write the config, or, where one was written before, insist that nothing differs that a resumed run depends on.
+
+    Keys that start with `may_change` (such as "ablation.") are free to differ.
 
     Raises:
         ValueError: the run in this folder was made with other settings; names them.
@@ -271,7 +273,9 @@ def save_config(config: ConfigDict, path: Path) -> None:
     if path.exists():
         old, new = json.loads(path.read_text()), json.loads(text)
         changed = [
-            f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)
+            f"{key}: {old.get(key)} -> {new.get(key)}"
+            for key in sorted(old | new)
+            if old.get(key) != new.get(key) and not (may_change and key.startswith(may_change))
         ]
         if changed:
             raise ValueError(
