@@ -13,7 +13,7 @@ from tango_jax.config import default_config
 
 def get_config(argument: str = "") -> ConfigDict:
     config = default_config()
-    config.task.data_seed = 2  # settings were chosen on 0 and 1: their held-out problems are not reported
+    config.task.data_seed = 3  # settings were chosen on 0, 1 and 2: their held-out problems are not reported
     for role in (config.generator, config.verifier):
         role.template = "last_letter"
         role.model.mlp_width = 256
@@ -33,12 +33,12 @@ def get_config(argument: str = "") -> ConfigDict:
     config.generator.max_prompt, config.generator.max_response = 97, 64
     config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 8, 4
     config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 160, 8
-    config.generator.sft.steps = 600
+    config.generator.sft.steps = 800
     config.verifier.max_prompt, config.verifier.max_response = 155, 104
     config.verifier.prompt_buckets = (120,)
     config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 6, 2
     config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 256, 4
-    config.verifier.sft.steps = 400
+    config.verifier.sft.steps = 600
     config.verifier.sft.start = "generator"  # one base for both roles, as two checkpoints of a family have
     config.generator.optimizer.lr = config.verifier.optimizer.lr = 1e-4
     config.rl.prompts_per_step = 20

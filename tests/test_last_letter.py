@@ -15,7 +15,7 @@ from tango_jax.records import Problem
 from tango_jax.validation import longest_last_letter
 
 CONFIG = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
-HARD = set("bdfhjlnp")
+HARD = set("bdfhjlnpr")
 STEP = r"<step>#(\d+) ends in ([a-z])</step>"
 BLOCK = r"<step>#(\d+) reads ([a-z]), says ([a-z]) \\boxed\{(\w+)\}</step>"
 EXAMPLES = 2000  # with 6000 words or more, 10 of 26 hard: 3 standard errors of a rate are below 0.03

@@ -24,7 +24,7 @@ SPLITS = {
     "sft_generator_heldout": 6,
     "sft_verifier_heldout": 7,
 }
-HARD_LETTERS = "bdfhjlnp"  # none is the successor of another
+HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
 _STEP = re.compile(r"#(\d+) ends in ([a-z])")
 _WORD = re.compile(r"([a-z]+)#\d+")
 
