@@ -127,6 +127,7 @@ def default_config() -> ConfigDict:
                 "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter
                 "easy_error": 0.02,
                 "reading_error": 0.55,  # the verifier's teacher misreads a hard letter this often
+                "claim_noise": 0.15,  # solutions in the verifier's stage 1 name a random letter this often
                 "min_steps": 2,  # fewer step blocks cost format score
             },
             "generator": role_config(),

@@ -66,7 +66,7 @@ def _check_task(task: ConfigDict) -> None:
             len(value) == 2 and 1 <= value[0] <= value[1],
             f"task.{name}={value} must be (low, high) with 1 <= low <= high",
         )
-    for name in ("hard_error", "easy_error", "reading_error"):
+    for name in ("hard_error", "easy_error", "reading_error", "claim_noise"):
         _within(f"task.{name}", task[name], 0.0, 1.0)
 
 

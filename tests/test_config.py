@@ -131,6 +131,7 @@ MISTAKES = [
     ("task.rl_letters=(3,2)", r"task\.rl_letters=\(3, 2\) must be"),
     ("task.test_letters=(3,)", r"task\.test_letters=\(3,\) must be"),
     ("task.hard_error=1.5", r"task\.hard_error=1\.5 must lie between 0\.0 and 1\.0"),
+    ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
     ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
     ("rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
     ("rl.samples_per_prompt=0", r"rl\.samples_per_prompt=0 must be at least 1"),

@@ -86,6 +86,8 @@ def test_make_task_gives_every_split_its_ranges():
     ]:
         assert [len(word) for word in words_of(problem.question)] == [letters] * words
     ranges = LastLetterConfig((2, 2), (5, 5), task.hard_error, task.easy_error, task.reading_error)
+    measured = LastLetterConfig((3, 3), (6, 6), task.hard_error, task.easy_error, task.reading_error, claim_noise=0.0)
+    assert made.pool_solution(3) == last_letter.mixed_solution(measured, 5, "pool", 3)[:2]
     assert made.train_problem(3) == last_letter.problem(ranges, 5, "rl", 3)
     train, heldout = (made.sft_example("generator", split, 0).problem.question for split in ("train", "heldout"))
     assert train != heldout
@@ -178,9 +180,25 @@ def test_verifier_teacher_errs_as_configured():
     assert sum(misread[False]) == sum(wrong[False]) == 0
     # Half of the solutions err on hard letters at a rate of U(0, 1), whatever the generator's teacher does: 1/4 in all.
     assert sum(wrong[True]) / len(wrong[True]) == pytest.approx(0.25, abs=0.03)
-    # No error in 4 words: half of all, and of the others, with 10 of 26 letters hard, E[(1 - 5u / 13)^4]
-    # = 13/5 * (1 - (8/13)^5) / 5 = 0.4741.
-    assert sum(share_without_errors) / EXAMPLES == pytest.approx(0.5 + 0.5 * 0.4741, abs=0.035)
+    # No error in 4 words: half of all, and of the others, with 9 of 26 letters hard, E[(1 - 9u / 26)^4]
+    # = 26/9 * (1 - (17/26)^5) / 5 = 0.5088.
+    assert sum(share_without_errors) / EXAMPLES == pytest.approx(0.5 + 0.5 * 0.5088, abs=0.035)
+
+
+def test_claim_noise_replaces_claims_and_leaves_the_readings():
+    config = LastLetterConfig((4, 4), (3, 3), 0.8, 0.0, 0.0, claim_noise=0.4)
+    wrong, claims_seen = [], set()
+    for index in range(EXAMPLES):
+        problem, _, verification = last_letter.verifier_example(config, 0, "sft_verifier", index)
+        blocks = re.findall(BLOCK, verification)
+        for word, (_, reading, claim, _) in zip(words_of(problem.question), blocks, strict=True):
+            assert reading == word[-1]
+            if word[-1] not in HARD:
+                wrong.append(claim != word[-1])
+                claims_seen.add(claim)
+    # A random letter is the right one once in 26.
+    assert sum(wrong) / len(wrong) == pytest.approx(0.4 * 25 / 26, abs=0.03)
+    assert len(claims_seen) == 26
 
 
 def test_teachers_solutions_parse_and_grade_by_their_letters():

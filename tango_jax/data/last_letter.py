@@ -38,6 +38,7 @@ class LastLetterConfig:
     hard_error: float  # how often the teacher names the wrong letter for a hard ending
     easy_error: float
     reading_error: float  # how often the verifier's teacher misreads a hard ending
+    claim_noise: float = 0.0  # how often a solution to be verified names any letter at all
 
 
 def symbols(max_words: int) -> list[str]:
@@ -96,6 +97,10 @@ def _named_letter(rng: np.random.Generator, letter: str, hard_error: float, easy
     return confuse(letter) if is_wrong else letter
 
 
+def _random_letter(rng: np.random.Generator) -> str:
+    return chr(ord("a") + rng.integers(0, 26))
+
+
 def solution_text(letters: list[str]) -> str:
     steps = "".join(f"<step>#{k} ends in {letter}</step>" for k, letter in enumerate(letters, 1))
     return f"<think>{steps}</think><answer>\\boxed{{{''.join(letters)}}}</answer>"
@@ -126,12 +131,14 @@ def mixed_solution(
 ) -> tuple[Problem, str, np.random.Generator]:
     """A problem with a solution whose error rate is drawn anew each time, so that right and wrong ones are common.
 
-    Half of the solutions err on hard letters at a rate drawn from U(0, 1), half not at all.
+    Half of the solutions err on hard letters at a rate drawn from U(0, 1), half not at all. `claim_noise` is for
+    stage 1: where nearly every claim is right, copying it is as good as reading the word, and some models learn that.
     """
     rng = _rng(seed, split, index)
     words = _words(rng, config)
     hard_error = rng.random() if rng.random() < 0.5 else 0.0
     letters = [_named_letter(rng, word[-1], hard_error, config.easy_error) for word in words]
+    letters = [_random_letter(rng) if rng.random() < config.claim_noise else letter for letter in letters]
     return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters), rng
 
 

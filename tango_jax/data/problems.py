@@ -44,10 +44,12 @@ TASKS = ("last_letter",)
 def _make_last_letter(config: ConfigDict) -> Task:
     task = config.task
 
-    def ranges(words, letters):
-        return last_letter.LastLetterConfig(words, letters, task.hard_error, task.easy_error, task.reading_error)
+    def ranges(words, letters, claim_noise=0.0):
+        rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
+        return last_letter.LastLetterConfig(words, letters, *rates)
 
-    sft, rl, test = (ranges(task[f"{name}_words"], task[f"{name}_letters"]) for name in ("sft", "rl", "test"))
+    rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words, task.test_letters)
+    sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
     max_words = max(task.sft_words[1], task.rl_words[1], task.test_words[1])
     model = train_sentencepiece(last_letter.ALPHABET, last_letter.symbols(max_words))
     seed, stream = task.data_seed, config.seed
