@@ -44,7 +44,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rl.prompts_per_step = 20
     config.rl.samples_per_prompt = 5
     config.rl.generator_steps = 60
-    config.eval.every = 12
+    config.eval.every = 6
     config.rl.warmup_steps = 10
     config.rl.alpha_initial = 0.5
     return config
