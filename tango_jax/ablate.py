@@ -70,9 +70,8 @@ def write_tables(runs: dict, workdir: Path) -> None:
         "|---" * (len(COLUMNS) + 2) + "|",
     ]
     for arm, by_seed in runs.items():
-        # Where every arm ends near the top, what separates them is how soon: the mean of all evaluations after the start.
-        over_training = [np.mean([row["generator/accuracy"] for row in rows[1:]]) for rows in by_seed.values()]
-        cells = [_cell(over_training)] + [_cell([rows[-1][name] for rows in by_seed.values()]) for name in COLUMNS.values()]
+        cells = [_cell([mean_over_training(rows) for rows in by_seed.values()])]
+        cells += [_cell([rows[-1][name] for rows in by_seed.values()]) for name in COLUMNS.values()]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     first = next(iter(next(iter(runs.values())).values()))[0]
     start = ", ".join(f"{title} {first[name]:.3f}" for title, name in COLUMNS.items())
@@ -86,6 +85,15 @@ def write_tables(runs: dict, workdir: Path) -> None:
                 writer.writerows(
                     [arm, seed, row["generator_step"], *(row[n] for n in COLUMNS.values())] for row in rows
                 )
+
+
+def mean_over_training(rows: list[dict]) -> float:
+    """Mean accuracy of the evaluations after generator steps: where all arms end near the top, how soon they do.
+
+    One value a step: there is also an evaluation after the warm-up, and one after the last turn of the verifier.
+    """
+    by_step = {row["generator_step"]: row["generator/accuracy"] for row in rows}
+    return float(np.mean([value for step, value in by_step.items() if step > 0] or list(by_step.values())))
 
 
 def _cell(values: list[float]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, TinyTrain, finish
 
+from tango_jax.ablate import mean_over_training
 from tango_jax.checkpoint import read_state, tree_sha256
 from tango_jax.config import ARMS, load_config
 from tango_jax.metrics import read_metrics
@@ -242,7 +243,17 @@ def test_ablation_reports_every_arm_and_seed(ablation):
         last = [metrics_of(ablation, arm, seed)[-1]["generator/accuracy"] for seed in (0, 1)]
         line = next(line for line in table.splitlines() if line.startswith(f"| {arm} |"))
         assert f"{np.mean(last):.3f} ({last[0]:.2f}, {last[1]:.2f})" in line
-    assert (ablation / "ablation.png").stat().st_size > 10_000
+
+
+def test_ablation_draws_its_figure(ablation):
+    assert (ablation / "ablation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def testmean_over_training_counts_a_step_once():
+    points = [(0, 0.0), (0, 0.1), (6, 0.4), (12, 0.6), (12, 0.8)]  # twice before the first step, twice after the last
+    rows = [{"generator_step": step, "generator/accuracy": value} for step, value in points]
+    assert mean_over_training(rows) == pytest.approx(0.6)
+    assert mean_over_training(rows[:2]) == pytest.approx(0.1)  # an arm whose generator stands still
 
 
 WARMUP, GENERATOR, VERIFIER = ["warmup"] * 2, ["generator"] * 3, ["verifier"]
