@@ -48,7 +48,7 @@ MODEL = ModelConfig(
 )
 P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
-ROW_BUCKETS = (2, 4, 8, 12, 16, 24, 32, 48, 64)
+ROW_BUCKETS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
