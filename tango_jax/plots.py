@@ -19,6 +19,7 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E")
 ARM_LABELS = {
     "tango": "Tango (trained together)", "grpo": "GRPO (no verifier)", "fixed_verifier": "fixed verifier",
+    "fixed_verifier_warm": "fixed verifier, warmed up",
     "fixed_generator": "fixed generator", "gold_steps": "gold step labels",
 }
 ARM_STYLES = {
@@ -71,7 +72,7 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
     drawn = {}
     for axes, (name, heading) in zip(panels, ABLATION_PANELS, strict=True):
         axes.set_title(heading)
-        axes.set_xlabel("generator step")
+        axes.set_xlabel("generator step (below 0: warm-up)")
         for arm in reversed(runs):  # the first arm is drawn last, on top
             x, values = _over_seeds(runs[arm].values(), name)
             if x.size:
@@ -165,7 +166,7 @@ def _series(rows: Iterable[dict], phases: set[str], x_name: str, y_name: str) ->
 
 def _over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The x that every seed has, and the values [seed, point] there; seeds without the metric are left out."""
-    curves = [_series(rows, {"eval"}, "generator_step", name) for rows in seeds]
+    curves = [_series(_from_warmup(rows), {"eval"}, "x", name) for rows in seeds]
     curves = [curve for curve in curves if curve.x.size]
     if not curves:
         return np.empty(0), np.empty((0, 0))
@@ -173,6 +174,13 @@ def _over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.
     for curve in curves[1:]:
         x = np.intersect1d(x, curve.x)
     return x, np.array([curve.y[np.isin(curve.x, x)] for curve in curves])
+
+
+def _from_warmup(rows: Iterable[dict]) -> list[dict]:
+    """The evaluations with an `x`: generator steps, and before the first one the verifier's warm-up, down from 0."""
+    evaluations = [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
+    warmup = max((row["step"] for row in evaluations if row["generator_step"] == 0), default=0)
+    return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in evaluations]
 
 
 def _shade_warmup(axes: Axes, rows: Iterable[dict], label: str = "") -> None:
@@ -201,7 +209,7 @@ def _finish(axes: Axes) -> None:
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlim(right=max(axes.dataLim.x1, 1.0) * 1.04 if axes.lines else 1.0)
-    axes.set_xlim(left=-0.04 * axes.get_xlim()[1])
+    axes.set_xlim(left=min(axes.dataLim.x0 if axes.lines else 0.0, 0.0) - 0.04 * axes.get_xlim()[1])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     for line in axes.lines:

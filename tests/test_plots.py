@@ -35,6 +35,12 @@ def test_seeds_are_compared_where_all_have_a_point():
     assert values.tolist() == [[0.1, 0.3], [0.3, 0.5]]
 
 
+def test_the_start_of_a_warmup_is_drawn_before_the_first_step():
+    rows = [eval_row(-10, 0.1) | {"generator_step": 0}, eval_row(0, 0.2), eval_row(5, 0.3)]  # turns 0, 10 and 15
+    x, values = plots._over_seeds([rows], "generator/accuracy")
+    assert (x.tolist(), values.tolist()) == ([-10, 0, 5], [[0.1, 0.2, 0.3]])
+
+
 def test_running_mean_keeps_both_ends():
     y = np.zeros(24)
     y[[0, 12, 23]] = [6.0, 3.0, 9.0]
