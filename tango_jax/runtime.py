@@ -42,4 +42,6 @@ def configure(config: ConfigDict) -> None:
 
 def describe_machine() -> str:
     device = jax.devices()[0]
-    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}), {os.cpu_count()} CPU cores"
+    # Those that this process may use, where the system tells: containers and launchers give it a part.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}), {cores} CPU cores"
