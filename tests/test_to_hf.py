@@ -41,6 +41,7 @@ def test_a_round_trip_is_bit_equal(name, dtype, tmp_path):
         assert found[tensor].dtype == dtype
         assert found[tensor].tobytes() == value.astype(dtype).tobytes(), tensor
     assert files_of(folder) == ["README.md", "config.json", "generation_config.json", "model.safetensors"]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # readable for whoever may read config.json
 
 
 def test_several_files(tmp_path):

@@ -141,7 +141,7 @@ def _check_options(file: Path, hf) -> None:
             raise ValueError(f"{file}: {key}={value!r} of the rotary settings must be a number; correct config.json")
     window, layer_types = hf.sliding_window if hasattr(hf, "sliding_window") else None, getattr(hf, "layer_types", None)
     in_use = "sliding_attention" in layer_types if layer_types else window is not None
-    if in_use and window < hf.max_position_embeddings:
+    if in_use and (window or 0) < hf.max_position_embeddings:
         raise ValueError(
             f"{file}: sliding_window={window} with max_position_embeddings={hf.max_position_embeddings} is not "
             f"supported; sequences of up to {window} tokens never reach the window: set max_position_embeddings to "

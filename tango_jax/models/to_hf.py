@@ -84,7 +84,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
     }
     if kind == "mistral":
         fields["sliding_window"] = None  # its default is 4096
-    out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string(use_diff=False))
+    out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string())
     # transformers 4 and what is built on it read these names, and would fall back to a base of 10000 without a word.
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     legacy = {"rope_theta": config.rope_base, "torch_dtype": dtype}
@@ -207,6 +207,7 @@ def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype
         tensors = {name: value.astype(dtype, copy=False) for name, value in _stored_values(config, params, shard)}
         if folder is not None:
             save_file(tensors, folder / file, metadata={"format": "pt"})
+            shutil.copymode(folder / "config.json", folder / file)  # safetensors lets nobody else read its files
     if folder is not None and len(shards) > 1:
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         metadata = {"total_parameters": count, "total_size": count * dtype.itemsize}
