@@ -51,7 +51,7 @@ def test_command_adds_correct_to_each_row(tmp_path, capsys):
     ({"text": 5, "gold": "5"}, "'text' is 5"),
     ({"text": "a", "gold": ""}, "'gold' is ''"),
     ({"text": "a", "gold": None}, "'gold' is None"),
-    ({"text": "a", "gold": "5", "kind": "maths"}, "'kind' is 'maths'; use one of math, string, python, choice"),
+    ({"text": "a", "gold": "5", "kind": "maths"}, "'kind' is 'maths'; use one of math, string, python, choice, text"),
 ])  # fmt: skip
 def test_command_names_the_bad_line_and_keeps_the_old_output(tmp_path, capsys, row, message):
     source = write_rows(tmp_path / "rows.jsonl", {"text": response("5"), "gold": "5"}, row)

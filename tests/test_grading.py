@@ -163,7 +163,7 @@ def test_other_kinds_never_touch_the_pool(monkeypatch, kind):
 def test_wrong_calls_say_what_to_change():
     with pytest.raises(ValueError, match="2 texts but 1 gold"):
         grade_many(["a", "b"], ["a"])
-    with pytest.raises(ValueError, match="unknown kind 'maths'; use one of math, string, python, choice"):
+    with pytest.raises(ValueError, match="unknown kind 'maths'; use one of math, string, python, choice, text"):
         grade("a", "a", "maths")
     with pytest.raises(ValueError, match="the gold answer is ' '"):
         grade("a", " ")
