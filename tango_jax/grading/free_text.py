@@ -28,7 +28,8 @@ def matches_text(gold: str, answer: str) -> bool:
 
 def _items(text: str) -> list[str]:
     text = _ESCAPED.sub(r"\1", _LATEX_TEXT.sub(r"\1", text))
-    text = unicodedata.normalize("NFKC", text).translate(_SIGNS).casefold()
+    # Not NFKC: it would make 22 of 2².
+    text = unicodedata.normalize("NFC", text).translate(_SIGNS).casefold()
     return [_plain(item) for item in _ITEM_GAP.split(_plain(text).strip("[]"))]
 
 
