@@ -7,15 +7,24 @@ import pytest
 
 from tango_jax.data.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
 from tango_jax.data.gsm8k import gsm8k_solution_text, gsm8k_verifier_example
-from tango_jax.grading import grade, parse_solution, parse_verification
+from tango_jax.data.gsm8k_examples import make_gsm8k_examples
+from tango_jax.data.rows import read_rows
+from tango_jax.grading import close_pool, grade, parse_solution, parse_verification
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "fixtures/rows/gsm8k.jsonl").open(encoding="utf-8")]
+FILE = Path(__file__).parent / "fixtures/rows/gsm8k.jsonl"
+ROWS = [json.loads(line) for line in FILE.open(encoding="utf-8")]
 GOLDS = [row["answer"].split("####")[1].strip() for row in ROWS]
 CHAIN = {
     "question": "A pen costs $2,000 and 10% tax. Tom buys 3. How much does he pay?",
     "answer": "The tax is 2000*.1=$<<2000*.1=200>>200.\nSo one costs $<<2000+200=2200>>2,200.\n"
     "He pays $2,200*3 = $<<2200*3=6600>>6,600.\n#### 6,600",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_shared_pool():
+    yield
+    close_pool()
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +120,45 @@ def test_numbers_in_text():
     assert replace_numbers("24 of 1,000 or 1000; 240, 24.0", changed) == "25 of 12,345 or 12345; 240, 25"
     assert number_text(Fraction(1, 4)) == "0.25" and number_text(Fraction(7)) == "7"
     assert is_even(Fraction(1, 4)) and not is_even(Fraction(1, 3))
+
+
+# ------------------------------------------------------------------------------------------- functions of an index
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make_gsm8k_examples(read_rows(FILE), num_heldout=2, seed=3)
+
+
+def test_roles_get_their_texts_and_rows_are_parted(made):
+    assert (made.num_train, made.num_heldout) == (3, 2)  # two rows have two lines only
+    ids = {part: {made.sft_example("generator", part, k)[0].id for k in range(6)} for part in ("train", "heldout")}
+    assert (len(ids["train"]), len(ids["heldout"])) == (3, 2) and not ids["train"] & ids["heldout"]
+    for index in range(6):
+        problem, nothing, zero, solution = made.sft_example("generator", "train", index)
+        assert (nothing, zero) == ("", 0)
+        assert grade(solution, problem.answer) and parse_solution(solution).format_score == 1.0
+        problem, solution, num_steps, verification = made.sft_example("verifier", "train", index)
+        assert parse_verification(verification, num_steps).aligned
+        assert len(parse_solution(solution).steps) == num_steps
+    assert made.sft_example("verifier", "train", 4) == made.sft_example("verifier", "train", 4)
+
+
+def test_the_pool_has_step_labels_and_other_solutions_have_none(made):
+    labels = []
+    for index in range(12):
+        problem, solution = made.pool_solution(index)
+        steps = parse_solution(solution).steps
+        labels.append(made.gold_steps(problem, steps))
+        assert all(labels[-1]) == grade(solution, problem.answer)
+        assert made.gold_steps(problem, (*steps, "and so on")) is None
+    assert {all(label) for label in labels} == {True, False}
+    problem, _, _, solution = made.sft_example("generator", "heldout", 0)
+    assert made.gold_steps(problem, parse_solution(solution).steps) is None
+
+
+def test_too_few_rows_are_refused():
+    with pytest.raises(ValueError, match="too few problems: 0 training and 5 validation"):
+        make_gsm8k_examples(read_rows(FILE), num_heldout=5, seed=0)
+    with pytest.raises(ValueError, match="num_heldout=0 of 5 rows; hold out at least 1"):
+        make_gsm8k_examples(read_rows(FILE), num_heldout=0, seed=0)
