@@ -71,6 +71,7 @@ def test_olympiadbench_asks_for_all_answers_in_the_unit():
     )
     plain = dict(context=None, question="Q", final_answer=["7"], is_multiple_answer=False, unit=None)
     assert problem("olympiadbench", **plain) == Problem("set/3", "Q", "7")
+    assert problem("olympiadbench", problem="Q", answer="$7$") == Problem("set/3", "Q", "7")
 
 
 @pytest.mark.parametrize("label, answer", [("proved", "True"), ("disproved", "False"), ("unknown", "Uncertain")])

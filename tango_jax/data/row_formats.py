@@ -91,12 +91,12 @@ def _read_olympiadbench(fields: Fields) -> Content:
     """Context, question, unit and number of answers make the question. The grader does not want dollar signs."""
     context, unit = fields.get("context"), fields.get("unit")
     parts = [context.strip()] if isinstance(context, str) and context.strip() else []
-    parts.append(text_of(fields, "question"))
+    parts.append(text_of(fields, "question" if "question" in fields else "problem"))
     if fields.get("is_multiple_answer") is True:
         parts.append("There is more than one answer: give all of them, separated by commas.")
     if isinstance(unit, str) and unit.strip():
         parts.append(f"The answer is in the unit {unit.strip()}; give the value alone.")
-    answer = answer_text(value_of(fields, "final_answer"))
+    answer = answer_text(value_of(fields, "answer" if "final_answer" not in fields else "final_answer"))
     return "\n".join(parts), re.sub(r"(?<!\\)\$", "", answer).strip() or answer, 0
 
 
@@ -146,7 +146,7 @@ ROW_FORMATS = {
     "math": RowFormat("question or problem, and answer", "math", _read_math),
     "gsm8k": RowFormat("question, answer (ending in #### n)", "math", _read_gsm8k),
     "verl": RowFormat("prompt (chat messages), reward_model.ground_truth", "math", _read_verl),
-    "olympiadbench": RowFormat("question, final_answer (a list of one)", "math", _read_olympiadbench),
+    "olympiadbench": RowFormat("question, final_answer (a list of one) or answer", "math", _read_olympiadbench),
     "bgqa": RowFormat("example, label (proved, disproved or unknown)", "choice", read_bgqa),
     "cruxeval": RowFormat("code, input, output", "python", read_cruxeval),
     "strategyqa": RowFormat("question, facts (a list), answer (true or false)", "choice", read_strategyqa),
