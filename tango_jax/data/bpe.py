@@ -42,12 +42,9 @@ def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tok
     """
     if split not in SPLITS:
         raise ValueError(f"pre-tokenizer {split!r} is not one of {', '.join(SPLITS)}")
-    model = models.BPE(
-        vocab=_vocab(pieces),
-        merges=_pairs(merges),
-        ignore_merges=split == "llama-bpe",
-    )
-    backend = Tokenizer(model)
+    vocab = _vocab(pieces)
+    # Llama-3 looks a whole word up before it merges its letters.
+    backend = Tokenizer(models.BPE(vocab, _pairs(merges, vocab), ignore_merges=split == "llama-bpe"))
     if split == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(_byte_level_split(split))
@@ -129,11 +126,13 @@ def _vocab(pieces: Pieces) -> dict[str, int]:
     return vocab
 
 
-def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    wrong = next((merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2), None)
-    if wrong is not None:
-        raise ValueError(f"the merge {wrong!r} is not two pieces with a blank between them")
+def _pairs(merges: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.keys():
+            raise ValueError(f"the merge {merge!r} is not two pieces of the vocabulary that make a third")
+        pairs.append((left, right))
     return pairs
 
 

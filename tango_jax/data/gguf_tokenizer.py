@@ -31,7 +31,7 @@ def gguf_tokenizer(path: str | Path, use_chat: bool = False) -> Tokenizer:
     return make_tokenizer(
         backend,
         len(file.require("tokenizer.ggml.tokens")) if embedding is None else int(embedding.shape[1]),
-        bos_ids=(file.require("tokenizer.ggml.bos_token_id"),) if _adds_bos(file) else (),
+        bos_ids=(file.get("tokenizer.ggml.bos_token_id"),) if _adds_bos(file) else (),
         stop_ids=[token for token in stop_ids if token is not None],
         chat_fn=chat_fn,
         source=str(path),
@@ -61,30 +61,34 @@ def _backend(file: GgufFile) -> tokenizers.Tokenizer:
     kind, split = file.require("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre", "default")
     texts = file.require("tokenizer.ggml.tokens")
     pieces = Pieces(texts, file.get("tokenizer.ggml.token_type", [int(PieceKind.NORMAL)] * len(texts)))
-    if kind == "gpt2" and split in _SPLITS:
-        backend = byte_level_backend(pieces, file.require("tokenizer.ggml.merges"), _SPLITS[split])
-    elif kind == "llama":
-        has_prefix = file.get("tokenizer.ggml.add_space_prefix", True)
-        backend = sentencepiece_backend(pieces, file.require("tokenizer.ggml.scores"), has_prefix)
-    else:
-        name = f"gpt2 with pre-tokenizer {split!r}" if kind == "gpt2" else repr(kind)
+    try:
+        if kind == "gpt2" and split in _SPLITS:
+            backend = byte_level_backend(pieces, file.require("tokenizer.ggml.merges"), _SPLITS[split])
+        elif kind == "llama":
+            has_prefix = file.get("tokenizer.ggml.add_space_prefix", True)
+            backend = sentencepiece_backend(pieces, file.require("tokenizer.ggml.scores"), has_prefix)
+        else:
+            name = f"gpt2 with pre-tokenizer {split!r}" if kind == "gpt2" else repr(kind)
+            raise ValueError(f"kind {name} is not supported, only llama, and gpt2 with {', '.join(_SPLITS)}")
+    except ValueError as error:
         raise ValueError(
-            f"{file.path} has a tokenizer of kind {name}; supported are llama, and gpt2 with {', '.join(_SPLITS)}: "
-            "use the tokenizer of the model's Hugging Face folder"
-        )
+            f"the tokenizer in {file.path}: {error}; use the tokenizer of the model's Hugging Face folder"
+        ) from error
     if _adds_bos(file):
-        add_bos(backend, texts[file.require("tokenizer.ggml.bos_token_id")])
+        add_bos(backend, _special_tokens(file)["bos_token"])
     return backend
 
 
 def _adds_bos(file: GgufFile) -> bool:
     """Whether prompts start with BOS; where the file does not say, as llama.cpp has it."""
     kind, split = file.get("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre")
-    return bool(file.get("tokenizer.ggml.add_bos_token", kind == "llama" or _SPLITS.get(split) == "llama-bpe"))
+    is_default = kind == "llama" or _SPLITS.get(split) == "llama-bpe"
+    return file.get("tokenizer.ggml.add_bos_token", is_default) and "bos_token" in _special_tokens(file)
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
+    """Special tokens under transformers' names; some files name ids that are no tokens for what they do not have."""
     texts = file.require("tokenizer.ggml.tokens")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: file.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    return {name: texts[token] for name, token in ids.items() if token is not None}
+    ids = {name: file.get(f"tokenizer.ggml.{key}_token_id", len(texts)) for name, key in names.items()}
+    return {name: texts[token] for name, token in ids.items() if token < len(texts)}
