@@ -114,10 +114,10 @@ def test_sentencepiece_tokenizers(tmp_path, has_prefix):
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     rng = np.random.default_rng(0)
     for _ in range(300):
-        text = random_text(rng).replace("\x00", "").replace("\u2581", "")
+        text = random_text(rng)
         ids = tokenizer.encode_fn(text)
         assert ids == processor.encode(text), text
-        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids) == text.replace("\u2581", " ")  # its letter for a blank
     assert (tokenizer.bos_ids, tokenizer.stop_ids) == ((1,) if has_prefix else (), (2,))
     write_hf_tokenizer(tmp_path / "m.gguf", tmp_path / "folder")
     assert_same_tokenizer(tmp_path / "folder", tokenizer)

@@ -174,10 +174,10 @@ def test_a_bare_sentencepiece_model(tmp_path, has_prefix):
     assert (tokenizer.bos_ids, tokenizer.stop_ids, tokenizer.strips_blank) == ((1,), (2,), has_prefix)
     rng = np.random.default_rng(2)
     for _ in range(300):
-        text = random_text(rng).replace("\x00", "").replace("\u2581", "")  # the C++ library stops at these
+        text = random_text(rng)
         ids = tokenizer.encode_fn(text)
         assert ids == processor.encode(text), text
-        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids) == text.replace("\u2581", " ")  # its letter for a blank
     (control,) = tokenizer.encode_fn("[X]")[-1:]
     assert control == processor.piece_to_id("[X]") and tokenizer.token_bytes[control] == b""
     assert tokenizer.token_bytes[processor.piece_to_id("[INST]")] == b"[INST]"
