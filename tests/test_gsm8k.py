@@ -158,7 +158,7 @@ def test_the_pool_has_step_labels_and_other_solutions_have_none(made):
 
 
 def test_too_few_rows_are_refused():
-    with pytest.raises(ValueError, match="too few problems: 0 training and 5 validation"):
+    with pytest.raises(ValueError, match="stage 1: 5 of 5 examples are within the limits"):
         make_gsm8k_examples(read_rows(FILE), num_heldout=5, seed=0)
     with pytest.raises(ValueError, match="num_heldout=0 of 5 rows; hold out at least 1"):
         make_gsm8k_examples(read_rows(FILE), num_heldout=0, seed=0)

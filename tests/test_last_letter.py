@@ -12,7 +12,7 @@ from tango_jax.data.problems import make_task
 from tango_jax.data.tokenizer import load_sentencepiece, train_sentencepiece
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
-from tango_jax.validation import longest_last_letter
+from tango_jax.task_validation import longest_last_letter
 
 CONFIG = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
 HARD = set("bdfhjlnpr")
@@ -75,7 +75,7 @@ def test_make_task_gives_every_split_its_ranges():
     task.sft_words, task.rl_words, task.test_words = (1, 1), (2, 2), (3, 3)
     task.sft_letters, task.rl_letters, task.test_letters = (4, 4), (5, 5), (6, 6)
     task.data_seed = 5
-    made = make_task(config)
+    made = make_task(config, {})
     assert made.sft_example("verifier", "heldout", 0).num_steps == 1
     for problem, words, letters in [
         (made.sft_example("generator", "train", 3).problem, 1, 4),
@@ -97,7 +97,7 @@ def test_another_seed_trains_on_other_problems_and_is_measured_on_the_same():
     def texts(seed, data_seed):
         config = default_config()
         config.seed, config.task.data_seed = seed, data_seed
-        task = make_task(config)
+        task = make_task(config, {})
         measured = [str(make(index)) for make in (task.test_problem, task.pool_solution) for index in range(3)]
         example = task.sft_example("verifier", "train", 0)
         return [task.train_problem(index).question for index in range(3)], measured, example

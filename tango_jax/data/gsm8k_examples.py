@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tango_jax.data.gsm8k import VerifierExample, gsm8k_solution_text, gsm8k_verifier_example
-from tango_jax.data.problem_sets import make_problem_order, split_problems
+from tango_jax.data.problem_sets import make_problem_order, split_examples
 from tango_jax.data.row_formats import to_problem
 from tango_jax.data.rows import Row
 from tango_jax.grading import parse_solution
@@ -27,10 +27,20 @@ class Gsm8kExamples(NamedTuple):
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None]  # None but for the pool's solutions
     num_train: int
     num_heldout: int
+    num_too_long: int
+    heldout_ids: frozenset[str]  # problems of the held-out loss and the pool
 
 
-def make_gsm8k_examples(rows: Sequence[Row], num_heldout: int, seed: int, min_steps: int = 3) -> Gsm8kExamples:
+def make_gsm8k_examples(
+    rows: Sequence[Row],
+    num_heldout: int,
+    seed: int,
+    min_steps: int = 3,
+    tokens_over_fn: Callable[[Problem, str, str], int] = lambda problem, solution, verification: 0,
+) -> Gsm8kExamples:
     """Examples of rows that have at least `min_steps` lines, so that none shows a solution that loses format score.
+
+    `tokens_over_fn` (see `prompt_lengths.make_tokens_over`): rows for which it is above 0 are left out.
 
     Raises:
         ValueError: a row is not GSM8K's, or too few rows have that many lines.
@@ -41,7 +51,13 @@ def make_gsm8k_examples(rows: Sequence[Row], num_heldout: int, seed: int, min_st
         if problem.size >= min_steps:
             fields_of[problem.id] = row.fields
             problems.append(problem)
-    split = split_problems(problems, lambda problem: 0, 0, num_heldout, batch_size=1, seed=seed)
+
+    def tokens_over(problem: Problem) -> int:
+        fields = fields_of[problem.id]
+        verification = gsm8k_verifier_example(fields, seed, 0).verification
+        return tokens_over_fn(problem, gsm8k_solution_text(fields), verification)
+
+    split = split_examples(problems, tokens_over, num_heldout, seed)
     if not split.validation:
         raise ValueError(f"num_heldout={num_heldout} of {len(problems)} rows; hold out at least 1")
     order = {"train": make_problem_order(split.train, seed), "heldout": make_problem_order(split.validation, seed)}
@@ -68,4 +84,6 @@ def make_gsm8k_examples(rows: Sequence[Row], num_heldout: int, seed: int, min_st
         example = pool_example(int(index))[1]
         return example.is_right if parse_solution(example.solution).steps == steps else None
 
-    return Gsm8kExamples(sft_example, pool_solution, gold_steps, len(split.train), len(split.validation))
+    heldout_ids = frozenset(problem.id for problem in split.validation)
+    sizes = len(split.train), len(split.validation), split.num_too_long
+    return Gsm8kExamples(sft_example, pool_solution, gold_steps, *sizes, heldout_ids)

@@ -67,6 +67,12 @@ class ProblemSplit(NamedTuple):
         )
 
 
+def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
+    """A name in BENCHMARKS becomes its hub id and, unless one is given, its row format; all else stays as it is."""
+    benchmark = BENCHMARKS.get(str(source))
+    return (source, row_format) if benchmark is None else (benchmark.source, row_format or benchmark.row_format)
+
+
 def load_problems(source: str | Path, row_format: str | None = None) -> ProblemSet:
     """Every problem of a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS, in the order of its rows.
 
@@ -75,9 +81,7 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
     Raises:
         ValueError: nothing there, or a row that cannot be read; names file, line, the keys found and those wanted.
     """
-    if str(source) in BENCHMARKS:
-        benchmark = BENCHMARKS[str(source)]
-        source, row_format = benchmark.source, row_format or benchmark.row_format
+    source, row_format = resolve(source, row_format)
     if row_format is not None and row_format not in ROW_FORMATS:
         raise ValueError(f"unknown row format {row_format!r}; use one of {', '.join(ROW_FORMATS)}")
     rows = read_rows(source)
@@ -120,6 +124,25 @@ def split_problems(
             f"{num_validation} are for validation: raise the limit, lower the others or give more than {len(problems)}"
         )
     return split
+
+
+def split_examples(
+    problems: Sequence[Problem], tokens_over_fn: Callable[[Problem], int], num_heldout: int, seed: int
+) -> ProblemSplit:
+    """The same for stage-1 examples: `tokens_over_fn` says how far one is over a limit; at most 0, and it stays.
+
+    Raises:
+        ValueError: too few remain.
+    """
+    over = {problem.id: tokens_over_fn(problem) for problem in problems}
+    fitting = sum(tokens <= 0 for tokens in over.values())
+    if fitting <= num_heldout:
+        raise ValueError(
+            f"stage 1: {fitting} of {len(over)} examples are within the limits, the others up to "
+            f"{max(over.values(), default=0)} tokens over one, and {num_heldout} are to be held out: raise max_prompt, "
+            "max_response or sft.pack_length, lower task.validation, or give more"
+        )
+    return split_problems(problems, lambda problem: over[problem.id], 0, num_heldout, batch_size=1, seed=seed)
 
 
 def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int], Problem]:

@@ -107,15 +107,20 @@ def _as_object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
+def check_hub_id(source: str) -> tuple[str, str | None, str]:
+    """(data set, config or None, split or file) of a hub id; the hub is not asked. ValueError if it is not one."""
+    match = _HUB.fullmatch(source)
+    parts = match and (match["repo"], match["config"], match["rest"])
+    is_file = parts is not None and parts[2].endswith(SUFFIXES)
+    if parts is None or (is_file and parts[1]) or (not is_file and "/" in parts[2]):
+        raise ValueError(f"{source!r} is not a hub id; write {HUB_FORM}")
+    return parts
+
+
 def _download(source: str) -> tuple[str, list[Path]]:
     """Fetch a split or a file of a hub data set, or find it in the local cache."""
-    match = _HUB.fullmatch(source)
-    if match is None:
-        raise ValueError(f"{source!r} is not a hub id; write {HUB_FORM}")
-    repo, config, rest = match["repo"], match["config"], match["rest"]
+    repo, config, rest = check_hub_id(source)
     is_file = rest.endswith(SUFFIXES)
-    if (is_file and config) or (not is_file and "/" in rest):
-        raise ValueError(f"{source!r} is not a hub id; write {HUB_FORM}")
     pattern = rest if is_file else f"{config or '*'}/{rest}/*.parquet"
     folder = _fetch(source, repo, pattern, None if is_file else PARQUET_BRANCH)
     paths = sorted(folder.glob(pattern))

@@ -18,7 +18,7 @@ from tango_jax.models.safetensors_files import StoredTensor, shorten
 from tango_jax.models.transformer import ModelConfig, RopeScaling
 
 _DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Old checkpoints store the rotary frequencies, which the config determines.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
@@ -33,7 +33,7 @@ def resolve_folder(name: str, revision: str | None = None) -> Path:
         return folder
     if folder.exists():
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the safetensors files")
-    if not _HUB_ID.fullmatch(str(name)):
+    if not HUB_ID.fullmatch(str(name)):
         raise ValueError(f"{name} is not a folder, and not a hub id such as Qwen/Qwen2.5-1.5B either")
     # Imported here: most runs never ask the hub for anything.
     from huggingface_hub import snapshot_download
