@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
 
 __all__ = [
-    "ARMS", "default_config", "flatten", "load_config", "optimizer_config", "parse_command_line", "role_config",
-    "save_config", "validate",
+    "ARMS", "check_same_settings", "default_config", "flatten", "load_config", "optimizer_config", "parse_command_line",
+    "role_config", "save_config", "validate",
 ]  # fmt: skip
 
 
@@ -129,20 +129,31 @@ def save_config(config: ConfigDict, path: Path, may_change: str = "") -> None:
     Raises:
         ValueError: the run in this folder was made with other settings; names them.
     """
-    text = json.dumps(flatten(config), indent=1, default=list, sort_keys=True)
     if path.exists():
-        old, new = json.loads(path.read_text()), json.loads(text)
-        changed = [
-            f"{key}: {old.get(key)} -> {new.get(key)}"
-            for key in sorted(old | new)
-            if old.get(key) != new.get(key) and not (may_change and key.startswith(may_change))
-        ]
-        if changed:
-            raise ValueError(
-                f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
-                "resume with the same ones, or choose another --workdir"
-            )
-    path.write_text(text)
+        check_same_settings(config, path, may_change)
+    path.write_text(_as_json(config))
+
+
+def check_same_settings(config: ConfigDict, path: Path, may_change: str = "") -> None:
+    """See `save_config`, which wrote the file."""
+    try:
+        old, new = json.loads(path.read_text()), json.loads(_as_json(config))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
+    changed = [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key) and not (may_change and key.startswith(may_change))
+    ]
+    if changed:
+        raise ValueError(
+            f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
+            "resume with the same ones, or choose another --workdir"
+        )
+
+
+def _as_json(config: ConfigDict) -> str:
+    return json.dumps(flatten(config), indent=1, default=list, sort_keys=True)
 
 
 def validate(config: ConfigDict) -> None:

@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import pytest
 from hf_loading import assert_equal_trees
-from tiny_checkpoints import MODEL, tiny_params, write_tiny_folder, write_tiny_gguf
+from tiny_checkpoints import MODEL, save_run, tiny_params, write_tiny_folder, write_tiny_gguf
 
-from tango_jax.checkpoint import Checkpointer
 from tango_jax.config import default_config, save_config
 from tango_jax.data.hf_tokenizer import load_hf_tokenizer
 from tango_jax.data.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
@@ -28,17 +27,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory):
     return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")
-
-
-def save_run(workdir, config, stage_one=False, step=1):
-    """A workdir as a run leaves it, with the tiny model's parameters times the step."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    save_config(config, workdir / "config.json")
-    params = jax.tree.map(lambda leaf: leaf * step, tiny_params())
-    state = {"params": params} if stage_one else {role: {"params": params} for role in ("generator", "verifier")}
-    directory = workdir / "sft" / "generator" if stage_one else workdir
-    Checkpointer(directory / "checkpoints").save(step, state, {})
-    return params
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])

@@ -8,6 +8,8 @@ from gguf_files import file_arrays, model_metadata, write_gguf
 from small_tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 from test_gguf_tokenizer import ROWS, gpt2_metadata
 
+from tango_jax.checkpoint import Checkpointer
+from tango_jax.config import save_config
 from tango_jax.models.hf_layout import LAYOUTS, path_name, stored_tensors, to_stored
 from tango_jax.models.to_hf import export_hf
 from tango_jax.models.transformer import ModelConfig, init_params
@@ -49,3 +51,13 @@ def write_tiny_gguf(path: Path) -> Path:
     write_gguf(path, "llama", metadata, file_arrays("llama", MODEL, plain))
     return path
 
+
+def save_run(workdir, config, stage_one=False, step=1):
+    """A workdir as a run leaves it, with the tiny model's parameters times the step."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    save_config(config, workdir / "config.json")
+    params = jax.tree.map(lambda leaf: leaf * step, tiny_params())
+    state = {"params": params} if stage_one else {role: {"params": params} for role in ("generator", "verifier")}
+    directory = workdir / "sft" / "generator" if stage_one else workdir
+    Checkpointer(directory / "checkpoints").save(step, state, {})
+    return params
