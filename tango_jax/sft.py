@@ -169,10 +169,10 @@ def main(argv: list[str]) -> None:
     runtime.configure(config)
     console = Console()
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        save_config(config, workdir / "config.json")
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+        workdir.mkdir(parents=True, exist_ok=True)
+        save_config(config, workdir / "config.json")
         run_stage_one(policies, config, task, workdir, console)
         for role in policies:
             console.log(f"{role}: {sft_directory(workdir, role)}")

@@ -9,7 +9,7 @@ from tango_jax.config import default_config
 from tango_jax.data import last_letter
 from tango_jax.data.last_letter import LastLetterConfig
 from tango_jax.data.problems import make_task
-from tango_jax.data.tokenizer import load_sentencepiece, train_sentencepiece
+from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.task_validation import longest_last_letter
@@ -91,6 +91,19 @@ def test_make_task_gives_every_split_its_ranges():
     assert made.train_problem(3) == last_letter.problem(ranges, 5, "rl", 3)
     train, heldout = (made.sft_example("generator", split, 0).problem.question for split in ("train", "heldout"))
     assert train != heldout
+
+
+@pytest.mark.parametrize("role", ["generator", "verifier"])
+def test_a_tokenizer_of_another_kind_is_asked_how_long_problems_are(role):
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = "a/b"
+    config.generator.template = config.verifier.template = "last_letter"
+    letters = Tokenizer(lambda text: list(text.encode()), tuple(bytes([byte]) for byte in range(256)), (), (0,))
+    tokenizers = {"generator": letters, "verifier": letters}
+    make_task(config, tokenizers)
+    config[role].max_prompt = 80  # eight words of ten letters are 112 characters
+    with pytest.raises(ValueError, match=r"task\.\w+_words=\(2, 8\) and .* raise the limits or shorten the problems"):
+        make_task(config, tokenizers)
 
 
 def test_another_seed_trains_on_other_problems_and_is_measured_on_the_same():

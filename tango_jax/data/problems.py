@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.data import last_letter
 from tango_jax.data.math_task import make_math
+from tango_jax.data.prompt_lengths import make_num_tokens
 from tango_jax.data.task import SftExample, Task
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.records import Problem
@@ -17,7 +18,28 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     Raises:
         ValueError: files that cannot be read, or limits that leave too few problems.
     """
-    return _make_last_letter(config) if config.task.name == "last_letter" else make_math(config, tokenizers)
+    if config.task.name == "math":
+        return make_math(config, tokenizers)
+    if config.generator.checkpoint or config.verifier.checkpoint:
+        _check_last_letter_prompts(config, tokenizers)
+    return _make_last_letter(config)
+
+
+def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
+    """The prompts of a few problems of the largest size, counted by tokenizers that split words as they like."""
+    task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
+    for split in ("sft", "rl", "test"):
+        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
+        rates = (task.hard_error, task.easy_error, task.reading_error)
+        largest = last_letter.LastLetterConfig((words, words), (letters, letters), *rates)
+        longest = max(num_tokens_fn(last_letter.problem(largest, task.data_seed, "test", index)) for index in range(64))
+        if longest > config.generator.max_prompt:
+            raise ValueError(
+                f"task.{split}_words={tuple(task[f'{split}_words'])} and task.{split}_letters="
+                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, or as much over "
+                f"verifier.max_prompt={config.verifier.max_prompt} as that is over generator.max_prompt="
+                f"{config.generator.max_prompt}: raise the limits or shorten the problems"
+            )
 
 
 def _make_last_letter(config: ConfigDict) -> Task:
