@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.checkpoint import read_state
@@ -50,7 +51,10 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         if shardings is not None:
             shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
         params = read_state(directory, shapes, part=part).state
-        return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
+        if shardings is not None:
+            return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
+        # On no particular device: arrays from a checkpoint are bound to theirs, and jitted functions compile anew.
+        return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wanted.param_dtype)), params)
 
     return dataclasses.replace(base, name=str(workdir), model_config=wanted, load_params=load_params)
 

@@ -36,13 +36,14 @@ def _close_shared_pool():
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_cache(tmp_path_factory):
-    """One for the runs of this file: their programs are the same, whatever the weights come from."""
+    """One for the runs of this file: their programs are the same, wherever the weights come from."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compile_cache")),
         "jax_persistent_cache_min_compile_time_secs": 0.1,
         "jax_persistent_cache_min_entry_size_bytes": 0,
+        "jax_disable_most_optimizations": True,  # compiling takes longer than running here
     }
-    before = {name: getattr(jax.config, name) for name in settings}
+    before = {name: jax.config.values[name] for name in settings}
     for name, value in settings.items():
         jax.config.update(name, value)
     yield
@@ -224,15 +225,15 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
         assert_equal_trees(*params)
 
 
-def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, folder, tmp_path):
-    """Two tokenizers: the generator is read from a GGUF file, in chat form, the verifier from a folder, raw."""
+def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_path):
+    """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw."""
     config = math_config(gguf, stage_one="")
-    config.verifier.checkpoint, config.generator.use_chat = str(folder), True
+    config.verifier.checkpoint, config.generator.use_chat = str(run.workdir), True
     config.generator.sft.steps = config.verifier.sft.steps = 0
     config.arm, config.rl.warmup_steps = "fixed_generator", 0
     train(config, tmp_path, Console(enabled=False))
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert set(summary["verifier"].values()) == {None}
+    assert set(summary["verifier"].values()) == {None} and summary["compiles_after_warmup"] == 0
     source = open_source(str(gguf))
     saved = read_state(tmp_path / "checkpoints", abstract_params(source.model_config), ("generator", "params")).state
     assert_equal_trees(saved, source.load_params())
