@@ -107,8 +107,9 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
         words = judged.blocks[number - 1].strip() if number <= len(judged.blocks) else ""
         mark, style = MARKS[judgement]
-        console.print(Text.assemble((f"{number}. ", "dim"), step.strip()), Text(f"   {mark}", style=style),
-                      Text(f"   {words}", style="dim"), sep="\n")
+        console.print(Text.assemble((f"{number}. ", "dim"), step.strip()), Text(f"   {mark}", style=style), sep="\n")
+        if words:
+            console.print(Text(f"   {words}", style="dim"))
     if not steps:
         console.print(Text("The solution has no <step> blocks: there is nothing to judge but the answer.", "yellow"))
     boxed = "none" if solution.answer is None else solution.answer
