@@ -21,7 +21,8 @@ from tango_jax.data.problems import make_task
 from tango_jax.metrics import read_metrics
 from tango_jax.plots import plot_ablation
 from tango_jax.sft import run_stage_one
-from tango_jax.train import ROLES, make_policies, train
+from tango_jax.train import ROLES, train
+from tango_jax.workdir import make_policies
 
 COLUMNS = {  # column title -> name in the evaluation rows
     "generator accuracy": "generator/accuracy",
@@ -42,9 +43,10 @@ def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> Config
 
 def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json", may_change="ablation.")
-    policies, task = make_policies(config), make_task(config)
     run_stage_one(policies, config, task, workdir, console)
     # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]
@@ -63,27 +65,29 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
 def write_tables(runs: dict, workdir: Path) -> None:
     """ablation.md (mean over seeds, with the value of every seed) and ablation.csv (every evaluation)."""
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    first = next(iter(next(iter(runs.values())).values()))[0]
+    # A task without a fixed pool has no figures of the verifier on it.
+    columns = {title: name for title, name in COLUMNS.items() if name in first}
     lines = [
         f"Mean over seeds {', '.join(map(str, seeds))}, each seed in brackets; greedy, verifier on the fixed pool.",
         "",
-        "| arm | generator accuracy, mean over training | " + " | ".join(f"{title}, end" for title in COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 2) + "|",
+        "| arm | generator accuracy, mean over training | " + " | ".join(f"{title}, end" for title in columns) + " |",
+        "|---" * (len(columns) + 2) + "|",
     ]
     for arm, by_seed in runs.items():
         cells = [_cell([mean_over_training(rows) for rows in by_seed.values()])]
-        cells += [_cell([rows[-1][name] for rows in by_seed.values()]) for name in COLUMNS.values()]
+        cells += [_cell([rows[-1][name] for rows in by_seed.values()]) for name in columns.values()]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    first = next(iter(next(iter(runs.values())).values()))[0]
-    start = ", ".join(f"{title} {first[name]:.3f}" for title, name in COLUMNS.items())
+    start = ", ".join(f"{title} {first[name]:.3f}" for title, name in columns.items())
     lines += ["", f"All arms start from the same checkpoints: {start}."]
     (workdir / "ablation.md").write_text("\n".join(lines) + "\n")
     with open(workdir / "ablation.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["arm", "seed", "generator_step", *COLUMNS.values()])
+        writer.writerow(["arm", "seed", "generator_step", *columns.values()])
         for arm, by_seed in runs.items():
             for seed, rows in by_seed.items():
                 writer.writerows(
-                    [arm, seed, row["generator_step"], *(row[n] for n in COLUMNS.values())] for row in rows
+                    [arm, seed, row["generator_step"], *(row[n] for n in columns.values())] for row in rows
                 )
 
 

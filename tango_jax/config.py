@@ -1,7 +1,7 @@
-"""The configuration: every key with its default and meaning, and command-line overrides.
+"""The configuration: config files, command-line overrides, and what is kept of it in a workdir.
 
-`configs/*.py` expose `get_config(arg)` and start from `default_config()`. The result is locked: a key that does not
-exist is refused with the nearest one that does.
+`configs/*.py` expose `get_config(arg)` and start from `default_config()` (defaults.py has every key). The result is
+locked: a key that does not exist is refused with the nearest one that does.
 """
 
 import difflib
@@ -13,153 +13,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-ARMS = {
-    "tango": "generator and verifier take turns (the method)",
-    "grpo": "generator alone, outcome reward only",
-    "fixed_verifier": "the verifier as it is after stage 1, never trained with RL",
-    "fixed_verifier_warm": "the verifier trained in the warm-up only, then fixed",
-    "fixed_generator": "the verifier alone, on solutions of a generator that stays as it is",
-    "gold_steps": "step labels from the task instead of a verifier (an upper bound)",
-}
+from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
 
-
-def optimizer_config(lr: float) -> ConfigDict:
-    return ConfigDict(
-        {
-            "lr": lr,  # peak learning rate
-            "schedule": "constant",  # constant or cosine
-            "warmup_steps": 0,  # linear warm-up
-            "decay_steps": 0,  # cosine: where it reaches zero; 0 means the stage's number of steps
-            "weight_decay": 0.01,
-            "b1": 0.9,
-            "b2": 0.999,
-            "eps": 1e-8,
-            "clip_norm": 1.0,  # global gradient norm
-        }
-    )
-
-
-def role_config() -> ConfigDict:
-    """Settings of one policy; generator and verifier have identical keys (SPEC section 2's table is the default)."""
-    return ConfigDict(
-        {
-            "model": {  # models/transformer.py ModelConfig; vocab_size comes from the tokenizer
-                "width": 128,
-                "num_layers": 3,
-                "num_heads": 4,
-                "num_kv_heads": 2,
-                "head_dim": 32,
-                "mlp_width": 512,
-                "rope_base": 10_000.0,
-                "norm_eps": 1e-6,
-                "tied_head": True,
-                "qkv_bias": False,
-                "qk_norm": False,
-                "max_position": 4096,
-                "param_dtype": "float32",  # master weights and Adam moments
-                "compute_dtype": "float32",  # matmuls; bfloat16 on accelerators
-                "head_dtype": "float32",  # output projection; float32 keeps sampler and trainer log-probs together
-                "remat": "full",  # none, dots (keep matmul results), full (keep each layer's input only)
-                "unroll": False,  # unroll the training scan over layers: quicker for small models, longer compiles
-            },
-            "init_from": "",  # workdir of a run whose stage-1 checkpoint to start from; empty: run stage 1 here
-            "template": "math",  # prompts/templates.py, or a path to a text file
-            "max_prompt": 2048,  # tokens
-            "max_response": 2048,  # tokens
-            "prompt_buckets": (),  # lengths that prompts are padded to; max_prompt is always the last
-            "cache_buckets": (),  # sizes that the cache of new tokens grows through; max_response is always the last
-            "row_buckets": (80,),  # rows of a decode batch; as rows finish it shrinks through these
-            "temperature": 1.0,
-            "top_p": 1.0,  # below 1 the trained distribution differs from the sampled one
-            "top_k": 0,  # 0: off
-            "share_prompts": True,  # train on a prompt once for all its responses instead of once each
-            "pack_length": 0,  # tokens of a packed row; 0: as many as the longest sequence needs
-            "rows_per_micro_batch": 4,  # packed rows whose gradients are computed at once
-            "prompts_per_micro_batch": 2,  # prompts that those rows may belong to, where they are shared
-            "logp_chunk": 0,  # tokens whose logits exist at once; 0 means all of a micro-batch
-            "loss": {
-                "algorithm": "grpo",  # grpo, rloo, reinforce_pp
-                "use_std": True,  # False: centre only (Dr. GRPO)
-                "step_scale": 10.0,  # RLOO's factor on step advantages
-                "aggregation": "token_mean",  # token_mean, seq_mean, seq_sum_norm
-                "ratio": "token",  # token, or sequence (GSPO)
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "kl_coef": 0.001,  # beta; 0 needs no reference policy
-                "kl_kind": "k3",  # k1, k2 (mse), k3 (low_var)
-                "entropy_coef": 0.001,
-                "importance_cap": 0.0,  # truncated importance weights against the sampler's log-probs; 0: off
-                "mask_overlong": False,  # leave truncated responses out of the loss
-                "minibatches": 1,  # updates per batch and epoch
-                "epochs": 1,
-            },
-            "optimizer": optimizer_config(1e-6),
-            "sft": {
-                "steps": 0,  # 0: no stage 1
-                "start": "fresh",  # fresh, or generator: the verifier's stage 1 continues from the generator's
-                "batch_size": 64,  # sequences
-                "pack_length": 0,  # tokens of a packed row; 0 means max_prompt + max_response
-                "rows_per_micro_batch": 4,
-                "eval_every": 100,
-                "eval_examples": 64,  # held-out examples
-                "max_heldout_loss": 0.0,  # stage 1 fails if it ends above this loss per token; 0: no gate
-                "checkpoint_every": 200,
-                "optimizer": optimizer_config(5e-6),
-            },
-        }
-    )
-
-
-def default_config() -> ConfigDict:
-    config = ConfigDict(
-        {
-            "seed": 0,
-            "arm": "tango",  # see ARMS
-            "task": {
-                "name": "last_letter",
-                "data_seed": 0,  # SFT text, test problems and the fixed pool; RL problems also depend on `seed`
-                "sft_words": (2, 8),
-                "sft_letters": (3, 8),
-                "rl_words": (2, 6),
-                "rl_letters": (3, 10),
-                "test_words": (2, 8),
-                "test_letters": (3, 10),
-                "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter
-                "easy_error": 0.02,
-                "reading_error": 0.55,  # the verifier's teacher misreads a hard letter this often
-                "claim_noise": 0.15,  # solutions in the verifier's stage 1 name a random letter this often
-                "min_steps": 2,  # fewer step blocks cost format score
-            },
-            "generator": role_config(),
-            "verifier": role_config(),
-            "rl": {
-                "generator_steps": 300,
-                "warmup_steps": 40,  # verifier turns before the first generator turn
-                "generator_turns_per_cycle": 3,  # N_g
-                "verifier_turns_per_cycle": 1,  # N_v
-                "prompts_per_step": 256,
-                "samples_per_prompt": 5,  # M
-                "verifications_per_solution": 1,  # n_inference
-                "alpha_initial": 0.1,
-                "alpha_final": 1e-3,
-                "alpha_schedule": "exponential",  # exponential, linear, cosine, none
-                "outcome_weight": 1.0,
-                "format_weight": 0.0,  # generator's format score is logged; its weight in the reward
-                "gamma": 0.8,  # verifier's format weight
-                "label_count_decay": 0.8,  # EMA of how many correct and incorrect solutions were seen
-            },
-            "eval": {
-                "every": 10,  # generator steps
-                "problems": 200,  # held-out problems for the generator, greedy
-                "pool": 200,  # fixed solutions for the verifier, greedy
-            },
-            "checkpoint": {"every": 10, "keep": 2},  # turns between saves; how many to keep
-            "compile_cache": "~/.cache/tango_jax/xla",  # compiled programs are reused across runs; empty: off
-            "transcripts": 6,  # annotated examples in transcripts.md
-            "ablation": {"arms": tuple(ARMS), "seeds": (0, 1, 2)},
-        }
-    )
-    return config.lock()
+__all__ = [
+    "ARMS", "check_same_settings", "default_config", "flatten", "load_config", "optimizer_config", "parse_command_line",
+    "role_config", "save_config", "validate",
+]  # fmt: skip
 
 
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
@@ -242,7 +101,7 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
     """
     if "--help" in argv or "-h" in argv:
         print(doc.strip() + "\n\nusage: --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]\n")
-        print("Every key with its default is in tango_jax/config.py.")
+        print("Every key with its default is in tango_jax/defaults.py.")
         sys.exit(0)
     try:
         path, workdir, overrides = "configs/last_letter.py", default_workdir, []
@@ -270,20 +129,31 @@ def save_config(config: ConfigDict, path: Path, may_change: str = "") -> None:
     Raises:
         ValueError: the run in this folder was made with other settings; names them.
     """
-    text = json.dumps(flatten(config), indent=1, default=list, sort_keys=True)
     if path.exists():
-        old, new = json.loads(path.read_text()), json.loads(text)
-        changed = [
-            f"{key}: {old.get(key)} -> {new.get(key)}"
-            for key in sorted(old | new)
-            if old.get(key) != new.get(key) and not (may_change and key.startswith(may_change))
-        ]
-        if changed:
-            raise ValueError(
-                f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
-                "resume with the same ones, or choose another --workdir"
-            )
-    path.write_text(text)
+        check_same_settings(config, path, may_change)
+    path.write_text(_as_json(config))
+
+
+def check_same_settings(config: ConfigDict, path: Path, may_change: str = "") -> None:
+    """See `save_config`, which wrote the file."""
+    try:
+        old, new = json.loads(path.read_text()), json.loads(_as_json(config))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
+    changed = [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key) and not (may_change and key.startswith(may_change))
+    ]
+    if changed:
+        raise ValueError(
+            f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
+            "resume with the same ones, or choose another --workdir"
+        )
+
+
+def _as_json(config: ConfigDict) -> str:
+    return json.dumps(flatten(config), indent=1, default=list, sort_keys=True)
 
 
 def validate(config: ConfigDict) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import rng
-from tango_jax.data.problems import Task
+from tango_jax.data.problem_sets import host_share
+from tango_jax.data.task import Task
 from tango_jax.metrics import PhaseTimer
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.read import read_solutions, read_verifications
@@ -133,9 +134,10 @@ def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> T
 
 
 def next_problems(loop: Loop, counters: Counters) -> tuple[list, Counters]:
-    """The next P training problems, and the cursor behind them."""
+    """This host's share of the next P training problems, and the cursor behind all of them."""
     count, start = loop.config.rl.prompts_per_step, counters.cursor
-    problems = [loop.task.train_problem(index) for index in range(start, start + count)]
+    share = host_share(start, count, jax.process_index(), jax.process_count())
+    problems = [loop.task.train_problem(index) for index in share]
     return problems, dataclasses.replace(counters, cursor=start + count)
 
 

@@ -12,8 +12,10 @@ from tango_jax.scores import verifier_scores
 
 
 def fixed_pool(task, size: int) -> list[Solution]:
-    """The solutions on which the verifier is measured throughout: the same in every run of a task."""
+    """The solutions on which the verifier is measured throughout: the same in every run of a task; maybe none."""
     pool = []
+    if task.pool_solution is None:
+        return pool
     for index in range(size):
         problem, text = task.pool_solution(index)
         pool.append(make_solution(task, problem, text, [], grade(text, problem.answer, task.grade_kind)))
@@ -23,7 +25,8 @@ def fixed_pool(task, size: int) -> list[Solution]:
 def evaluate_generator(loop, states, key_data) -> tuple[dict, list[Solution]]:
     """Greedy accuracy on the held-out problems, in all and by problem size; and the solutions."""
     policy = loop.generator
-    problems = [loop.task.test_problem(index) for index in range(loop.config.eval.problems)]
+    asked, there_are = loop.config.eval.problems, loop.task.num_test
+    problems = [loop.task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
     prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems]
     weights = policy.sampler.layout(states["generator"].params)
     rollout = policy.sampler.sample(weights, prompts, 1, key_data, 0.0)
@@ -57,5 +60,5 @@ def evaluate(loop, states, pool: list[Solution]) -> tuple[dict, list[Solution], 
     key_data = rng.step_key(loop.config.seed, "evaluate")
     metrics, solutions = evaluate_generator(loop, states, key_data)
     live, verifications = evaluate_verifier(loop, states, solutions, key_data, "live")
-    fixed, _ = evaluate_verifier(loop, states, pool, key_data, "pool")
+    fixed = evaluate_verifier(loop, states, pool, key_data, "pool")[0] if pool else {}
     return metrics | fixed | live, solutions, verifications

@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
 DEFAULT_KIND = "math"
+CHUNK = 256  # rows between two moves of the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,19 +54,30 @@ def grade_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], st
     """The rows with "correct" added, in order, and a one-line summary."""
     correct: list[bool] = [False] * len(rows)
     errors = timeouts = overlong = 0
-    for kind in KINDS:
-        chosen = [index for index, row in enumerate(rows) if row.get("kind", DEFAULT_KIND) == kind]
-        if not chosen:
-            continue
-        report = grade_many([rows[index]["text"] for index in chosen], [rows[index]["gold"] for index in chosen], kind)
-        for index, is_correct in zip(chosen, report.correct, strict=True):
-            correct[index] = is_correct
-        errors += report.errors
-        timeouts += report.timeouts
-        overlong += report.overlong
+    with _progress() as progress:
+        task = progress.add_task("grading", total=len(rows))
+        for kind in KINDS:
+            of_kind = [index for index, row in enumerate(rows) if row.get("kind", DEFAULT_KIND) == kind]
+            for start in range(0, len(of_kind), CHUNK):
+                chosen = of_kind[start : start + CHUNK]
+                texts, golds = ([rows[index][key] for index in chosen] for key in ("text", "gold"))
+                report = grade_many(texts, golds, kind)
+                for index, is_correct in zip(chosen, report.correct, strict=True):
+                    correct[index] = is_correct
+                errors += report.errors
+                timeouts += report.timeouts
+                overlong += report.overlong
+                progress.advance(task, len(chosen))
     graded = [{**row, "correct": is_correct} for row, is_correct in zip(rows, correct, strict=True)]
     counts = f"{errors} errors, {timeouts} timeouts, {overlong} overlong"
     return graded, f"{sum(correct)} of {len(rows)} correct; graded wrong unread: {counts}"
+
+
+def _progress() -> Progress:
+    """A bar on standard error, gone when the work is done; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _checked(row: Any) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
     ]
     verifier = {}
     for kind in ("step_f1", "outcome_f1"):
-        verifier |= {f"{kind}_initial": first[f"verifier/pool/{kind}"], f"{kind}_final": last[f"verifier/pool/{kind}"]}
+        name = f"verifier/pool/{kind}"  # a task without a fixed pool, or without step labels for it, has no such figure
+        verifier |= {f"{kind}_initial": first.get(name), f"{kind}_final": last.get(name)}
     return {
         "arm": config.arm,
         "seed": config.seed,

@@ -30,7 +30,8 @@ def keep_freed_memory() -> bool:
 
 def configure(config: ConfigDict) -> None:
     """Call before the first array is made."""
-    if jax.default_backend() == "cpu":
+    # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
+    if jax.default_backend() == "cpu" and not (config.generator.checkpoint or config.verifier.checkpoint):
         keep_freed_memory()
     if config.compile_cache:
         path = Path(os.path.expanduser(config.compile_cache))

@@ -20,12 +20,14 @@ from tango_jax import rng, runtime
 from tango_jax.checkpoint import Checkpointer, read_state
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
-from tango_jax.data.problems import SftExample, Task, make_task
+from tango_jax.data.problems import make_task
+from tango_jax.data.task import SftExample, Task
 from tango_jax.metrics import MetricsWriter
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Batch
-from tango_jax.rl.policy import Policy, make_policy, make_sft, sft_pack_shape
+from tango_jax.rl.policy import Policy, make_sft, sft_pack_shape
+from tango_jax.workdir import make_policies
 
 
 def copy_tree(tree):
@@ -51,7 +53,9 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
             example.num_steps,
             policy.config.max_prompt,
         )
-    return prompt, np.array(policy.tokenizer.encode_response(example.response), np.int32)
+    # The task left out what is too long, but a mistake carried through a solution may add a digit here and there.
+    room = sft_pack_shape(policy.config).row_length - len(prompt)
+    return prompt, np.array(policy.tokenizer.encode_response(example.response)[:room], np.int32)
 
 
 def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
@@ -83,6 +87,8 @@ def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path,
             start = params["generator"] if sft.start == "generator" else None
             title = f"Stage 1.{number}: SFT of the {role}"
             params[role] = run_sft(policy, task, config.seed, workdir, console, title, start)
+        elif policy.load_params:
+            params[role] = policy.load_params()
         else:
             params[role] = policy.init(rng.step_key(config.seed, "init", role)).params
     return params
@@ -91,22 +97,25 @@ def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path,
 def run_sft(policy: Policy, task: Task, seed: int, workdir: Path, console: Console, title: str, start_params=None):
     """Train until `sft.steps`, resuming where an earlier attempt stopped. Returns the finished parameters.
 
-    It starts from a fresh initialisation, or from `start_params`, which it leaves alone.
+    It starts from `start_params`, which it leaves alone, from the policy's checkpoint, or from a fresh initialisation.
 
     Raises:
         ValueError: the held-out loss ends above `sft.max_heldout_loss`; reinforcement learning would have no start.
     """
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
     init, restart, update, score = make_sft(policy)
-    # The update donates its state: what the caller still needs must be copied first.
-    fresh = start_params is None
-    state = init(rng.step_key(seed, "init", policy.role)) if fresh else restart(copy_tree(start_params))
+    key_data = rng.step_key(seed, "init", policy.role)
     checkpointer = Checkpointer(directory / "checkpoints")
-    restored = checkpointer.restore(jax.eval_shape(lambda: state))
+    restored = checkpointer.restore(jax.eval_shape(init, key_data))
     done, offset, loss, seconds = 0, 0, float("inf"), 0.0
     if restored is not None:
         state, done, offset = copy_tree(restored.state), restored.step, restored.meta["metrics_bytes"]
         loss, seconds = restored.meta["heldout_loss"], restored.meta["seconds"]
+    elif start_params is not None:
+        # The update donates its state: what the caller still needs must be copied first.
+        state = restart(copy_tree(start_params))
+    else:
+        state = restart(policy.load_params()) if policy.load_params else init(key_data)
     if done < sft.steps:
         heldout = sft_batch(policy, task, "heldout", 0, sft.eval_examples)
         with (
@@ -160,10 +169,10 @@ def main(argv: list[str]) -> None:
     runtime.configure(config)
     console = Console()
     try:
+        policies = make_policies(config)
+        task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
         workdir.mkdir(parents=True, exist_ok=True)
         save_config(config, workdir / "config.json")
-        task = make_task(config)
-        policies = {role: make_policy(role, config[role], task.tokenizer) for role in ("generator", "verifier")}
         run_stage_one(policies, config, task, workdir, console)
         for role in policies:
             console.log(f"{role}: {sft_directory(workdir, role)}")

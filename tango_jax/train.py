@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import jax
@@ -19,18 +18,19 @@ from ml_collections import ConfigDict
 
 from tango_jax import rng, runtime
 from tango_jax.checkpoint import Checkpointer, tree_sha256
-from tango_jax.config import ARMS, parse_command_line, save_config
+from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
 from tango_jax.cycle import Counters, Loop, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
+from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
 from tango_jax.metrics import CompileCounter, MetricsWriter, PhaseTimer, read_metrics
-from tango_jax.prompts.templates import generator_prompt
 from tango_jax.records import Rollout
 from tango_jax.report import write_results
-from tango_jax.rl.policy import Policy, make_policy
+from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
-from tango_jax.sft import copy_tree, run_stage_one, sft_sequence
+from tango_jax.sft import copy_tree, run_stage_one
+from tango_jax.workdir import make_policies
 
 # What each arm trains: (generator, verifier, turns of the verifier after its warm-up).
 ARM_SCHEDULES = {
@@ -57,13 +57,6 @@ def make_schedule(config: ConfigDict) -> Schedule:
     )
 
 
-def make_policies(config: ConfigDict) -> dict[str, Policy]:
-    """Both policies. They depend neither on the arm nor on the seed: runs that differ in those alone can share them,
-    and with them everything that is compiled."""
-    tokenizer = make_task(config).tokenizer
-    return {role: make_policy(role, config[role], tokenizer) for role in ROLES}
-
-
 def train(config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None) -> dict:
     """The whole run; returns the summary. `policies` are those of an earlier run with the same role settings.
 
@@ -71,16 +64,18 @@ def train(config: ConfigDict, workdir: Path, console: Console, policies: dict[st
         ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit).
         FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
-    save_config(config, workdir / "config.json")
     if (workdir / "summary.json").exists():
+        save_config(config, workdir / "config.json")
         console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
         summary = json.loads((workdir / "summary.json").read_text())
         describe_results(console, workdir, summary)
         return summary
     started, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
-    task = make_task(config)
+    # Before anything is written: they read data and checkpoints, and find what the settings alone did not show.
     policies = policies or make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    workdir.mkdir(parents=True, exist_ok=True)
+    save_config(config, workdir / "config.json")
     describe_run(console, config, policies, task, schedule)
 
     start_params = run_stage_one(policies, config, task, workdir, console)
@@ -232,62 +227,6 @@ def describe_turn(turn: Turn, schedule: Schedule) -> str:
     if turn.role == "generator":
         return f"generator step {turn.generator_step + 1}/{schedule.total_generator_steps}"
     return f"verifier step (after {turn.generator_step} generator steps)"
-
-
-def describe_run(console: Console, config, policies: dict, task, schedule: Schedule) -> None:
-    """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
-    rl = config.rl
-    console.log(f"machine: {runtime.describe_machine()}")
-    console.log(f"arm {config.arm}: {ARMS[config.arm]}; seed {config.seed}")
-    turns = Counter(turn.phase for turn in schedule.turns())
-    console.log(
-        f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "
-        f"{turns['verifier']} verifier (N_g : N_v = {rl.generator_turns_per_cycle} : {rl.verifier_turns_per_cycle})"
-    )
-    console.log(
-        f"batch: {rl.prompts_per_step} prompts x {rl.samples_per_prompt} samples = "
-        f"{rl.prompts_per_step * rl.samples_per_prompt} rows"
-    )
-    for role, policy in policies.items():
-        describe_parameters(console, role, policy)
-    generator, verifier = policies["generator"], policies["verifier"]
-    prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
-    console.log(f"a generator prompt: {generator.tokenizer.decode(prompt)!r}")
-    example = task.sft_example("verifier", "train", 0)
-    prompt, _ = sft_sequence(verifier, example)
-    console.log(f"a verifier prompt: {verifier.tokenizer.decode(prompt)!r}")
-
-
-def describe_parameters(console: Console, role: str, policy: Policy) -> None:
-    shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
-    rows = [
-        (
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            str(leaf.shape),
-            str(leaf.dtype),
-            int(np.prod(leaf.shape)),
-        )
-        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
-    ]
-    title = f"{role}: {sum(row[-1] for row in rows):,} parameters"
-    console.table(title, ("parameter", "shape", "dtype", "count"), rows)
-
-
-def describe_results(console: Console, workdir: Path, summary: dict) -> None:
-    generator, verifier = summary["generator"], summary["verifier"]
-    console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
-    console.log(
-        f"verifier step F1 {verifier['step_f1_initial']:.3f} -> {verifier['step_f1_final']:.3f}, outcome F1 "
-        f"{verifier['outcome_f1_initial']:.3f} -> {verifier['outcome_f1_final']:.3f} (fixed pool)"
-    )
-    console.log(
-        f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
-        f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
-    )
-    console.log("files:")
-    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "checkpoints", "sft"):
-        if (workdir / name).exists():
-            console.log(f"  {workdir / name}")
 
 
 def main(argv: list[str]) -> None:

@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax import ablate, sft, train, validation
+from tango_jax import ablate, sft, task_validation, train, validation
 from tango_jax.config import default_config, flatten, load_config, parse_command_line, save_config, validate
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 # What the lengths must hold (test_last_letter.py compares these numbers with tokenized text): 2 words of 3 letters.
-LONGEST = validation.longest_last_letter(2, 3)
+LONGEST = task_validation.longest_last_letter(2, 3)
 SFT_LENGTH = LONGEST["generator prompt"] + LONGEST["generator response"]
+ROWS = ROOT / "tests/fixtures/rows"
+# Settings of the math task that are right; what is said later of the same key holds.
+MATH = (
+    f"task.name=math task.train={ROWS / 'gsm8k.jsonl'} task.test={ROWS / 'gsm8k.jsonl'} task.stage_one=gsm8k "
+    "task.validation=2 generator.checkpoint=a/b verifier.checkpoint=a/b "
+)
 SMALL = """
 from tango_jax.config import default_config
 
@@ -205,6 +211,28 @@ MISTAKES = [
     (f"generator.share_prompts=False generator.pack_length={LONGEST['generator prompt'] + 35}",
      rf"generator\.pack_length=\d+ cannot hold the longest training sequence of the rl split: "
      rf"{LONGEST['generator prompt'] + 36} tokens; raise it or set it to 0"),
+    ("generator.checkpoint=none.gguf", r"generator\.checkpoint: checkpoint none\.gguf does not exist"),
+    ("verifier.checkpoint=a/b/c", r"verifier\.checkpoint: .*'a/b/c' is neither a \.gguf file nor a folder nor a hub"),
+    ("verifier.use_chat=True", r"verifier\.use_chat=True needs a verifier\.checkpoint"),
+    ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
+    ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
+    ("task.name=math", r"generator\.checkpoint is empty, and task\.name=math has no tokenizer: name a folder"),
+    (f"{MATH} generator.sft.steps=1 task.stage_one=", r"generator\.sft\.steps=1 needs text to imitate: set task"),
+    (f"{MATH} arm=gold_steps", r"arm=gold_steps needs a task with step labels; task\.name=math has none"),
+    (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
+    (f"{MATH} task.row_format=csv", r"task\.row_format='csv' is not one of math, gsm8k, verl"),
+    (f"{MATH} task.validation=0", r"task\.validation=0 must be at least 1"),
+    (f"{MATH} task.train=", r"task\.train is empty: name a problem file, a hub id or one of gsm8k"),
+    (f"{MATH} task.train=none.jsonl", r"task\.train: data file none\.jsonl does not exist"),
+    (f"{MATH} task.test=hub:a", r"task\.test: 'hub:a' is not a hub id; write hub:owner/name"),
+    (f"{MATH} task.validation=4",
+     r"task\.train=.* has 7 problems; a batch takes rl\.prompts_per_step=4, and 4 are set aside \(task\.validation\)"),
+    (f"{MATH} task.test= task.validation=2", r"has 7 problems; .*prompts_per_step=4, and 4 are set aside"),
+    (f"{MATH} task.stage_one=none.jsonl", r"data file none\.jsonl does not exist"),
+    (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: no 'solution'; keys found: question, answer;"),
+    (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
+    (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
+     r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),
 ]  # fmt: skip
 
 
@@ -231,6 +259,8 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     f"generator.sft.pack_length={SFT_LENGTH}", "generator.pack_length=37",
     f"generator.share_prompts=False generator.pack_length={LONGEST['generator prompt'] + 36}",
     "generator.model.max_position=76", "rl.alpha_final=0.0 rl.alpha_schedule=linear", "generator.loss.minibatches=2",
+    MATH, f"{MATH} task.train=gsm8k_train task.test=hub:openai/gsm8k:main/test", f"{MATH} task.stage_one=hub:a/b/train",
+    f"{MATH} generator.max_prompt=9 generator.prompt_buckets=()",  # counted by the checkpoint's tokenizer, at start
     "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "transcripts=0",
 ])  # fmt: skip
 def test_settings_at_their_limits_pass(small, overrides):
@@ -238,12 +268,13 @@ def test_settings_at_their_limits_pass(small, overrides):
 
 
 def test_every_check_is_among_the_mistakes(small):
-    """Each call of a checking function in validation.py, by its line, fails in one of the cases above."""
-    checks = {"_require", "_one_of", "_at_least", "_within"}
+    """Each call of a checking function in the two modules, by its line, fails in one of the cases above."""
+    checks = {"require", "one_of", "at_least", "within"}
     calls = {
-        (node.lineno, node.end_lineno)
-        for function in ast.parse(Path(validation.__file__).read_text()).body
-        if isinstance(function, ast.FunctionDef) and function.name not in checks
+        (module.__file__, node.lineno, node.end_lineno)
+        for module in (validation, task_validation)
+        for function in ast.parse(Path(module.__file__).read_text()).body
+        if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in checks
     }
@@ -252,8 +283,8 @@ def test_every_check_is_among_the_mistakes(small):
     for overrides, _ in MISTAKES:
         frame = mistake(small, overrides).__traceback__
         while frame is not None:
-            if frame.tb_frame.f_code.co_filename == validation.__file__:
-                reached |= {call for call in calls if call[0] <= frame.tb_lineno <= call[1]}
+            file, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
+            reached |= {call for call in calls if call[0] == file and call[1] <= line <= call[2]}
             frame = frame.tb_next
     assert calls == reached
 
@@ -269,7 +300,7 @@ def test_every_key_is_read_by_the_program():
     """By attribute, or by a subscript with an f-string; a name in a list of names to check is not enough."""
     names, patterns = set(), []
     for path in (ROOT / "tango_jax").rglob("*.py"):
-        if path.name == "config.py":
+        if path.name in ("config.py", "defaults.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

@@ -44,6 +44,15 @@ def test_command_adds_correct_to_each_row(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graded.jsonl", "rows.jsonl"]
 
 
+def test_rows_keep_their_order_over_chunks_and_kinds(monkeypatch):
+    monkeypatch.setattr(command, "CHUNK", 2)
+    kinds = ["string", "choice", "text", "string", "string", "choice", "string"]
+    rows = [{"text": response("abcdefg"[k]), "gold": "aXcXeXg"[k], "kind": kind} for k, kind in enumerate(kinds)]
+    graded, summary = command.grade_rows(rows)
+    assert [row["correct"] for row in graded] == [True, False, True, False, True, False, True]
+    assert summary.startswith("4 of 7 correct")
+
+
 @pytest.mark.parametrize("row, message", [
     ("{", "line 2: "),
     ("[1]", "a row must be an object"),
@@ -51,7 +60,7 @@ def test_command_adds_correct_to_each_row(tmp_path, capsys):
     ({"text": 5, "gold": "5"}, "'text' is 5"),
     ({"text": "a", "gold": ""}, "'gold' is ''"),
     ({"text": "a", "gold": None}, "'gold' is None"),
-    ({"text": "a", "gold": "5", "kind": "maths"}, "'kind' is 'maths'; use one of math, string, python, choice"),
+    ({"text": "a", "gold": "5", "kind": "maths"}, "'kind' is 'maths'; use one of math, string, python, choice, text"),
 ])  # fmt: skip
 def test_command_names_the_bad_line_and_keeps_the_old_output(tmp_path, capsys, row, message):
     source = write_rows(tmp_path / "rows.jsonl", {"text": response("5"), "gold": "5"}, row)

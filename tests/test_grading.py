@@ -1,16 +1,21 @@
 """The grader: equality of answers by kind, its counters and its cache."""
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tango_jax.grading import GradeReport, close_pool, grade, grade_many, grader
 from tango_jax.grading.answer import is_too_big, matches_choice, matches_python, quick_math_match, tidy_math
-from tango_jax.grading.pool import Reply, WorkerPool
+from tango_jax.grading.pool import MAX_TRIES, Reply, WorkerPool
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "fixtures/grading.jsonl").open(encoding="utf-8")]
 HALF = (r"\frac{1}{2}", "0.5")  # equal only to a reader of mathematics
 TOWER = r"9^{9^{9^{9}}}"  # never ends
+START_ALLOWANCE_S = 20.0  # of the workers that replace killed ones, on a busy machine
 
 
 def response(answer: str) -> str:
@@ -55,7 +60,8 @@ def test_string_is_exact(answer, gold, correct):
     ("B", "B", True), ("b", "B", True), ("(B)", "B", True), ("B.", "B", True), ("B) 12 apples", "B", True),
     (r"\text{B}", "B", True), (r"\textbf{(B)}", "(B)", True), ("C", "B", False), ("A or B", "B", False),
     ("true", "True", True), (r"\text{True}.", "True", True), ("False", "True", False), ("uncertain", "Uncertain", True),
-    ("A dog", "A", False), ("", "A", False), ("()", "A", False),
+    ("A dog", "A", False), ("", "A", False), ("()", "A", False), ("Yes", "True", True), (r"\text{no.}", "False", True),
+    ("yes", "False", False),
 ])  # fmt: skip
 def test_choice(answer, gold, correct):
     assert matches_choice(gold, answer) is correct
@@ -69,10 +75,25 @@ def test_choice(answer, gold, correct):
     ("True", "1", False), ("[0, 1]", "[0, True]", False), ("{1: 'a'}", "{True: 'a'}", False), ("{0}", "{False}", False),
     ("(1, 2)", "[1, 2]", False), ("[1, 2]", "[2, 1]", False), ("[1]", "[1, 1]", False), ("'1'", "1", False),
     ("ab", "ab", True), ("ab", "'ab'", False), ("[1,", "[1]", False), ("__import__('os')", "1", False),
+    (r"\{1: None\}", "{1: None}", True), (r"\texttt{[1, {2}]}", "[1,{2}]", True), (r"\text{True}", "True", True),
+    (r"\text{True}", "1", False), ("`'a'`", "'a'", True), (r"'a\_b'", "'a_b'", False),
+    (r"\{1: None", "{1: None}", False),
     ("{[]}", "1", False), ("'a\x00'", "1", False), (r"'\d'", r"'\\d'", True), ("", "''", False),
 ])  # fmt: skip
 def test_python_literals(answer, gold, correct):
     assert matches_python(gold, answer) is correct
+
+
+@pytest.mark.parametrize("answer, gold, correct", [
+    ("the Netherlands", "Netherlands", True), (r"\text{New York}.", "new  york", True), ('"Ada"', "Ada", True),
+    ("1200", "1,200.0", True), ("12%", "12.0", True), (r"12\%", "12 %", True), (r"\$5", "5", True), ("−3", "-3", True),
+    ("Ada, Bly", "ada,bly", True), ("[Ada; Bly]", "Ada, Bly", True), ("1, 200", "1,200", False),
+    ("1,200, 5", "1200,5", True),
+    ("Bly, Ada", "Ada, Bly", False), ("Ada", "Ada, Bly", False), ("12", "13", False), ("12 km", "12", False),
+    ("York", "New York", False), ("", "a", False), (",", ",", False), ("1.5e3", "1500", False), ("2²", "22", False),
+])  # fmt: skip
+def test_free_text(answer, gold, correct):
+    assert grade(response(answer), gold, "text") is correct
 
 
 def test_python_answers_with_braces_pass_the_box():
@@ -128,6 +149,42 @@ def test_an_endless_answer_is_a_timeout_and_the_rest_is_graded(monkeypatch):
     assert grade_many(texts, golds) == expected
 
 
+def test_ten_hostile_answers_delay_a_batch_by_their_deadlines_only(monkeypatch):
+    """Endless, huge and deeply nested answers, and one whose workers are killed from outside, among forty good ones."""
+    limit_s, deadline_s, size = 1, 3.0, 2
+    pool = WorkerPool(size, limit_s, deadline_s)
+    monkeypatch.setattr(grader, "_shared", grader.MathGrader(pool))
+    assert grade_many([response("0.5")], [HALF[0]]).correct == (True,)
+    endless = [TOWER, r"10^{10^{10^{10}}}", r"\binom{10^9}{5 \cdot 10^8}", "100000!!"]
+    nested = ["{" * depth + "5" + "}" * depth for depth in (51, 100, 1000, 10_000)]
+    hostile = [*endless, *nested, "9^9^9^9", TOWER + "+1"]  # the last one's workers are killed
+    answers = [f"{k}/7" for k in range(40)] + hostile
+    golds = [rf"\frac{{{k}}}{{7}}" for k in range(40)] + [r"\frac{7}{3}"] * 10
+    asked, killed, is_over, run = [], set(), threading.Event(), pool.run
+    monkeypatch.setattr(pool, "run", lambda pairs: asked.extend(pairs) or run(pairs))
+
+    def kill_workers() -> None:
+        while not is_over.wait(0.01):
+            for worker in list(pool._workers):
+                pair, pid = worker.pair, worker.process.pid
+                if pair is not None and asked[pair][1] == hostile[-1] and pid not in killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_workers)
+    killer.start()
+    start = time.monotonic()
+    report = grade_many([response(answer) for answer in answers], golds)
+    seconds = time.monotonic() - start
+    is_over.set()
+    killer.join()
+    pool.close()
+    assert report.correct == (True,) * 40 + (False,) * 10
+    assert (report.errors, report.timeouts, report.overlong) == (1, len(endless), len(nested))
+    assert len(killed) >= MAX_TRIES
+    assert seconds < len(hostile) * deadline_s / size + START_ALLOWANCE_S
+
+
 def test_equal_pairs_are_asked_once(monkeypatch):
     asked = []
 
@@ -154,7 +211,7 @@ def test_a_lost_worker_is_not_remembered_against_the_answer(monkeypatch):
     assert grade_many([response("x+1")], ["1+x"]) == GradeReport((True,), errors=0, timeouts=0, overlong=0)
 
 
-@pytest.mark.parametrize("kind", ["string", "python", "choice"])
+@pytest.mark.parametrize("kind", ["string", "python", "choice", "text"])
 def test_other_kinds_never_touch_the_pool(monkeypatch, kind):
     monkeypatch.setattr(grader, "_shared_grader", None)
     assert grade_many([response("a"), response("b"), "none"], ["a"] * 3, kind).correct == (True, False, False)
@@ -163,7 +220,7 @@ def test_other_kinds_never_touch_the_pool(monkeypatch, kind):
 def test_wrong_calls_say_what_to_change():
     with pytest.raises(ValueError, match="2 texts but 1 gold"):
         grade_many(["a", "b"], ["a"])
-    with pytest.raises(ValueError, match="unknown kind 'maths'; use one of math, string, python, choice"):
+    with pytest.raises(ValueError, match="unknown kind 'maths'; use one of math, string, python, choice, text"):
         grade("a", "a", "maths")
     with pytest.raises(ValueError, match="the gold answer is ' '"):
         grade("a", " ")

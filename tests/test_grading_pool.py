@@ -12,6 +12,7 @@ import pytest
 import tango_jax
 from tango_jax.grading import close_pool, grade_many
 from tango_jax.grading.pool import Reply, WorkerPool
+from tango_jax.grading.worker import _on_alarm, grade_pair
 
 HALF = (r"\frac{1}{2}", "0.5")  # equal only to a reader of mathematics
 TOWER = r"9^{9^{9^{9}}}"  # never ends
@@ -89,6 +90,16 @@ def test_a_worker_that_ignores_its_time_limit_is_killed_at_the_deadline(make_poo
     os.kill(pid, signal.SIGSTOP)  # no signal handler of its own runs now, as in a long computation in C
     assert [reply.status for reply in pool.run([HALF, HALF])] == ["timeout", "correct"]
     assert pool.worker_pids() != [pid]
+
+
+def test_time_in_which_a_worker_does_not_run_does_not_count():
+    previous = signal.signal(signal.SIGPROF, _on_alarm)
+    try:
+        slow = grade_pair(str, lambda *_, **__: time.sleep(1.3) is None, "1", "1", limit_s=1)
+        endless = grade_pair(str, lambda *_, **__: all(True for _ in iter(int, 1)), "1", "1", limit_s=1)
+    finally:
+        signal.signal(signal.SIGPROF, previous)
+    assert (slow["status"], endless["status"]) == ("correct", "timeout")
 
 
 def test_close_ends_the_workers_and_a_later_batch_starts_new_ones(make_pool):

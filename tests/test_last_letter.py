@@ -9,10 +9,10 @@ from tango_jax.config import default_config
 from tango_jax.data import last_letter
 from tango_jax.data.last_letter import LastLetterConfig
 from tango_jax.data.problems import make_task
-from tango_jax.data.tokenizer import load_sentencepiece, train_sentencepiece
+from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
-from tango_jax.validation import longest_last_letter
+from tango_jax.task_validation import longest_last_letter
 
 CONFIG = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
 HARD = set("bdfhjlnpr")
@@ -75,7 +75,7 @@ def test_make_task_gives_every_split_its_ranges():
     task.sft_words, task.rl_words, task.test_words = (1, 1), (2, 2), (3, 3)
     task.sft_letters, task.rl_letters, task.test_letters = (4, 4), (5, 5), (6, 6)
     task.data_seed = 5
-    made = make_task(config)
+    made = make_task(config, {})
     assert made.sft_example("verifier", "heldout", 0).num_steps == 1
     for problem, words, letters in [
         (made.sft_example("generator", "train", 3).problem, 1, 4),
@@ -93,11 +93,24 @@ def test_make_task_gives_every_split_its_ranges():
     assert train != heldout
 
 
+@pytest.mark.parametrize("role", ["generator", "verifier"])
+def test_a_tokenizer_of_another_kind_is_asked_how_long_problems_are(role):
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = "a/b"
+    config.generator.template = config.verifier.template = "last_letter"
+    letters = Tokenizer(lambda text: list(text.encode()), tuple(bytes([byte]) for byte in range(256)), (), (0,))
+    tokenizers = {"generator": letters, "verifier": letters}
+    make_task(config, tokenizers)
+    config[role].max_prompt = 80  # eight words of ten letters are 112 characters
+    with pytest.raises(ValueError, match=r"task\.\w+_words=\(2, 8\) and .* raise the limits or shorten the problems"):
+        make_task(config, tokenizers)
+
+
 def test_another_seed_trains_on_other_problems_and_is_measured_on_the_same():
     def texts(seed, data_seed):
         config = default_config()
         config.seed, config.task.data_seed = seed, data_seed
-        task = make_task(config)
+        task = make_task(config, {})
         measured = [str(make(index)) for make in (task.test_problem, task.pool_solution) for index in range(3)]
         example = task.sft_example("verifier", "train", 0)
         return [task.train_problem(index).question for index in range(3)], measured, example

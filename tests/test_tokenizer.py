@@ -1,5 +1,6 @@
 """Text to ids and back, and the token in which each character ends: with vocabularies made by hand and the task's."""
 
+import dataclasses
 import io
 from types import SimpleNamespace
 
@@ -50,6 +51,25 @@ def test_text_and_ends_of_split_characters(token_bytes, text, ends):
     ids = list(range(1, len(token_bytes) + 1))
     assert tokenizer.decode_with_ends(ids) == (text, ends)
     assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("token_bytes, text, ends", [
+    ([b" a", b" b"], "a b", [1, 3]),
+    ([b" ", b" a"], " a", [0, 2]),
+    ([b"", b" ", b"a"], "a", [0, 0, 1]),  # a control token in front
+    ([b"a", b" "], "a ", [1, 2]),
+    ([b" \xe2\x89", b"\xa5 "], f"{GEQ} ", [0, 2]),
+    ([b"\xe2", b" a"], f"{REPLACED} a", [0, 3]),
+])  # fmt: skip
+def test_the_blank_that_encoding_puts_first_is_taken_away(token_bytes, text, ends):
+    tokenizer = dataclasses.replace(by_hand(*token_bytes), strips_blank=True)
+    assert tokenizer.decode_with_ends(range(1, len(token_bytes) + 1)) == (text, ends)
+
+
+def test_a_chat_template_wraps_prompts_only():
+    tokenizer = Tokenizer(lambda text: list(text.encode()), (b"",) * 256, (1,), (0,), chat_fn=lambda text: f"<{text}>")
+    assert tokenizer.encode_prompt("a") == [60, 97, 62]  # it writes its own BOS, where the model has one
+    assert tokenizer.encode_response("a") == [97, 0]
 
 
 def test_ends_for_random_splits_of_text():

@@ -24,6 +24,7 @@ from tango_jax.rl.optimizer import learning_rate, make_optimizer
 from tango_jax.rl.policy import make_policy, pack_shape
 from tango_jax.rl.score import make_score, micro_batch, token_logps
 from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update
+from tango_jax.source import Source
 
 MODEL = ModelConfig(
     vocab_size=20, width=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=6, mlp_width=16, remat="none"
@@ -394,7 +395,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
     config.loss.minibatches, config.loss.epochs = 2, 2
     config.loss.mask_overlong = True
     tokenizer = Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
-    policy = make_policy("generator", config, tokenizer)
+    policy = make_policy("generator", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
     assert policy.updates_per_batch == 4 and policy.model_config == MODEL
     calls = []
 

@@ -1,44 +1,45 @@
-"""A task: where problems come from, how answers are graded, and, where it has them, gold step labels and SFT text."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""The tasks by name. Stage of the loop: once, at the start of a run."""
 
 from ml_collections import ConfigDict
 
 from tango_jax.data import last_letter
-from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
+from tango_jax.data.math_task import make_math
+from tango_jax.data.prompt_lengths import make_num_tokens
+from tango_jax.data.task import SftExample, Task
+from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.records import Problem
 
-
-class SftExample(NamedTuple):
-    """Text to imitate: the prompt's material and the response."""
-
-    problem: Problem
-    solution: str  # the generator's response, or, for the verifier, the solution that it judges
-    num_steps: int
-    response: str
+TASKS = ("last_letter", "math")
 
 
-class Task(NamedTuple):
-    """Everything that depends on the task. Functions of an index are pure, so a data cursor is one integer."""
+def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+    """The task named by `config.task`; `tokenizers`: each role's, by which lengths are measured.
 
-    name: str
-    grade_kind: str  # tango_jax.grading.grade's `kind`
-    min_steps: int
-    tokenizer: Tokenizer
-    train_problem: Callable[[int], Problem]
-    test_problem: Callable[[int], Problem]
-    pool_solution: Callable[[int], tuple[Problem, str]]  # fixed solutions that the verifier is measured on
-    gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...]] | None
-    sft_example: Callable[[str, str, int], SftExample]  # (role, "train" or "heldout", index)
-
-
-def make_task(config: ConfigDict) -> Task:
-    """The task named by `config.task`."""
-    return {"last_letter": _make_last_letter}[config.task.name](config)
+    Raises:
+        ValueError: files that cannot be read, or limits that leave too few problems.
+    """
+    if config.task.name == "math":
+        return make_math(config, tokenizers)
+    if config.generator.checkpoint or config.verifier.checkpoint:
+        _check_last_letter_prompts(config, tokenizers)
+    return _make_last_letter(config)
 
 
-TASKS = ("last_letter",)
+def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
+    """The prompts of a few problems of the largest size, counted by tokenizers that split words as they like."""
+    task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
+    for split in ("sft", "rl", "test"):
+        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
+        rates = (task.hard_error, task.easy_error, task.reading_error)
+        largest = last_letter.LastLetterConfig((words, words), (letters, letters), *rates)
+        longest = max(num_tokens_fn(last_letter.problem(largest, task.data_seed, "test", index)) for index in range(64))
+        if longest > config.generator.max_prompt:
+            raise ValueError(
+                f"task.{split}_words={tuple(task[f'{split}_words'])} and task.{split}_letters="
+                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, or as much over "
+                f"verifier.max_prompt={config.verifier.max_prompt} as that is over generator.max_prompt="
+                f"{config.generator.max_prompt}: raise the limits or shorten the problems"
+            )
 
 
 def _make_last_letter(config: ConfigDict) -> Task:
@@ -50,8 +51,6 @@ def _make_last_letter(config: ConfigDict) -> Task:
 
     rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words, task.test_letters)
     sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
-    max_words = max(task.sft_words[1], task.rl_words[1], task.test_words[1])
-    model = train_sentencepiece(last_letter.ALPHABET, last_letter.symbols(max_words))
     seed, stream = task.data_seed, config.seed
 
     def pool_solution(index: int) -> tuple[Problem, str]:
@@ -69,10 +68,11 @@ def _make_last_letter(config: ConfigDict) -> Task:
         name=task.name,
         grade_kind="string",
         min_steps=task.min_steps,
-        tokenizer=load_sentencepiece(model),
         train_problem=lambda index: last_letter.problem(rl, seed, "rl", index, stream),
         test_problem=lambda index: last_letter.problem(test, seed, "test", index),
+        num_test=None,
         pool_solution=pool_solution,
         gold_steps=last_letter.gold_steps,
         sft_example=sft_example,
+        sft_roles=("generator", "verifier"),
     )

@@ -25,12 +25,16 @@ class Tokenizer:
     token_bytes: tuple[bytes, ...]  # bytes each id stands for; control tokens stand for none
     bos_ids: tuple[int, ...]  # put before every prompt; empty where the model has no BOS
     stop_ids: tuple[int, ...]  # any of them ends a response
+    strips_blank: bool = False  # encode_fn puts a blank before the text, so decoding takes one away from its start
+    chat_fn: Callable[[str], str] | None = None  # wraps a prompt in the model's chat template, BOS included
 
     @property
     def vocab_size(self) -> int:
         return len(self.token_bytes)
 
     def encode_prompt(self, text: str) -> list[int]:
+        if self.chat_fn is not None:
+            return self.encode_fn(self.chat_fn(text))
         return [*self.bos_ids, *self.encode_fn(text)]
 
     def encode_response(self, text: str) -> list[int]:
@@ -43,8 +47,11 @@ class Tokenizer:
         """The text and, for each token, how many characters are complete once it has been read."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces, ends, total = [], [], 0
+        may_strip = self.strips_blank
         for token in ids:
             piece = decoder.decode(self.token_bytes[token])
+            if may_strip and piece:
+                piece, may_strip = piece.removeprefix(" "), False
             total += len(piece)
             pieces.append(piece)
             ends.append(total)

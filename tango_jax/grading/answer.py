@@ -7,7 +7,7 @@ import ast
 import re
 import warnings
 
-KINDS = ("math", "string", "python", "choice")
+KINDS = ("math", "string", "python", "choice", "text")
 MAX_CHARS = 1000
 MAX_NESTING = 50
 
@@ -30,12 +30,16 @@ _CURRENCY_WORD = re.compile(r"(?<=[\d}])\s*dollars?$")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|operatorname|mbox|hbox|emph)\s*\{([^{}]*)\}"
 )
-_LOOKS = re.compile(r"\\(?:left|right)(?![a-zA-Z])")
+_LOOKS = re.compile(r"\\(?:left|right|displaystyle)(?![a-zA-Z])")
 _FRACTION_SIZE = re.compile(r"\\[dt]frac(?![a-zA-Z])")
 _IDLE_BLANK = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # a blank between two letters or digits may separate them
 _LISTED_THOUSAND = re.compile(r",\s+\d{3}")  # `1, 200` is two numbers, `1,200` is one
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,300}|[0-9]{1,3}(?:,[0-9]{3})+)")
 _OPTION = re.compile(r"\(?([a-z])[.):](?:\s.*)?", re.DOTALL)
+# LaTeX around or inside a literal: `\texttt{[1, 2]}`, `\{1: None\}`.
+_TYPEWRITER = re.compile(r"\\(?:text(?:tt|rm|bf)?|math(?:tt|rm))\{(.*)\}", re.DOTALL)
+_ESCAPED = re.compile(r"\\([{}_#%&$])")
+_SAME_CHOICE = {"yes": "true", "no": "false"}
 _LITERAL_ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
@@ -45,15 +49,19 @@ def matches_exactly(gold: str, answer: str) -> bool:
 
 
 def matches_choice(gold: str, answer: str) -> bool:
-    """The same option letter or word (True, False, Uncertain), in any case; `(B)` and `B. 12` choose B."""
+    """The same option letter or word (True, False, Uncertain), in any case; `(B)` and `B. 12` choose B.
+
+    Yes is True and No is False: a question that asks for one pair is often answered with the other.
+    """
     gold_choice, choice = _choice(gold), _choice(answer)
     return choice == gold_choice != ""
 
 
 def matches_python(gold: str, answer: str) -> bool:
-    """Equal as Python literals, else as strings.
+    r"""Equal as Python literals, else as strings.
 
-    Literals compare with `==` as a program's output does (1 equals 1.0), except that a bool never equals a number.
+    Literals compare with `==` as a program's output does (1 equals 1.0), except that a bool never equals a number. An
+    answer that is no literal is read once more without LaTeX: `\texttt{...}`, backslashes before braces, dollars.
     """
     if matches_exactly(gold, answer):
         return True
@@ -62,9 +70,15 @@ def matches_python(gold: str, answer: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an odd escape in model text is not this program's business
         try:
-            return _same_literal(ast.literal_eval(gold.strip()), ast.literal_eval(answer.strip()))
+            gold_value = ast.literal_eval(gold.strip())
         except _LITERAL_ERRORS:
             return False
+        for text in (answer.strip(), _without_latex(answer)):
+            try:
+                return _same_literal(gold_value, ast.literal_eval(text))
+            except _LITERAL_ERRORS:
+                continue
+    return False
 
 
 def is_too_big(text: str) -> bool:
@@ -132,10 +146,17 @@ def _bare_word(text: str) -> str | None:
     return letters if len(letters) == 1 else letters.casefold()
 
 
+def _without_latex(text: str) -> str:
+    text = text.strip().strip("$`").strip()
+    wrapped = _TYPEWRITER.fullmatch(text)
+    return _ESCAPED.sub(r"\1", wrapped[1] if wrapped else text).strip()
+
+
 def _choice(text: str) -> str:
     text = _TEXT_COMMAND.sub(r"\1", text).strip().strip("$*`\"'").strip().casefold()
     option = _OPTION.fullmatch(text)
-    return option.group(1) if option else text.removesuffix(".").strip("()").strip()
+    choice = option.group(1) if option else text.removesuffix(".").strip("()").strip()
+    return _SAME_CHOICE.get(choice, choice)
 
 
 def _same_literal(left: object, right: object) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tango_jax.grading import answer as compare
+from tango_jax.grading.free_text import matches_text
 from tango_jax.grading.pool import WorkerPool
 from tango_jax.grading.steps import parse_solution
 
@@ -30,7 +31,8 @@ class GradeReport:
 def grade(text: str, gold: str, kind: str = "math") -> bool:
     """Whether the boxed answer of a response equals the gold answer. ValueError for an unknown kind or bad gold.
 
-    Kinds: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same option).
+    Kinds: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same option),
+    "text" (same words or numbers, see `free_text.py`).
     """
     return grade_many([text], [gold], kind).correct[0]
 
@@ -46,7 +48,7 @@ def grade_many(texts: Sequence[str], golds: Sequence[str], kind: str = "math") -
         statuses = _shared_grader().statuses([pair for pair in pairs if pair is not None])
     else:
         is_match = {"string": compare.matches_exactly, "python": compare.matches_python,
-                    "choice": compare.matches_choice}[kind]  # fmt: skip
+                    "choice": compare.matches_choice, "text": matches_text}[kind]  # fmt: skip
         statuses = ["correct" if is_match(*pair) else "wrong" for pair in pairs if pair is not None]
     found = iter(statuses)
     per_text = ["wrong" if pair is None else next(found) for pair in pairs]

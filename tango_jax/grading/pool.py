@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from tango_jax.grading import wire
 
-LIMIT_S = 3  # inside the worker; whole seconds, as signal.alarm takes them
-DEADLINE_S = 5.0  # in the parent
+LIMIT_S = 3  # of processor time, inside the worker; whole seconds
+DEADLINE_S = 5.0  # on the clock, in the parent
 START_LIMIT_S = 120.0  # a cold network file system takes its time to import sympy
 MAX_FAILED_STARTS = 3
 MAX_TRIES = 2  # of one pair whose worker died for an outside reason

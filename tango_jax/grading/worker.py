@@ -1,7 +1,8 @@
 r"""One grading process: (gold, answer) pairs in on standard input, correct/wrong/timeout/error out on standard output.
 
 Stage of the loop: grading, behind `pool.py`, which starts `python -m tango_jax.grading.worker LIMIT DEADLINE`. It is a
-fresh interpreter that never loads jax. The time limit is a signal, so the work stays in the main thread.
+fresh interpreter that never loads jax. The time limit is a signal, so the work stays in the main thread. It counts the
+worker's own processor time: on a busy machine an ordinary answer takes seconds on the clock, and must not be lost.
 """
 import logging
 import os
@@ -21,7 +22,7 @@ LIBRARY_ERRORS = (
 
 
 class TimeLimit(BaseException):
-    """The wall-clock limit of one pair passed. Not an Exception: the math library swallows those."""
+    """The time limit of one pair passed. Not an Exception: the math library swallows those."""
 
 
 def compare(parse: Any, verify: Any, gold: str, answer: str) -> bool:
@@ -33,11 +34,11 @@ def compare(parse: Any, verify: Any, gold: str, answer: str) -> bool:
 def grade_pair(parse: Any, verify: Any, gold: str, answer: str, limit_s: int) -> dict[str, str]:
     """The reply for one pair. A failure of the library or the interpreter is a status, never a crash."""
     try:
-        signal.alarm(limit_s)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
             status = "correct" if compare(parse, verify, gold, answer) else "wrong"
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
     except TimeLimit:
         return {"status": "timeout", "detail": f"over {limit_s} s"}
     except LIBRARY_ERRORS as error:
@@ -86,7 +87,7 @@ def main() -> int:
     limit_s, deadline_s = int(sys.argv[1]), float(sys.argv[2])
     replies = _claim_stdout()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pool
-    signal.signal(signal.SIGALRM, _on_alarm)
+    signal.signal(signal.SIGPROF, _on_alarm)
     try:
         parse, verify = _load_library()
     except ImportError as error:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 REMAT_MODES = ("none", "dots", "full")
@@ -77,18 +78,19 @@ def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
     return jnp.broadcast_to(scale_D, x_BTD.shape).astype(x_BTD.dtype) * (x32_BTD * inverse_BT1).astype(x_BTD.dtype)
 
 
-def rope_frequencies(config: ModelConfig) -> jax.Array:
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
     """Angular frequencies of the rotary embedding, float32[E/2], after Llama-3 scaling where the config has it."""
-    half = config.head_dim // 2
-    freq_E = config.rope_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    # Rounded where PyTorch rounds: one unit in the last place is already 3e-4 radians at position 5000.
+    exponent_E = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    freq_E = 1 / np.power(config.rope_base, exponent_E.astype(np.float64)).astype(np.float32)
     scaling = config.rope_scaling
     if scaling is None:
         return freq_E
     wavelength_E = 2 * math.pi / freq_E
     ratio_E = scaling.original_max_position / wavelength_E
     band = scaling.high_freq_factor - scaling.low_freq_factor
-    keep_E = jnp.clip((ratio_E - scaling.low_freq_factor) / band, 0.0, 1.0)
-    return keep_E * freq_E + (1.0 - keep_E) * freq_E / scaling.factor
+    keep_E = np.clip((ratio_E - scaling.low_freq_factor) / band, 0.0, 1.0)
+    return keep_E * freq_E + (1 - keep_E) * freq_E / scaling.factor
 
 
 def rope_tables(config: ModelConfig, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tango_jax.data.problems import Task
+from tango_jax.data.task import Task
 from tango_jax.data.tokenizer import Tokenizer, token_of_character
 from tango_jax.grading import GradeReport, grade_many, parse_solution, parse_verification
 from tango_jax.records import Problem, Rollout, Solution, Verification

@@ -14,6 +14,7 @@ from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
+from tango_jax.source import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Policy:
     config: ConfigDict  # the role's part of the config
     model_config: ModelConfig
     tokenizer: Tokenizer
+    load_params: Callable | None  # () -> the parameters that it starts from; None: those of `init`
     template: str
     sampler: Sampler
     init: Callable  # (key_data) -> TrainState
@@ -59,9 +61,19 @@ def sft_pack_shape(role_config: ConfigDict) -> PackShape:
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 
 
-def make_policy(role: str, config: ConfigDict, tokenizer: Tokenizer) -> Policy:
-    """Build a policy of the `role` ("generator" or "verifier") from that role's config."""
-    model = model_config(config, tokenizer.vocab_size)
+def make_policy(role: str, config: ConfigDict, source: Source) -> Policy:
+    """Build a policy of the `role` ("generator" or "verifier") from that role's config and what it starts from.
+
+    Raises:
+        ValueError: prompt and response are longer than the model's positions.
+    """
+    model, tokenizer = source.model_config, source.tokenizer
+    total = config.max_prompt + config.max_response
+    if total > model.max_position:
+        raise ValueError(
+            f"{role}: max_prompt {config.max_prompt} + max_response {config.max_response} = {total} exceeds the "
+            f"{model.max_position} positions of {source.name or 'the model'}: lower one of them"
+        )
     loss, optimizer = config.loss, make_optimizer(config.optimizer)
     loss_config = LossConfig(
         temperature=config.temperature,
@@ -85,6 +97,7 @@ def make_policy(role: str, config: ConfigDict, tokenizer: Tokenizer) -> Policy:
         config=config,
         model_config=model,
         tokenizer=tokenizer,
+        load_params=source.load_params,
         template=load_template(role, config.template),
         sampler=make_sampler(model, sampler_config, tokenizer.stop_ids),
         init=jax.jit(lambda key_data: init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data)))),

@@ -1,0 +1,65 @@
+"""Exact arithmetic on short expressions in text: finding numbers, replacing them, computing `(48+2)/2`.
+
+Stage of the loop: SFT data made from worked answers (`gsm8k.py`).
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_MAX_DECIMALS = 2  # more are the sign of a division that does not come out even
+
+
+def numbers_in(text: str) -> list[Fraction]:
+    """The numbers of a text, in order; the comma of 1,000 separates nothing."""
+    return [_value(token) for token in _NUMBER.findall(text)]
+
+
+def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
+    """The text with the numbers that are keys replaced; a comma every three digits stays where there was one."""
+
+    def replace(match: re.Match) -> str:
+        new = replacement.get(_value(match[0]))
+        return match[0] if new is None else number_text(new, has_commas="," in match[0])
+
+    return _NUMBER.sub(replace, text)
+
+
+def number_text(number: Fraction, has_commas: bool = False) -> str:
+    """The number in decimal digits; it must be even (see `is_even`)."""
+    assert is_even(number), number
+    value = int(number) if number.denominator == 1 else float(number)
+    return f"{value:,}" if has_commas else str(value)
+
+
+def is_even(number: Fraction) -> bool:
+    """Whether two decimals write the number exactly."""
+    return (number * 10**_MAX_DECIMALS).denominator == 1 and abs(number) < 10**12
+
+
+def evaluate(expression: str) -> Fraction | None:
+    """The exact value of an expression of numbers, + - * / and brackets; None for any other text."""
+    try:
+        # Python refuses leading zeros and reads a comma as a pair.
+        plain = _NUMBER.sub(lambda match: match[0].replace(",", "").lstrip("0") or "0", expression.strip())
+        return _evaluate(ast.parse(plain, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise ValueError(f"not arithmetic: {ast.dump(node)}")
+
+
+def _value(token: str) -> Fraction:
+    return Fraction(token.replace(",", ""))

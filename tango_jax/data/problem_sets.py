@@ -1,0 +1,180 @@
+"""Problem sets of real tasks: a file, a hub id or the name of a benchmark in; problems in a reproducible order out.
+
+Stage of the loop: before the first turn. Training reads `make_problem_order(...)(cursor)`, so that the data cursor is
+one integer, the number of problems seen since the start: a checkpoint that holds it restores the order exactly.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import grain
+import numpy as np
+
+from tango_jax.data.row_formats import ROW_FORMATS, detect_format, to_problem
+from tango_jax.data.rows import read_rows
+from tango_jax.records import Problem
+
+MAX_SEED = 2**32 - 1  # of grain
+_VALIDATION_STREAM = 1
+
+
+class Benchmark(NamedTuple):
+    """Where a well-known set is on the hub. A local file of the same rows does as well."""
+
+    source: str
+    row_format: str
+
+
+BENCHMARKS = {
+    "gsm8k": Benchmark("hub:openai/gsm8k:main/test", "gsm8k"),
+    "gsm8k_train": Benchmark("hub:openai/gsm8k:main/train", "gsm8k"),
+    "math500": Benchmark("hub:HuggingFaceH4/MATH-500/test", "math"),
+    "aime24": Benchmark("hub:Maxwell-Jia/AIME_2024/train", "math"),
+    "aime25": Benchmark("hub:yentinglin/aime_2025/train", "math"),
+    "amc23": Benchmark("hub:math-ai/amc23/test", "math"),
+    "olympiadbench": Benchmark("hub:knoveleng/OlympiadBench/train", "olympiadbench"),
+    "bgqa": Benchmark("hub:tasksource/Boardgame-QA/test", "bgqa"),
+    "cruxeval": Benchmark("hub:cruxeval-org/cruxeval/test", "cruxeval"),
+    "strategyqa": Benchmark("hub:voidful/StrategyQA/strategyqa_train.json", "strategyqa"),
+    "tablebench": Benchmark("hub:Multilingual-Multimodal-NLP/TableBench/TableBench.jsonl", "tablebench"),
+    "eurus_train": Benchmark("hub:PRIME-RL/Eurus-2-RL-Data/train", "verl"),
+    "eurus_validation": Benchmark("hub:PRIME-RL/Eurus-2-RL-Data/validation", "verl"),
+}
+
+
+class ProblemSet(NamedTuple):
+    """Problems that are graded alike."""
+
+    problems: tuple[Problem, ...]
+    grade_kind: str  # tango_jax.grading.grade's `kind`
+    num_skipped: int  # rows of another task in the same file, or repeats of a problem
+
+
+class ProblemSplit(NamedTuple):
+    """What remains for training and for validation."""
+
+    train: tuple[Problem, ...]
+    validation: tuple[Problem, ...]
+    num_too_long: int
+    longest_prompt: int  # tokens, of all prompts, those left out included
+
+    def describe(self) -> str:
+        """One line for the start of a run."""
+        return (
+            f"{len(self.train)} training and {len(self.validation)} validation problems; {self.num_too_long} left out "
+            f"for their length, the longest prompt has {self.longest_prompt} tokens"
+        )
+
+
+def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
+    """A name in BENCHMARKS becomes its hub id and, unless one is given, its row format; all else stays as it is."""
+    benchmark = BENCHMARKS.get(str(source))
+    return (source, row_format) if benchmark is None else (benchmark.source, row_format or benchmark.row_format)
+
+
+def load_problems(source: str | Path, row_format: str | None = None) -> ProblemSet:
+    """Every problem of a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS, in the order of its rows.
+
+    `row_format`: a name in ROW_FORMATS; by default what the keys of the first row point to.
+
+    Raises:
+        ValueError: nothing there, or a row that cannot be read; names file, line, the keys found and those wanted.
+    """
+    source, row_format = resolve(source, row_format)
+    if row_format is not None and row_format not in ROW_FORMATS:
+        raise ValueError(f"unknown row format {row_format!r}; use one of {', '.join(ROW_FORMATS)}")
+    rows = read_rows(source)
+    row_format = row_format or detect_format(rows[0].fields)
+    problems = [problem for row in rows if (problem := to_problem(row, row_format)) is not None]
+    if ROW_FORMATS[row_format].has_repeats:
+        problems = list({(problem.question, problem.answer): problem for problem in reversed(problems)}.values())[::-1]
+    if not problems:
+        raise ValueError(f"{source}: none of its {len(rows)} rows is a problem of the kind {row_format}")
+    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems))
+
+
+def split_problems(
+    problems: Sequence[Problem],
+    num_tokens_fn: Callable[[Problem], int],
+    max_tokens: int,
+    num_validation: int,
+    batch_size: int,
+    seed: int,
+) -> ProblemSplit:
+    """Set validation problems aside and drop those of both parts whose prompt is over `max_tokens`.
+
+    The validation problems are drawn by `seed` before the filter, so that another limit or tokenizer never moves a
+    problem from one part to the other.
+
+    Raises:
+        ValueError: fewer than `batch_size` training problems remain, or no validation problem although some are asked.
+    """
+    lengths = np.array([num_tokens_fn(problem) for problem in problems])
+    shuffled = np.random.default_rng((seed, _VALIDATION_STREAM)).permutation(len(problems))
+    is_validation = np.isin(np.arange(len(problems)), shuffled[:num_validation])
+    fits = lengths <= max_tokens
+    train, validation = (
+        tuple(problems[index] for index in np.flatnonzero(fits & chosen)) for chosen in (~is_validation, is_validation)
+    )
+    split = ProblemSplit(train, validation, int((~fits).sum()), int(lengths.max(initial=0)))
+    if len(train) < batch_size or len(validation) < min(num_validation, 1):
+        raise ValueError(
+            f"too few problems: {split.describe()}; a batch takes {batch_size}, the limit is {max_tokens} tokens, and "
+            f"{num_validation} are for validation: raise the limit, lower the others or give more than {len(problems)}"
+        )
+    return split
+
+
+def split_examples(
+    problems: Sequence[Problem], tokens_over_fn: Callable[[Problem], int], num_heldout: int, seed: int
+) -> ProblemSplit:
+    """The same for stage-1 examples: `tokens_over_fn` says how far one is over a limit; at most 0, and it stays.
+
+    Raises:
+        ValueError: too few remain.
+    """
+    over = {problem.id: tokens_over_fn(problem) for problem in problems}
+    fitting = sum(tokens <= 0 for tokens in over.values())
+    if fitting <= num_heldout:
+        raise ValueError(
+            f"stage 1: {fitting} of {len(over)} examples are within the limits, the others up to "
+            f"{max(over.values(), default=0)} tokens over one, and {num_heldout} are to be held out: raise max_prompt, "
+            "max_response or sft.pack_length, lower task.validation, or give more"
+        )
+    return split_problems(problems, lambda problem: over[problem.id], 0, num_heldout, batch_size=1, seed=seed)
+
+
+def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int], Problem]:
+    """problem_fn(cursor): problem number `cursor` since the start of training, in any order of calls.
+
+    Each epoch, of len(problems) cursors, holds every problem once, shuffled anew by (seed, epoch).
+
+    Raises:
+        ValueError: no problems, or a seed that is not in 0 .. 2**32 - 1.
+    """
+    if not problems or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"{len(problems)} problems with seed={seed}; there must be one, and a seed in 0 .. {MAX_SEED}")
+    # grain computes each place of its permutation directly: nothing is stored, at any number of problems or epochs.
+    order = grain.MapDataset.range(len(problems)).seed(seed).shuffle().repeat()
+
+    def problem_fn(cursor: int) -> Problem:
+        assert cursor >= 0, cursor
+        return problems[order[cursor]]
+
+    return problem_fn
+
+
+def host_share(cursor: int, batch_size: int, process_index: int, process_count: int) -> range:
+    """The cursors of this host's problems in the batch that starts at `cursor`; all hosts' together are the batch.
+
+    The cursor itself counts problems of all hosts, so that a run may go on with another number of them.
+
+    Raises:
+        ValueError: the hosts cannot have equal shares.
+    """
+    if batch_size % process_count:
+        raise ValueError(f"{batch_size} problems a batch over {process_count} hosts; choose a multiple of the hosts")
+    share = batch_size // process_count
+    start = cursor + process_index * share
+    return range(start, start + share)

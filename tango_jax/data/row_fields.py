@@ -1,0 +1,69 @@
+"""Checked access to the fields of a raw row, and gold answers as the grader wants them.
+
+Every function raises BadRow with what is wrong; `row_formats.to_problem` adds the file, the line and the keys.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+Fields = dict[str, Any]
+Content = tuple[str, str, int]  # question, gold answer, size (see records.Problem)
+
+GSM8K_MARK = "####"
+_GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+
+
+class BadRow(Exception):
+    """What is wrong with a row; `to_problem` adds where it stands."""
+
+
+def value_of(fields: Fields, key: str) -> Any:
+    if fields.get(key) is None:
+        raise BadRow(f"no {key!r}" if key not in fields else f"{key!r} is null")
+    return fields[key]
+
+
+def text_of(fields: Fields, key: str, may_be_empty: bool = False) -> str:
+    value = value_of(fields, key)
+    if not isinstance(value, str) or not (value.strip() or may_be_empty):
+        raise BadRow(f"{key!r} must be a text with something in it, not {shortened(value)}")
+    return value.strip()
+
+
+def decoded_of(value: Any) -> Any:
+    """A value that some files hold as JSON text."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def answer_text(value: Any) -> str:
+    """The gold answer as the grader wants it: 27.0 is 27, True is a word, a list of one is its element.
+
+    A text with GSM8K's `#### n` is n, without commas between its digits.
+    """
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1:
+            raise BadRow(f"the answer is a list of {len(value)}; it must have one element: {shortened(value)}")
+        return answer_text(value[0])
+    if not isinstance(value, (str, int, float)) or value != value or value in (math.inf, -math.inf):
+        raise BadRow(f"the answer must be a text or a number, not {shortened(value)}")
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    text = str(value).strip()
+    if GSM8K_MARK in text:
+        text = text.rsplit(GSM8K_MARK, 1)[1].strip()
+        text = text.replace(",", "") if _GROUPED_NUMBER.fullmatch(text) else text
+    if not text:
+        raise BadRow("the answer is empty")
+    return text

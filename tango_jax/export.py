@@ -1,0 +1,91 @@
+"""Either policy of a run as a Hugging Face folder: weights, tokenizer, generation config and a model card.
+
+    python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
+
+takes the newest checkpoint in DIR, of stage 2 or else of stage 1. With --config=FILE (and --config.key=value), the run
+must have been made with these settings.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tango_jax.config import check_same_settings, flatten, load_config
+from tango_jax.metrics import read_metrics
+from tango_jax.models.to_hf import export_hf, model_card
+from tango_jax.workdir import newest_checkpoints, open_workdir, read_config
+
+ROLES = ("generator", "verifier")
+
+
+def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
+    """Write the folder and return its path. `dtype`: what to store; by default the parameters' own, bit by bit.
+
+    Raises:
+        ValueError: no run or no checkpoint there, a folder that is in use, or a model without a Hugging Face class.
+    """
+    source, settings = open_workdir(workdir, role), read_config(workdir)
+    directory, part = newest_checkpoints(workdir, role)
+    stage = "reinforcement learning" if len(part) == 2 else "stage 1 (SFT)"
+    base = source.base_model or settings[role].checkpoint
+    card = model_card(
+        f"{role.capitalize()} of a run of RL Tango, after {stage}",
+        source.base_model,
+        {"role": role, "started from": base or "random weights"} | flatten(settings),
+        last_metrics(workdir, role),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        source.write_tokenizer(Path(folder))
+        return export_hf(
+            out,
+            source.model_config,
+            source.load_params(),
+            source.architecture,
+            tokenizer_folder=folder,
+            generation_config=source.generation,
+            card=card,
+            dtype=dtype,
+        )
+
+
+def last_metrics(workdir: Path, role: str) -> dict:
+    """The newest evaluation of the role that the run has written, without times."""
+    for path in (workdir / "metrics.jsonl", workdir / "sft" / role / "metrics.jsonl"):
+        rows = [row for row in read_metrics(path) if row["phase"] in ("eval", "sft")] if path.is_file() else []
+        if rows:
+            return {name: value for name, value in rows[-1].items() if name == "step" or name.startswith(f"{role}/")}
+    return {}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tango_jax.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--role", choices=ROLES, default="generator")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist, or be empty")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store")
+    parser.add_argument("--config", help="config file that the run must have been made with")
+    args, overrides = parser.parse_known_args(argv)
+    try:
+        unknown = [text for text in overrides if not text.startswith("--config.")]
+        if unknown or (overrides and not args.config):
+            raise ValueError(f"unknown argument {(unknown or overrides)[0]!r}; --help shows the usage")
+        if args.config:
+            config = load_config(args.config, [text.removeprefix("--config.") for text in overrides])
+            check_same_settings(config, args.workdir / "config.json")
+        folder = export(args.workdir.expanduser(), args.role, args.out, args.dtype)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    files = json.dumps(sorted(path.name for path in folder.iterdir()))
+    print(f"{folder}: {files}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Hugging Face's names for what a decoder holds: families, tensor names, axes. The one map of both import and export.
+
+A tensor of a file is a parameter with its axes in another order and some of them merged: `q` is [D, H, E] here and a
+matrix [H*E, D] there. Axis letters as in `transformer.py`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tango_jax.models.transformer import ModelConfig, init_params
+
+
+class Family(NamedTuple):
+    """What tells one supported architecture from another."""
+
+    architecture: str  # class name in config.json's `architectures`
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+FAMILIES = {  # by config.json's `model_type`
+    "llama": Family("LlamaForCausalLM"),
+    "mistral": Family("MistralForCausalLM"),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
+    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
+}
+
+
+class Layout(NamedTuple):
+    """One parameter, or one layer's part of a stacked one."""
+
+    name: str  # in the files; {} stands for the layer
+    stored: str  # axes in the files; blanks separate the dimensions, so "HE D" is a matrix [H*E, D]
+    axes: str  # axes of the parameter, without the leading L of a stacked one
+
+    @property
+    def stacked(self) -> bool:
+        return "{}" in self.name
+
+
+LAYOUTS = {  # by the parameter's path in the tree
+    "embed": Layout("model.embed_tokens.weight", "V D", "VD"),
+    "final_norm": Layout("model.norm.weight", "D", "D"),
+    "head": Layout("lm_head.weight", "V D", "DV"),
+    "layers/attention_norm": Layout("model.layers.{}.input_layernorm.weight", "D", "D"),
+    "layers/q": Layout("model.layers.{}.self_attn.q_proj.weight", "HE D", "DHE"),
+    "layers/k": Layout("model.layers.{}.self_attn.k_proj.weight", "KE D", "DKE"),
+    "layers/v": Layout("model.layers.{}.self_attn.v_proj.weight", "KE D", "DKE"),
+    "layers/q_bias": Layout("model.layers.{}.self_attn.q_proj.bias", "HE", "HE"),
+    "layers/k_bias": Layout("model.layers.{}.self_attn.k_proj.bias", "KE", "KE"),
+    "layers/v_bias": Layout("model.layers.{}.self_attn.v_proj.bias", "KE", "KE"),
+    "layers/q_norm": Layout("model.layers.{}.self_attn.q_norm.weight", "E", "E"),
+    "layers/k_norm": Layout("model.layers.{}.self_attn.k_norm.weight", "E", "E"),
+    "layers/o": Layout("model.layers.{}.self_attn.o_proj.weight", "D HE", "HED"),
+    "layers/mlp_norm": Layout("model.layers.{}.post_attention_layernorm.weight", "D", "D"),
+    "layers/gate": Layout("model.layers.{}.mlp.gate_proj.weight", "F D", "DF"),
+    "layers/up": Layout("model.layers.{}.mlp.up_proj.weight", "F D", "DF"),
+    "layers/down": Layout("model.layers.{}.mlp.down_proj.weight", "D F", "FD"),
+}
+
+
+def abstract_params(config: ModelConfig) -> dict:
+    """The parameter tree as shapes and dtypes, nothing allocated."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+def path_name(path: tuple) -> str:
+    """The key of LAYOUTS of a leaf: "layers/q"."""
+    return "/".join(key.key for key in path)
+
+
+def axis_sizes(config: ModelConfig) -> dict[str, int]:
+    return {
+        "V": config.vocab_size, "D": config.width, "F": config.mlp_width,
+        "H": config.num_heads, "K": config.num_kv_heads, "E": config.head_dim,
+    }  # fmt: skip
+
+
+def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:
+    """For each tensor name of a checkpoint of this config: its parameter's path, its layer (or None), its shape."""
+    sizes, tensors = axis_sizes(config), {}
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(abstract_params(config))[0]]
+    flat = [path for path in paths if not LAYOUTS[path].stacked]
+    by_layer = [(path, i) for i in range(config.num_layers) for path in paths if LAYOUTS[path].stacked]
+    for path, layer in [*((path, None) for path in flat), *by_layer]:
+        layout = LAYOUTS[path]
+        shape = tuple(int(np.prod([sizes[axis] for axis in group])) for group in layout.stored.split())
+        tensors[layout.name.format(layer)] = (path, layer, shape)
+    return tensors
+
+
+def stored_slices(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...]) -> tuple[slice, ...]:
+    """What to read of a tensor for the part `index` (slices with start and stop) of its parameter.
+
+    Of merged axes the outer one is cut and the inner ones are read whole; `from_stored` cuts those.
+    """
+    wanted = dict(zip(layout.axes, index, strict=True))
+    slices = []
+    for outer, *inner in layout.stored.split():
+        step = int(np.prod([sizes[axis] for axis in inner]))
+        slices.append(slice(wanted[outer].start * step, wanted[outer].stop * step))
+    return tuple(slices)
+
+
+def from_stored(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...], block: np.ndarray) -> np.ndarray:
+    """The part `index` of a parameter (a view) from the block that `stored_slices` names."""
+    wanted = dict(zip(layout.axes, index, strict=True))
+    stored_axes = layout.stored.replace(" ", "")
+    shape, cut = [], []
+    for outer, *inner in layout.stored.split():
+        shape += [wanted[outer].stop - wanted[outer].start, *(sizes[axis] for axis in inner)]
+        cut += [slice(None), *(wanted[axis] for axis in inner)]
+    return block.reshape(shape)[tuple(cut)].transpose([stored_axes.index(axis) for axis in layout.axes])
+
+
+def to_stored(layout: Layout, value: np.ndarray) -> np.ndarray:
+    """The tensor as the files hold it, contiguous, from a parameter (one layer of a stacked one)."""
+    order = [layout.axes.index(axis) for axis in layout.stored.replace(" ", "")]
+    sizes = dict(zip(layout.axes, value.shape, strict=True))
+    shape = [int(np.prod([sizes[axis] for axis in group])) for group in layout.stored.split()]
+    return np.ascontiguousarray(value.transpose(order)).reshape(shape)

@@ -1,0 +1,124 @@
+"""The tensors of a folder of safetensors files, one file or many with an index: what there is, and parts of it.
+
+In: a folder in Hugging Face format. Out: NumPy arrays in the stored dtype. Only headers are read until a part is asked
+for, and a file is open only while it is read from, so that memory stays near what was asked for.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SHOWN = 5  # names an error lists before it says how many more there are
+
+
+class StoredTensor(NamedTuple):
+    """Where one tensor lies."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def shorten(names: Iterable[str]) -> str:
+    """The names, or the first few and the number of the others."""
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def find_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder's files, from their headers.
+
+    Raises ValueError for a missing, truncated or corrupt file, an index that disagrees with its files, and tensors
+    that are not floating-point numbers.
+    """
+    index = None
+    if (folder / SINGLE_FILE).is_file():
+        files = [folder / SINGLE_FILE]
+    elif (folder / INDEX_FILE).is_file():
+        index = _read_index(folder / INDEX_FILE)
+        files = [folder / name for name in sorted(set(index.values()))]
+    else:
+        raise ValueError(_nothing_to_read(folder))
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise ValueError(f"{folder}: {INDEX_FILE} names {shorten(absent)}, which {_is(absent)} not there: "
+                         "download the folder again")
+    tensors = {}
+    for file in files:
+        header = _read_header(file)
+        twice = sorted(tensors.keys() & header.keys())
+        if twice:
+            raise ValueError(f"{file} holds {shorten(twice)}, which {_is(twice)} in {tensors[twice[0]].file.name} too")
+        tensors.update(header)
+    odd = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
+    if odd:
+        raise ValueError(f"{folder}: {shorten(odd)} {_is(odd)} not stored as {', '.join(DTYPES)}: quantized "
+                         "checkpoints are not supported, use the original one")
+    lost = sorted(index.keys() - tensors.keys()) if index else []
+    if lost:
+        raise ValueError(f"{folder}: {INDEX_FILE} promises {shorten(lost)}, but the files do not hold "
+                         f"{'it' if len(lost) == 1 else 'them'}: download the folder again")
+    return tensors
+
+
+def read_parts(
+    tensors: dict[str, StoredTensor], parts: Iterable[tuple[str, tuple[slice, ...], np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each (tensor name, slices, target): the part of the tensor and its target, in the order of the files."""
+
+    def file_of(part) -> Path:
+        return tensors[part[0]].file
+
+    for file, group in itertools.groupby(sorted(parts, key=file_of), key=file_of):
+        with _open(file) as handle:
+            for name, slices, target in group:
+                yield handle.get_slice(name)[slices], target
+
+
+def _is(names: list) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _open(file: Path):
+    try:
+        return safe_open(file, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} ({file.stat().st_size} bytes) is truncated or not a safetensors file: {error}; "
+                         "download it again") from error
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    with _open(file) as handle:
+        stored = {name: handle.get_slice(name) for name in handle.keys()}
+        return {name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in stored.items()}
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not an index of safetensors files ({error!r}): download it again") from error
+    plain = isinstance(index, dict) and index and all(
+        isinstance(name, str) and name == Path(name).name for name in index.values()
+    )
+    if not plain:
+        raise ValueError(f"{file}: weight_map must name at least one tensor, and the file of each inside the folder")
+    return index
+
+
+def _nothing_to_read(folder: Path) -> str:
+    here = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pth", ".gguf"))
+    message = f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}" + (f", only {shorten(here)}" if here else "")
+    if "adapter_model.safetensors" in here:
+        return f"{message}: merge the adapter into its base model first"
+    if any(name.endswith((".bin", ".pth")) for name in here):
+        return f"{message}: convert with transformers, AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+    return message

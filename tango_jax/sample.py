@@ -1,0 +1,170 @@
+"""A question in, a solution written by a generator and judged step by step by a verifier out, in the terminal.
+
+    python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
+    python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
+
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates.
+Without --verifier a workdir's own verifier judges, and any other checkpoint judges itself. Without --question every
+line of standard input is one.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import rich.console
+from rich.text import Text
+
+from tango_jax import rng
+from tango_jax.config import default_config
+from tango_jax.grading import parse_solution, parse_verification
+from tango_jax.prompts.templates import generator_prompt, load_template, verifier_prompt
+from tango_jax.records import Problem
+from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
+from tango_jax.source import NUMERICS, Source, kind_of
+from tango_jax.workdir import open_checkpoint, read_config
+
+MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
+VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
+ROLE_KEYS = ("template", "max_prompt", "max_response")
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+    """A role that is ready to write."""
+
+    source: Source
+    sampler: Sampler
+    weights: object
+    template: str
+    max_prompt: int
+    min_steps: int
+
+
+def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
+    """Open a checkpoint and read its weights; a workdir's settings go where the command line says nothing."""
+    config, numerics = default_config(), {"remat": "none"}
+    config.task.min_steps = 3
+    if kind_of(name) == "workdir":
+        config = read_config(Path(name).expanduser())
+    else:
+        numerics |= {key: args.dtype for key in NUMERICS[:3]}
+    given = {"template": getattr(args, f"{role}_template"), "max_prompt": args.max_prompt, "max_response": args.max_new}
+    template, max_prompt, max_new = (given[key] or config[role][key] for key in ROLE_KEYS)
+    source = open_checkpoint(name, role, True if args.use_chat else None, **numerics)
+    room = source.model_config.max_position - max_new
+    if room < 1:
+        raise ValueError(f"--max_new={max_new} leaves no room for a prompt in the {source.model_config.max_position} "
+                         f"positions of {name}: lower it")
+    max_prompt = min(max_prompt, room)
+    # Doubling buckets: a short question does not pay for a long one's padding.
+    prompt_buckets = [*(size for size in _doubling(64) if size < max_prompt), max_prompt]
+    cache_buckets = [*(size for size in _doubling(128) if size < max_new), max_new]
+    sampler = make_sampler(
+        source.model_config,
+        SamplerConfig(tuple(prompt_buckets), tuple(cache_buckets), (1,)),
+        source.tokenizer.stop_ids,
+    )
+    weights = sampler.layout(source.load_params())
+    return Speaker(source, sampler, weights, load_template(role, template), max_prompt, config.task.min_steps)
+
+
+def _doubling(start: int) -> list[int]:
+    return [start << power for power in range(16)]
+
+
+def write(speaker: Speaker, prompt: list[int], args: argparse.Namespace, name: str) -> str:
+    """One response, as text."""
+    key_data = rng.step_key(args.seed, name)
+    rollout = speaker.sampler.sample(speaker.weights, [prompt], 1, key_data, args.temperature, args.top_p)
+    return speaker.source.tokenizer.decode(rollout.tokens[0])
+
+
+def answer(question: str, generator: Speaker, verifier: Speaker, args, console: rich.console.Console) -> None:
+    """Write a solution and its judgement, and show both.
+
+    Raises:
+        ValueError: the question is longer than a prompt may be.
+    """
+    problem = Problem("the question", question, "")
+    console.print(Text(f"Question: {question}", style="bold"))
+    prompt = generator_prompt(generator.template, generator.source.tokenizer, problem)
+    if len(prompt) > generator.max_prompt:
+        raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
+                         "shorten it, or raise --max_prompt")
+    text = write(generator, prompt, args, "solve")
+    console.print(Text(text))
+    solution = parse_solution(text, generator.min_steps)
+    steps = [text[start:end] for start, end in solution.step_spans]
+    prompt, is_shortened = verifier_prompt(
+        verifier.template, verifier.source.tokenizer, problem, text, len(steps), verifier.max_prompt
+    )
+    judged = parse_verification(write(verifier, prompt, args, "verify"), len(steps), solution.format_score)
+    console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
+    for number, step in enumerate(solution.steps, 1):
+        judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
+        words = judged.blocks[number - 1].strip() if number <= len(judged.blocks) else ""
+        mark, style = MARKS[judgement]
+        console.print(Text.assemble((f"{number}. ", "dim"), step.strip()), Text(f"   {mark}", style=style), sep="\n")
+        if words:
+            console.print(Text(f"   {words}", style="dim"))
+    if not steps:
+        console.print(Text("The solution has no <step> blocks: there is nothing to judge but the answer.", "yellow"))
+    boxed = "none" if solution.answer is None else solution.answer
+    console.print(Text.assemble(("Answer: ", "bold"), boxed, ("   Verdict: ", "bold"),
+                                (judged.verdict, VERDICT_STYLES[judged.verdict])))
+
+
+def questions(args: argparse.Namespace) -> Iterator[str]:
+    """The one of the command line, or every line of standard input that is not blank."""
+    if args.question:
+        yield args.question
+        return
+    if sys.stdin.isatty():
+        print("One question a line; end with Ctrl-D.", file=sys.stderr)
+    yield from (line.strip() for line in sys.stdin if line.strip())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    args = _parse_args(argv)
+    console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    try:
+        if args.temperature < 0 or not 0 < args.top_p <= 1:
+            raise ValueError(f"--temperature={args.temperature} must be at least 0 (greedy), and --top_p={args.top_p} "
+                             "above 0 and at most 1")
+        generator = make_speaker("generator", args.checkpoint, args)
+        verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
+        for question in questions(args):
+            answer(question, generator, verifier, args, console)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tango_jax.sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", required=True, help="what writes the solution")
+    parser.add_argument("--verifier", help="what judges it")
+    parser.add_argument("--question", help="default: every line of standard input")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
+    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--max_new", type=int, default=0, help="tokens of a response; 0: 2048, or as in the run")
+    parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
+    parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
+    parser.add_argument("--verifier_template", help="the same for the verifier")
+    parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

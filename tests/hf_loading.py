@@ -1,0 +1,49 @@
+"""What the tests of import and export share: load a folder, run it, compare trees, shard a tree."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from tango_jax.models import hf_layout, transformer
+from tango_jax.models.attention import make_packed_attention
+from tango_jax.models.from_hf import load_hf, model_config_from_hf
+
+TOLERANCE = 1e-4  # of logits against PyTorch's
+
+
+def load(folder, **numerics):
+    config = model_config_from_hf(folder, **numerics)
+    return config, load_hf(folder, config)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(config, params, inputs):
+    """Logits [B, T, V] of one batch of hf_cases.Inputs."""
+    attend_fn = make_packed_attention(inputs.is_token_BT.astype(jnp.int32))
+    x_BTD = transformer.forward(config, params, inputs.token_BT, inputs.position_BT, attend_fn)
+    head_DV = transformer.head_matrix(config, params)
+    return transformer.logits_from_hidden(config, params["final_norm"], head_DV, x_BTD)
+
+
+def assert_equal_trees(tree, expected):
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(expected), strict=True):
+        assert leaf.dtype == other.dtype, path
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(other), err_msg=str(path))
+
+
+def shardings_of(config):
+    """Four ways over two axes, also over the head dim, which the files have merged with the heads."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    specs = {
+        "embed": ("a", "b"), "head": ("a", "b"), "layers/down": (None, "a"), "layers/q_bias": (None, "b"),
+        "layers/q": (None, "b", "a"), "layers/k": (None, None, "b", "a"), "layers/v": ("b", "a"),
+        "layers/o": (None, "a", None, "b"),
+    }  # fmt: skip
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, PartitionSpec(*specs.get(hf_layout.path_name(path), ()))),
+        hf_layout.abstract_params(config),
+    )
