@@ -1,0 +1,31 @@
+"""Llama-3.1-8B-Instruct in both roles (arXiv 2505.15034, appendix E); all else as in qwen2_5_math_7b.py.
+
+Command:   the same two, with the file's argument if any:
+               python -m tango_jax.sft --config=configs/llama3_1_8b.py --config.generator.init_from= \
+                   --config.task.stage_one=TAGGED.parquet --workdir=runs/llama3_1_8b_sft
+               python -m tango_jax.train --config=configs/llama3_1_8b.py --workdir=runs/llama3_1_8b
+           The model is gated: accept its licence on the hub and log in (hf auth login), or give a folder that holds it
+           as --config.generator.checkpoint=FOLDER --config.verifier.checkpoint=FOLDER.
+Hardware:  the paper's is 4 nodes of 8 A100. By arithmetic: weights, moments and reference of both roles are 257 GB in
+           float32, a float32 gradient of one role 32 GB more. No single device holds that: the state must be sharded.
+           A checkpoint of both roles is 193 GB.
+Time:      an estimate from operation counts, not a measurement: one to two days on 32 A100.
+Expected:  not reproduced here; the paper's figures are in its appendix E. Compare with --config.arm=grpo, the generator
+           alone.
+"""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import load_config
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    config = load_config(f"{Path(__file__).with_name('qwen2_5_math_7b.py')}:{argument}")
+    for role in (config.generator, config.verifier):
+        role.checkpoint = "meta-llama/Llama-3.1-8B-Instruct"
+    config.generator.init_from = "runs/llama3_1_8b_sft"
+    # Eight key/value heads and 32 layers: a cached token takes 2.3 times the memory of Qwen2.5-7B's.
+    config.generator.row_buckets, config.verifier.row_buckets = (40, 80, 160), (40, 80)
+    return config

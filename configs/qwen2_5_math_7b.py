@@ -1,0 +1,95 @@
+"""The published setting (arXiv 2505.15034): Qwen2.5-Math-7B solves, Qwen2.5-7B verifies, Eurus-2 problems.
+
+Command:   stage 1, on a file of tagged solutions (rows with `question` and `solution`; the paper's are not published):
+               python -m tango_jax.sft --config=configs/qwen2_5_math_7b.py --config.generator.init_from= \
+                   --config.task.stage_one=TAGGED.parquet --workdir=runs/qwen2_5_math_7b_sft
+           then the reinforcement learning, which starts from that workdir (generator.init_from):
+               python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=runs/qwen2_5_math_7b
+           :rloo or :reinforce_pp after the file's name takes that algorithm with its published differences, such as
+               python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
+Hardware:  the paper's is 4 nodes of 8 A100. By arithmetic: weights, moments and reference of both roles are 244 GB in
+           float32, a float32 gradient of one role 30 GB more. No single device holds that: the state must be sharded.
+           A checkpoint of both roles is 183 GB.
+Time:      an estimate from operation counts, not a measurement: one to two days on 32 A100.
+Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
+           out-of-domain tasks, and the best verifier of its size on ProcessBench.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import ARMS, default_config
+
+ALGORITHMS = ("grpo", "rloo", "reinforce_pp")
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    config = default_config()
+    config.task.name, config.task.min_steps = "math", 3
+    config.task.train, config.task.test = "eurus_train", "math500"
+    config.generator.checkpoint = "Qwen/Qwen2.5-Math-7B"
+    config.verifier.checkpoint = "Qwen/Qwen2.5-7B"
+    for role in (config.generator, config.verifier):
+        set_role(role)
+    set_generator(config.generator)
+    set_verifier(config.verifier)
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 256, 5
+    # With 100 verifier turns between those of the generator, 440 turns in all.
+    config.rl.warmup_steps, config.rl.generator_steps = 40, 300
+    config.rl.generator_turns_per_cycle, config.rl.verifier_turns_per_cycle = 3, 1
+    config.rl.verifications_per_solution = 1
+    config.rl.alpha_initial, config.rl.alpha_final, config.rl.alpha_schedule = 0.1, 1e-3, "exponential"
+    config.rl.outcome_weight, config.rl.format_weight, config.rl.gamma = 1.0, 0.0, 0.8
+    config.rl.label_count_decay = 0.8
+    config.eval.every, config.eval.problems = 10, 500
+    config.checkpoint.every = 50
+    config.ablation.arms = tuple(arm for arm in ARMS if arm != "gold_steps")
+    set_algorithm(config, argument or "grpo")
+    return config
+
+
+def set_role(role: ConfigDict) -> None:
+    """What both roles have in common."""
+    role.template = "math"
+    role.model.param_dtype, role.model.compute_dtype, role.model.remat = "float32", "bfloat16", "full"
+    role.logp_chunk = 512  # 152k logits a token in float32: 0.3 GB a chunk, 5 GB for a whole micro-batch
+    role.temperature, role.top_p, role.top_k = 1.0, 1.0, 0
+    role.loss.aggregation = "token_mean"  # the published code's; the paper's equation is seq_mean
+    role.loss.clip_low = role.loss.clip_high = 0.2
+    role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
+    role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
+    role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
+
+
+def set_generator(role: ConfigDict) -> None:
+    """Lengths, batch plan and stage 1 of the generator."""
+    # Together all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
+    role.max_prompt, role.max_response = 2048, 2048
+    role.prompt_buckets, role.cache_buckets = (256, 512, 1024), (256, 512, 1024)
+    role.row_buckets = (40, 80, 160, 320)  # a batch of 1280 rows in four; 320 x 2048 tokens are 38 GB of cache
+    role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
+    role.init_from = "runs/qwen2_5_math_7b_sft"
+    role.sft.steps, role.sft.batch_size, role.sft.pack_length = 800, 64, 4096
+    role.sft.rows_per_micro_batch = 2
+    role.sft.optimizer.lr, role.sft.optimizer.schedule = 5e-6, "cosine"
+    role.sft.optimizer.warmup_steps = 80  # a tenth of the steps
+
+
+def set_verifier(role: ConfigDict) -> None:
+    """Lengths and batch plan of the verifier, which has no stage 1."""
+    role.max_prompt, role.max_response = 4096, 4096
+    role.prompt_buckets, role.cache_buckets = (1024, 2048), (512, 1024, 2048)
+    role.row_buckets = (40, 80, 160)
+    role.rows_per_micro_batch, role.prompts_per_micro_batch = 2, 1
+    role.sft.steps = 0
+
+
+def set_algorithm(config: ConfigDict, algorithm: str) -> None:
+    """The algorithm of both roles, with what the paper sets otherwise for REINFORCE++."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"no published setting for {algorithm!r}: write nothing or one of {', '.join(ALGORITHMS)}")
+    is_reinforce_pp = algorithm == "reinforce_pp"
+    for role in (config.generator, config.verifier):
+        role.loss.algorithm = algorithm
+        role.loss.kl_kind = "k2" if is_reinforce_pp else "k3"  # verl's names: mse, low_var
+        role.loss.entropy_coef = 0.0 if is_reinforce_pp else 0.001
+    config.rl.alpha_initial = 0.5 if is_reinforce_pp else 0.1
