@@ -59,7 +59,7 @@ install_requirements() {
     say "installing requirements.txt into .venv (1 to 5 minutes; only when that file has changed)"
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$root/requirements.txt" ||
         fail "pip could not install requirements.txt; the reason is above." \
-            "Check the network and the disk space (1.2 GB), then run this script again."
+            "Check the network and the disk space (1.5 GB), then run this script again."
     cp "$root/requirements.txt" "$stamp"
 }
 
