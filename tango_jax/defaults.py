@@ -150,6 +150,22 @@ def default_config() -> ConfigDict:
                 "gamma": 0.8,  # verifier's format weight
                 "label_count_decay": 0.8,  # EMA of how many correct and incorrect solutions were seen
             },
+            # Stage 0 (`python -m tango_jax.generate`): generator.checkpoint is the teacher that solves task.train.
+            "generate": {
+                "samples": 1,  # solutions per problem
+                "temperature": 0.1,
+                "top_p": 0.5,
+                "problems": 0,  # how many to solve, drawn by `seed`; 0: all
+                "shard_problems": 256,  # written at once: what an interruption costs at most
+                # What is kept of the solutions that are whole and tagged. These may change when a command is repeated:
+                # the solutions of before are filtered anew.
+                "keep": {
+                    "min_format": 0.0,  # lowest format score, 0 to 1
+                    "only_correct": False,  # True: none whose answer the grader rejects
+                    "best": 0,  # the best so many of a problem: correct ones first, then by format score; 0: all
+                    "validation_share": 0.02,  # of the problems, drawn by `seed`, into validation.parquet
+                },
+            },
             "eval": {
                 "every": 10,  # generator steps
                 "problems": 200,  # held-out problems for the generator, greedy

@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.checks import at_least, one_of, require, within
 from tango_jax.config import ARMS
+from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.models.transformer import REMAT_MODES
 from tango_jax.prompts.templates import load_template
 from tango_jax.rl.advantages import ALGORITHMS
@@ -23,6 +24,7 @@ def check(config: ConfigDict) -> None:
     one_of("arm", config.arm, ARMS)
     at_least("seed", config.seed, 0)
     _check_rl(config.rl)
+    _check_generate(config.generate, config.generator)
     for name in ("every", "problems", "pool"):
         at_least(f"eval.{name}", config.eval[name], 1)
     for name in ("every", "keep"):
@@ -39,6 +41,25 @@ def check(config: ConfigDict) -> None:
         require(all(config.generator[name] == config.verifier[name] for name in same),
                 "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
     check_task(config)
+
+
+def _check_generate(generate: ConfigDict, teacher: ConfigDict) -> None:
+    within("generate.samples", generate.samples, 1, MAX_SAMPLES)
+    rows = tuple(teacher.row_buckets)
+    require(
+        not rows or rows[-1] % generate.samples == 0,
+        f"generator.row_buckets={rows} ends in no multiple of generate.samples={generate.samples}: "
+        "samples of a prompt share its cache and stay in one batch",
+    )
+    at_least("generate.temperature", generate.temperature, 0.0)
+    require(0 < generate.top_p <= 1, f"generate.top_p={generate.top_p} must lie in (0, 1]")
+    at_least("generate.problems", generate.problems, 0)
+    at_least("generate.shard_problems", generate.shard_problems, 1)
+    keep = generate.keep
+    within("generate.keep.min_format", keep.min_format, 0.0, 1.0)
+    within("generate.keep.best", keep.best, 0, generate.samples)
+    require(0 <= keep.validation_share < 1,
+            f"generate.keep.validation_share={keep.validation_share} must be at least 0 and below 1")
 
 
 def _check_rl(rl: ConfigDict) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax import ablate, sft, task_validation, train, validation
+from tango_jax import ablate, generate, sft, task_validation, train, validation
 from tango_jax.config import default_config, flatten, load_config, parse_command_line, save_config, validate
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +79,7 @@ def test_an_override_may_hold_an_equals_sign(small):
 @pytest.mark.parametrize("override, message", [
     ("rl.gama=1", r"unknown config key 'rl\.gama' in --config\.rl\.gama=1; did you mean rl\.gamma\?"),
     ("generator.sft.step=1", r"'generator\.sft\.step' .*did you mean generator\.sft\.steps\?"),
-    ("generater.temperature=1", r"'generater' .*did you mean generator\.temperature\?"),
+    ("verifer.temperature=1", r"'verifer' .*did you mean verifier\.temperature\?"),
     ("gamma.x=1", r"unknown config key 'gamma' in --config\.gamma\.x=1"),
     ("seed.x=1", r"unknown config key 'seed\.x'"),
     ("zzzzzzzzzzzzzz=1", r"unknown config key 'zzzzzzzzzzzzzz' in --config\.zzzzzzzzzzzzzz=1$"),  # nothing is near
@@ -151,6 +151,15 @@ MISTAKES = [
     ("rl.alpha_schedule=step", r"rl\.alpha_schedule='step' is not one of exponential, linear, cosine, none"),
     ("rl.alpha_final=0.0", r"cannot start or end at 0 \(alpha_initial=0\.1, alpha_final=0\.0\): use .*=linear"),
     ("eval.pool=0", r"eval\.pool=0 must be at least 1"),
+    ("generate.samples=0", r"generate\.samples=0 must lie between 1 and 1024"),
+    ("generate.samples=3", r"row_buckets=\(4, 8\) .* generate\.samples=3: samples of a prompt share its cache"),
+    ("generate.temperature=-0.1", r"generate\.temperature=-0\.1 must be at least 0"),
+    ("generate.top_p=0.0", r"generate\.top_p=0\.0 must lie in \(0, 1\]"),
+    ("generate.problems=-1", r"generate\.problems=-1 must be at least 0"),
+    ("generate.shard_problems=0", r"generate\.shard_problems=0 must be at least 1"),
+    ("generate.keep.min_format=1.5", r"generate\.keep\.min_format=1\.5 must lie between 0\.0 and 1\.0"),
+    ("generate.keep.best=2", r"generate\.keep\.best=2 must lie between 0 and 1"),
+    ("generate.keep.validation_share=1.0", r"keep\.validation_share=1\.0 must be at least 0 and below 1"),
     ("checkpoint.keep=0", r"checkpoint\.keep=0 must be at least 1"),
     ("transcripts=-1", r"transcripts=-1 must be at least 0"),
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
@@ -383,7 +392,7 @@ def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, messa
     assert re.search(message, text)
 
 
-@pytest.mark.parametrize("module", [train, sft, ablate], ids=["train", "sft", "ablate"])
+@pytest.mark.parametrize("module", [train, sft, ablate, generate], ids=["train", "sft", "ablate", "generate"])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_shows_the_usage(module, flag, capsys):
     with pytest.raises(SystemExit) as stopped:

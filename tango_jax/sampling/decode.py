@@ -53,11 +53,11 @@ def _emit(state: DecodeState, logits_BV, sampling: SamplingParams, stop_ids: tup
 
 
 def prefill(
-    config, stop_ids, cache_bucket, max_new, weights, token_PS, length_P, limit_B, key_data, row_offset, sampling
+    config, stop_ids, cache_bucket, max_new, weights, token_PS, length_P, limit_B, key_data, number_B, sampling
 ):
     """Run the prompts once, share each among its B/P samples, and sample every row's first token.
 
-    Row b draws its randomness from fold_in(key, row_offset + b) alone: neither the batch around it nor compaction
+    Row b draws its randomness from fold_in(key, number_B[b]) alone: neither the batch around it nor compaction
     changes it.
     """
     P, S = token_PS.shape
@@ -71,7 +71,7 @@ def prefill(
         :, 0
     ]
     key = jax.random.wrap_key_data(key_data)
-    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_offset + jnp.arange(B))
+    keys_B = jax.vmap(lambda number: jax.random.fold_in(key, number))(number_B)
     state = DecodeState(
         prefix=kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=length_P),
         suffix=kv.init_suffix(config, B, cache_bucket),

@@ -32,9 +32,10 @@ class SamplerConfig:
 class Sampler(NamedTuple):
     """`layout(params)` gives the weights that the other two take (see transformer.split_layers); do it once a phase.
 
-    `sample(weights, prompts, group_size, key_data, temperature, top_p=1, top_k=0, max_new=None) -> Rollout` takes any
-    number of prompts, each a sequence of ids, and returns group_size responses per prompt, prompt-major. `max_new` is
-    one limit on the new tokens or one per row; none is above the last cache bucket.
+    `sample(weights, prompts, group_size, key_data, temperature, top_p=1, top_k=0, max_new=None, row_numbers=None) ->
+    Rollout` takes any number of prompts, each a sequence of ids, and returns group_size responses per prompt,
+    prompt-major. `max_new` is one limit on the new tokens or one per row; none is above the last cache bucket. A row's
+    randomness depends on the key and on its number alone: its place in the call, or what `row_numbers` says.
     `warm_up(weights, group_sizes)` compiles everything that such calls can need.
     """
 
@@ -81,12 +82,16 @@ def make_sampler(model_config, config: SamplerConfig, stop_ids: tuple[int, ...])
     )
     layout = jax.jit(functools.partial(transformer.split_layers, model_config))
 
-    def sample(weights, prompts, group_size, key_data, temperature, top_p=1.0, top_k=0, max_new=None):
+    def sample(
+        weights, prompts, group_size, key_data, temperature, top_p=1.0, top_k=0, max_new=None, row_numbers=None
+    ):
         _check_prompts(prompts, config.prompt_buckets[-1], max_new)
         sampling = sampling_params(temperature, top_p, top_k)
         per_call = max(1, config.row_buckets[-1] // group_size)
         rows = len(prompts) * group_size
         limit_B = np.minimum(np.broadcast_to(largest if max_new is None else max_new, (rows,)), largest)
+        number_B = np.arange(rows) if row_numbers is None else np.asarray(row_numbers)
+        assert number_B.shape == (rows,), (number_B.shape, rows)
         parts = []
         for start in range(0, len(prompts), per_call):
             chosen = slice(start * group_size, (start + per_call) * group_size)
@@ -101,7 +106,7 @@ def make_sampler(model_config, config: SamplerConfig, stop_ids: tuple[int, ...])
                     limit_B[chosen],
                     key_data,
                     sampling,
-                    offset=start * group_size,
+                    number_B[chosen],
                 )
             )
         return Rollout(
@@ -142,7 +147,7 @@ def _pad_prompts(prompts, count: int, bucket: int) -> tuple[np.ndarray, np.ndarr
     return token_PS, length_P
 
 
-def _sample_chunk(jitted, config, stop_ids, weights, prompts, group_size, limit_B, key_data, sampling, offset):
+def _sample_chunk(jitted, config, stop_ids, weights, prompts, group_size, limit_B, key_data, sampling, number_B):
     """One decode batch from prefill to the last row's end."""
     rows = len(prompts) * group_size
     num_rows = bucket_of(rows, config.row_buckets) if group_size == 1 else config.row_buckets[-1]
@@ -150,8 +155,8 @@ def _sample_chunk(jitted, config, stop_ids, weights, prompts, group_size, limit_
     num_rows = num_prompts * group_size
     bucket = bucket_of(max(map(len, prompts)), config.prompt_buckets)
     token_PS, length_P = _pad_prompts(prompts, num_prompts, bucket)
-    limit_B = np.pad(limit_B, (0, num_rows - rows)).astype(np.int32)
-    state = jitted.prefill(weights, token_PS, length_P, limit_B, key_data, np.int32(offset), sampling)
+    limit_B, number_B = (np.pad(values, (0, num_rows - rows)).astype(np.int32) for values in (limit_B, number_B))
+    state = jitted.prefill(weights, token_PS, length_P, limit_B, key_data, number_B, sampling)
 
     slots = np.arange(num_rows)  # which row of the batch each row of the state holds
     tokens, logps, steps, row_steps, done = [None] * rows, [None] * rows, 1, num_rows, 1
@@ -191,7 +196,8 @@ def _visit_shapes(jitted, config, weights, num_prompts: int, group_size: int, pr
     token_PS, length_P = _pad_prompts([], num_prompts, prompt_bucket)
     sampling = sampling_params(1.0)
     key_data = np.zeros((2,), np.uint32)
-    state = jitted.prefill(weights, token_PS, length_P, np.zeros((rows,), np.int32), key_data, np.int32(0), sampling)
+    none_B = np.zeros((rows,), np.int32)
+    state = jitted.prefill(weights, token_PS, length_P, none_B, key_data, none_B, sampling)
     pending, seen = [state], set()
     while pending:
         state = pending.pop()

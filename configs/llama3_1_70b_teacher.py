@@ -1,0 +1,40 @@
+"""Stage 0 of the published setting: Llama-3.1-70B-Instruct solves problems in tagged steps, for stage 1 to imitate.
+
+Command:   python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
+           Then --config.task.stage_one=runs/teacher/train.parquet in a run of stage 1. Any other teacher:
+           --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL, any other problems:
+           --config.task.train=FILE.
+Hardware:  141 GB of weights in bfloat16, held twice for a moment while they are laid out for sampling, and 1.3 GB of
+           cache for a row of full length. Weights and cache lie on one device here: for this teacher that is a CPU
+           host with 384 GB of memory, or an accelerator with as much. Smaller teachers fit smaller devices.
+Time:      an estimate, not timed: 113,000 solutions of about 500 tokens each are 56 million tokens. On an accelerator
+           that reads 3 TB/s, 64 rows at a time, reading the weights bounds it to 1,300 tokens/s: half a day. On a CPU
+           host of 4 TFLOP/s computing bounds it to 30 tokens/s: three weeks. What is written of it is never lost.
+Expected:  not run at this size. Nearly every solution should be tagged, since the prompt shows the layout; counts.json
+           says how many were cut off, untagged or wrong. Wrong answers stay in by default, and
+           --config.generate.keep.only_correct=True leaves them out, also afterwards: nothing is sampled anew.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import default_config
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    config = default_config()
+    config.task.name, config.task.train, config.task.row_format = "math", "eurus_train", "verl"
+    config.task.min_steps = 3
+    # One solution per prompt at T=0.1 and top_p=0.5; as many prompts as the published stage 1 had.
+    config.generate.samples, config.generate.temperature, config.generate.top_p = 1, 0.1, 0.5
+    config.generate.problems = 113_000
+    # The verifier and stage 2 take no part; their settings need only be possible ones.
+    for role in (config.generator, config.verifier):
+        role.checkpoint, role.use_chat = "meta-llama/Llama-3.1-70B-Instruct", True
+        role.template = "math"
+        role.max_prompt, role.max_response = 2048, 2048
+        role.model.param_dtype = role.model.compute_dtype = role.model.head_dtype = "bfloat16"
+        role.model.remat = "none"
+        role.prompt_buckets, role.cache_buckets, role.row_buckets = (256, 512, 1024), (512, 1024), (8, 16, 32, 64)
+    config.rl.prompts_per_step = config.rl.samples_per_prompt = 1
+    config.task.validation = 1
+    return config

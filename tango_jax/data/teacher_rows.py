@@ -1,0 +1,158 @@
+"""A teacher's solutions on disk: the parts that stage 0 writes as it goes, and the two files that it ends with.
+
+In: rows as they were sampled, each with its grade. Out: `parts/part-00000.jsonl` and so on with every row, and
+`train.parquet` and `validation.parquet` with those worth imitating, which `task.stage_one` reads.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.grading import parse_solution
+from tango_jax.records import Problem
+
+MAX_SAMPLES = 1024  # of a problem; a row's number is that of its problem times this, plus that of the sample
+MAX_PROBLEMS = 2**31 // MAX_SAMPLES  # a row's number is an int32
+FILES = ("train.parquet", "validation.parquet")
+_SPLIT_STREAM = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherRow:
+    """One solution."""
+
+    number: int  # of the problem in its file, from 0, those left out included
+    sample: int  # from 0
+    problem_id: str
+    question: str
+    answer: str  # the gold one
+    solution: str
+    is_correct: bool
+    format_score: float
+    is_truncated: bool
+    num_tokens: int  # of the response, stop token included
+
+
+class Kept(NamedTuple):
+    """What is left of the rows, and why the others are not."""
+
+    rows: list[TeacherRow]
+    counts: dict[str, int]
+
+
+def part_path(workdir: Path, shard: int) -> Path:
+    return workdir / "parts" / f"part-{shard:05d}.jsonl"
+
+
+def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
+    """The file is there whole, on disk, or not at all."""
+    text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
+    _write_atomic(path, lambda partial: partial.write_text(text, encoding="ascii"))
+
+
+def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:
+    """The rows of an earlier run's part; None where there is none, or it is damaged and must be written again.
+
+    Raises:
+        ValueError: it is whole, and holds solutions of other problems.
+    """
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+        rows = [TeacherRow(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError):  # not there; no text or JSON; other fields
+        return None
+    wanted = [(number, sample) for number, _ in problems for sample in range(samples)]
+    if len(rows) != len(wanted):
+        return None
+    for row, (number, sample), problem in zip(
+        rows, wanted, (problem for _, problem in problems for _ in range(samples)), strict=True
+    ):
+        found = (row.number, row.sample, row.problem_id, row.question, row.answer)
+        if found != (number, sample, problem.id, problem.question, problem.answer):
+            raise ValueError(f"{path} holds a solution of {row.problem_id}, {row.question[:60]!r}, where the problem "
+                             f"now is {problem.id}, {problem.question[:60]!r}: the problem file or the tokenizer has "
+                             "changed since; bring the old one back, or choose another --workdir")
+    return rows
+
+
+def keep_rows(rows: Sequence[TeacherRow], keep: ConfigDict) -> Kept:
+    """Those worth imitating, in order.
+
+    A response that was cut off, or that has no steps or no boxed answer, is never kept: stage 1 could not read it.
+    """
+    counts = dict.fromkeys(("truncated", "untagged", "by_format", "by_correctness", "not_the_best"), 0)
+    left: dict[int, list[TeacherRow]] = {}
+    for row in rows:
+        reason = _why_not(row, keep)
+        if reason:
+            counts[reason] += 1
+        else:
+            left.setdefault(row.number, []).append(row)
+    kept = []
+    for group in left.values():
+        ranked = sorted(group, key=lambda row: (not row.is_correct, -row.format_score, row.sample))
+        best = ranked[: keep.best or None]
+        counts["not_the_best"] += len(group) - len(best)
+        kept += sorted(best, key=lambda row: row.sample)
+    return Kept(kept, counts)
+
+
+def _why_not(row: TeacherRow, keep: ConfigDict) -> str | None:
+    if row.is_truncated:
+        return "truncated"
+    parsed = parse_solution(row.solution)
+    if not parsed.steps or parsed.answer is None:
+        return "untagged"
+    if row.format_score < keep.min_format:
+        return "by_format"
+    return "by_correctness" if keep.only_correct and not row.is_correct else None
+
+
+def validation_questions(problems: Sequence[Problem], share: float, seed: int) -> frozenset[str]:
+    """The questions that are set aside. Drawn before any filter, so that none moves a problem to the other file; a
+    question that a file holds twice is in one of them."""
+    questions = list(dict.fromkeys(problem.question for problem in problems))
+    order = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(questions))
+    return frozenset(questions[index] for index in order[: round(share * len(questions))])
+
+
+def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset[str]) -> tuple[int, int]:
+    """Write both files; returns their numbers of rows."""
+    parts = [[], []]
+    for row in rows:
+        parts[row.question in validation].append(row)
+    for name, part in zip(FILES, parts, strict=True):
+        _write_atomic(workdir / name, lambda partial, part=part: _write_parquet(partial, part))
+    return len(parts[0]), len(parts[1])
+
+
+def _write_parquet(path: Path, rows: Sequence[TeacherRow]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    types = {
+        "question": pyarrow.string(),
+        "answer": pyarrow.string(),
+        "solution": pyarrow.string(),
+        "is_correct": pyarrow.bool_(),
+        "format_score": pyarrow.float64(),
+        "problem_id": pyarrow.string(),
+        "sample": pyarrow.int32(),
+    }
+    columns = {name: pyarrow.array([getattr(row, name) for row in rows], kind) for name, kind in types.items()}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def _write_atomic(path: Path, write_fn: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    write_fn(partial)
+    with open(partial, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)

@@ -1,0 +1,204 @@
+"""Stage 0: a teacher writes tagged solutions for the problems of `task.train`, for a generator to imitate in stage 1.
+
+    python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
+
+The teacher is generator.checkpoint, prompted as the generator is (template, use_chat, max_prompt, max_response and
+buckets). The keys under `generate` say how many solutions it writes, how they are sampled and which are kept. DIR/parts
+holds every solution; DIR/train.parquet and DIR/validation.parquet those kept, and DIR/counts.json how many. The same
+command goes on where it stopped, and filters anew if `generate.keep` differs. A run of stage 1 takes them with
+--config.task.stage_one=DIR/train.parquet.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax import rng, runtime
+from tango_jax.config import parse_command_line, save_config
+from tango_jax.console import Console
+from tango_jax.data.problem_sets import load_problems
+from tango_jax.data.teacher_rows import (
+    FILES,
+    MAX_PROBLEMS,
+    MAX_SAMPLES,
+    TeacherRow,
+    keep_rows,
+    part_path,
+    read_part,
+    validation_questions,
+    write_files,
+    write_part,
+)
+from tango_jax.data.tokenizer import Tokenizer
+from tango_jax.grading import grade_many, parse_solution
+from tango_jax.metrics import write_json_atomic
+from tango_jax.prompts.templates import generator_prompt
+from tango_jax.records import Problem
+from tango_jax.rl.policy import Policy, make_policy
+from tango_jax.workdir import start_source
+
+_DRAW_STREAM = 3
+
+
+class Work(NamedTuple):
+    """What is to be solved."""
+
+    problems: tuple[tuple[int, Problem], ...]  # with their numbers in the file, ascending
+    num_too_long: int
+    grade_kind: str
+    min_steps: int
+
+    def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
+        return [self.problems[start : start + size] for start in range(0, len(self.problems), size)]
+
+
+def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
+    """The problems that the teacher is asked, without those whose prompt is over generator.max_prompt.
+
+    Raises:
+        ValueError: a file that cannot be read, or no problem that is short enough.
+    """
+    problem_set = load_problems(config.task.train, config.task.row_format or None)
+    numbered = list(enumerate(problem_set.problems))
+    if len(numbered) > MAX_PROBLEMS:
+        raise ValueError(f"task.train={config.task.train} has {len(numbered)} problems; at most {MAX_PROBLEMS} can be "
+                         "solved in one workdir: split the file")
+    if 0 < config.generate.problems < len(numbered):
+        order = np.random.default_rng((config.seed, _DRAW_STREAM)).permutation(len(numbered))
+        numbered = [numbered[index] for index in np.sort(order[: config.generate.problems])]
+    limit = config.generator.max_prompt
+    lengths = [len(generator_prompt(template, tokenizer, problem)) for _, problem in numbered]
+    fitting = tuple(pair for pair, length in zip(numbered, lengths, strict=True) if length <= limit)
+    if not fitting:
+        raise ValueError(f"none of the {len(numbered)} problems of {config.task.train} makes a prompt within "
+                         f"generator.max_prompt={limit} tokens, the shortest has {min(lengths)}: raise it")
+    return Work(fitting, len(numbered) - len(fitting), problem_set.grade_kind, config.task.min_steps)
+
+
+def solve(
+    config: ConfigDict, policy: Policy, weights, shard: Sequence[tuple[int, Problem]], work: Work, console: Console
+) -> list[TeacherRow]:
+    """The teacher's solutions of one shard, graded: `generate.samples` of each problem, problem by problem."""
+    generate, tokenizer = config.generate, policy.tokenizer
+    owners = [(number, sample, problem) for number, problem in shard for sample in range(generate.samples)]
+    rollout = policy.sampler.sample(
+        weights,
+        [generator_prompt(policy.template, tokenizer, problem) for _, problem in shard],
+        generate.samples,
+        rng.step_key(config.seed, "generate"),
+        generate.temperature,
+        generate.top_p,
+        row_numbers=[number * MAX_SAMPLES + sample for number, sample, _ in owners],
+    )
+    texts = [tokenizer.decode(tokens).strip() for tokens in rollout.tokens]
+    report = grade_many(texts, [problem.answer for _, _, problem in owners], work.grade_kind)
+    if failed := report.errors + report.timeouts + report.overlong:
+        console.log(f"graded wrong unread: {report.errors} errors, {report.timeouts} timeouts, {report.overlong} "
+                    f"overlong, {failed} of {len(texts)} solutions of this part")
+    return [
+        TeacherRow(
+            number=number,
+            sample=sample,
+            problem_id=problem.id,
+            question=problem.question,
+            answer=problem.answer,
+            solution=text,
+            is_correct=bool(is_correct),
+            format_score=float(parse_solution(text, work.min_steps).format_score),
+            is_truncated=bool(is_truncated),
+            num_tokens=len(tokens),
+        )
+        for (number, sample, problem), text, is_correct, is_truncated, tokens in zip(
+            owners, texts, report.correct, rollout.is_truncated_B, rollout.tokens, strict=True
+        )
+    ]
+
+
+def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, console: Console) -> list[TeacherRow]:
+    """Every solution, those of an earlier run included. The weights are read only if one is missing.
+
+    Raises:
+        ValueError: the parts of the earlier run are of other problems.
+    """
+    shards = work.shards(config.generate.shard_problems)
+    found = [read_part(part_path(workdir, i), shard, config.generate.samples) for i, shard in enumerate(shards)]
+    missing = [index for index, rows in enumerate(found) if rows is None]
+    if not missing:
+        return [row for rows in found for row in rows]
+    weights = policy.sampler.layout(policy.load_params())
+    done = sum(len(shard) for shard, rows in zip(shards, found, strict=True) if rows is not None)
+    with console.stage("Stage 0: the teacher", total=len(work.problems), done=done) as progress:
+        for index in missing:
+            rows = solve(config, policy, weights, shards[index], work, console)
+            write_part(part_path(workdir, index), rows)
+            found[index] = rows
+            progress.advance(
+                len(shards[index]),
+                phase="problem",
+                correct=float(np.mean([row.is_correct for row in rows])),
+                format=float(np.mean([row.format_score for row in rows])),
+                truncated=float(np.mean([row.is_truncated for row in rows])),
+                tokens=float(np.mean([row.num_tokens for row in rows])),
+            )
+    return [row for rows in found for row in rows]
+
+
+def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy | None = None) -> dict:
+    """Stage 0 from start to end, or from where an earlier attempt stopped. Returns the counts.
+
+    `policy`: the teacher, where a caller has built it already.
+
+    Raises:
+        ValueError: settings, problems or a checkpoint that will not do; or no solution is left to train on.
+    """
+    if config.task.name != "math":
+        raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "
+                         "of task.name=math")
+    policy = policy or make_policy("generator", config.generator, start_source(config, "generator"))
+    work = plan_work(config, policy.template, policy.tokenizer)
+    console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out for "
+                f"prompts of more than {config.generator.max_prompt} tokens")
+    workdir.mkdir(parents=True, exist_ok=True)
+    save_config(config, workdir / "config.json", may_change="generate.keep.")
+    rows = solve_all(config, policy, work, workdir, console)
+    kept = keep_rows(rows, config.generate.keep)
+    validation = validation_questions(
+        [problem for _, problem in work.problems], config.generate.keep.validation_share, config.seed
+    )
+    counts = {
+        "problems": len(work.problems), "over_long_prompts": work.num_too_long, "solutions": len(rows),
+        "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
+    }  # fmt: skip
+    if all(row.question in validation for row in kept.rows):
+        raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at "
+                         f"{part_path(workdir, 0)} for what the teacher writes")
+    counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
+    write_json_atomic(workdir / "counts.json", counts)
+    console.log(_words(counts))
+    return counts
+
+
+def _words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+
+
+def main(argv: Sequence[str]) -> None:
+    config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
+    runtime.configure(config)
+    console = Console()
+    try:
+        generate(config, workdir, console)
+        for name in FILES:
+            console.log(str(workdir / name))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command goes on after the last part in {workdir}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
