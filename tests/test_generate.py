@@ -244,9 +244,6 @@ def test_the_finished_files_are_the_same_after_an_interruption(folder, policy, t
     assert len(calls) == 1 and files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
 
 
-# -------------------------------------------------------------------------------------------------------- mistakes
-
-
 def test_over_long_prompts_are_counted(folder, policy, tmp_path):
     config = teacher_config(folder)
     lengths = sorted(len(policy.tokenizer.encode_prompt(row.fields["question"] + "\n")) for row in read_rows(SHORT))
@@ -281,13 +278,6 @@ def test_a_problem_file_that_has_changed_is_an_error(folder, policy, tmp_path):
     assert files_of(tmp_path / "run") == before
 
 
-def test_other_tasks_have_no_teacher(folder, tmp_path):
-    config = teacher_config(folder)
-    config.task.name = "last_letter"
-    with pytest.raises(ValueError, match="task.name=last_letter makes its own stage-1 examples"):
-        generate(config, tmp_path / "run", SILENT)
-
-
 def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """The tiny model writes nothing that is tagged: one line says so."""
     config = teacher_config(folder)
@@ -303,4 +293,7 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("tango_jax.generate.solve_all", interrupt)
     with pytest.raises(SystemExit, match="^interrupted; the same command goes on after the last part in .*run$"):
+        main([])
+    config.task.name = "last_letter"
+    with pytest.raises(SystemExit, match="^error: task.name=last_letter makes its own stage-1 examples"):
         main([])
