@@ -28,31 +28,56 @@ def optimizer_config(lr: float) -> ConfigDict:
     )
 
 
+def model_config() -> ConfigDict:
+    """Architecture and numerics of a role without a checkpoint: fields of transformer.ModelConfig."""
+    return ConfigDict(
+        {
+            "width": 128,
+            "num_layers": 3,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 32,
+            "mlp_width": 512,
+            "rope_base": 10_000.0,
+            "norm_eps": 1e-6,
+            "tied_head": True,
+            "qkv_bias": False,
+            "qk_norm": False,
+            "max_position": 4096,
+            "param_dtype": "float32",  # master weights and Adam moments
+            "compute_dtype": "float32",  # matmuls; bfloat16 on accelerators
+            "head_dtype": "float32",  # output projection; float32 keeps sampler and trainer log-probs together
+            "remat": "full",  # none, dots (keep matmul results), full (keep each layer's input only)
+            "unroll": False,  # unroll the training scan over layers: quicker for small models, longer compiles
+        }
+    )
+
+
+def sft_config() -> ConfigDict:
+    """Stage 1 of a role."""
+    return ConfigDict(
+        {
+            "steps": 0,  # 0: no stage 1
+            "start": "fresh",  # fresh, or generator: the verifier's stage 1 continues from the generator's
+            "batch_size": 64,  # sequences
+            "pack_length": 0,  # tokens of a packed row; 0 means max_prompt + max_response
+            "rows_per_micro_batch": 4,
+            "eval_every": 100,
+            "eval_examples": 64,  # held-out examples
+            "max_heldout_loss": 0.0,  # stage 1 fails if it ends above this loss per token; 0: no gate
+            "checkpoint_every": 200,
+            "optimizer": optimizer_config(5e-6),
+        }
+    )
+
+
 def role_config() -> ConfigDict:
     """Settings of one policy; generator and verifier have identical keys (SPEC section 2's table is the default)."""
     return ConfigDict(
         {
             # models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, all but the
             # numerics (dtypes, remat, unroll) comes from there.
-            "model": {
-                "width": 128,
-                "num_layers": 3,
-                "num_heads": 4,
-                "num_kv_heads": 2,
-                "head_dim": 32,
-                "mlp_width": 512,
-                "rope_base": 10_000.0,
-                "norm_eps": 1e-6,
-                "tied_head": True,
-                "qkv_bias": False,
-                "qk_norm": False,
-                "max_position": 4096,
-                "param_dtype": "float32",  # master weights and Adam moments
-                "compute_dtype": "float32",  # matmuls; bfloat16 on accelerators
-                "head_dtype": "float32",  # output projection; float32 keeps sampler and trainer log-probs together
-                "remat": "full",  # none, dots (keep matmul results), full (keep each layer's input only)
-                "unroll": False,  # unroll the training scan over layers: quicker for small models, longer compiles
-            },
+            "model": model_config(),
             "checkpoint": "",  # to start from: a folder, hub id, .gguf file or workdir; empty: `model` from scratch
             "use_chat": False,  # prompts as a user's turn in the checkpoint's chat template; False: raw, as published
             "init_from": "",  # workdir of a run whose stage-1 checkpoint to start from; empty: run stage 1 here
@@ -87,18 +112,37 @@ def role_config() -> ConfigDict:
                 "epochs": 1,
             },
             "optimizer": optimizer_config(1e-6),
-            "sft": {
-                "steps": 0,  # 0: no stage 1
-                "start": "fresh",  # fresh, or generator: the verifier's stage 1 continues from the generator's
-                "batch_size": 64,  # sequences
-                "pack_length": 0,  # tokens of a packed row; 0 means max_prompt + max_response
-                "rows_per_micro_batch": 4,
-                "eval_every": 100,
-                "eval_examples": 64,  # held-out examples
-                "max_heldout_loss": 0.0,  # stage 1 fails if it ends above this loss per token; 0: no gate
-                "checkpoint_every": 200,
-                "optimizer": optimizer_config(5e-6),
-            },
+            "sft": sft_config(),
+        }
+    )
+
+
+def task_config() -> ConfigDict:
+    """What is learned: the synthetic task, or problems from files."""
+    return ConfigDict(
+        {
+            "name": "last_letter",  # last_letter (synthetic), or math (problems from files)
+            "data_seed": 0,  # SFT text, test problems and the fixed pool; RL problems also depend on `seed`
+            "min_steps": 2,  # fewer step blocks cost format score; 3 for math
+            # math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in data/problem_sets.py
+            "train": "",
+            "test": "",  # empty: evaluate on the problems that `validation` sets aside
+            "row_format": "",  # a name in data/row_formats.py; empty: by the keys of the first row
+            "validation": 200,  # training problems set aside; those of `stage_one` for held-out loss and fixed pool
+            # Text to imitate: "gsm8k" (worked answers of `train`), or a file of rows with question, tagged solution
+            # and, for the verifier's stage 1, verification. Empty: none, sft.steps is 0.
+            "stage_one": "",
+            # last_letter
+            "sft_words": (2, 8),
+            "sft_letters": (3, 8),
+            "rl_words": (2, 6),
+            "rl_letters": (3, 10),
+            "test_words": (2, 8),
+            "test_letters": (3, 10),
+            "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter
+            "easy_error": 0.02,
+            "reading_error": 0.55,  # the verifier's teacher misreads a hard letter this often
+            "claim_noise": 0.15,  # solutions in the verifier's stage 1 name a random letter this often
         }
     )
 
@@ -108,30 +152,7 @@ def default_config() -> ConfigDict:
         {
             "seed": 0,
             "arm": "tango",  # see ARMS
-            "task": {
-                "name": "last_letter",  # last_letter (synthetic), or math (problems from files)
-                "data_seed": 0,  # SFT text, test problems and the fixed pool; RL problems also depend on `seed`
-                "min_steps": 2,  # fewer step blocks cost format score; 3 for math
-                # math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in data/problem_sets.py
-                "train": "",
-                "test": "",  # empty: evaluate on the problems that `validation` sets aside
-                "row_format": "",  # a name in data/row_formats.py; empty: by the keys of the first row
-                "validation": 200,  # training problems set aside; those of `stage_one` for held-out loss and fixed pool
-                # Text to imitate: "gsm8k" (worked answers of `train`), or a file of rows with question, tagged solution
-                # and, for the verifier's stage 1, verification. Empty: none, sft.steps is 0.
-                "stage_one": "",
-                # last_letter
-                "sft_words": (2, 8),
-                "sft_letters": (3, 8),
-                "rl_words": (2, 6),
-                "rl_letters": (3, 10),
-                "test_words": (2, 8),
-                "test_letters": (3, 10),
-                "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter
-                "easy_error": 0.02,
-                "reading_error": 0.55,  # the verifier's teacher misreads a hard letter this often
-                "claim_noise": 0.15,  # solutions in the verifier's stage 1 name a random letter this often
-            },
+            "task": task_config(),
             "generator": role_config(),
             "verifier": role_config(),
             "rl": {
