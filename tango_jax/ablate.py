@@ -46,7 +46,7 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     workdir.mkdir(parents=True, exist_ok=True)
-    save_config(config, workdir / "config.json", may_change="ablation.")
+    save_config(config, workdir / "config.json", may_change=("ablation.",))
     run_stage_one(policies, config, task, workdir, console)
     # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]

@@ -21,6 +21,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+# A run may go on on other machines: these change no result beyond rounding.
+ANY_HARDWARE = ("distributed.", "generator.mesh.", "verifier.mesh.")
+
+
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
     """`get_config` of a Python file, with `key.path=value` overrides applied. `FILE:arg` hands `arg` to get_config.
 
@@ -121,10 +125,10 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
     return config, Path(workdir).expanduser()
 
 
-def save_config(config: ConfigDict, path: Path, may_change: str = "") -> None:
+def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
     """Write the config, or, where one was written before, insist that nothing differs that a resumed run depends on.
 
-    Keys that start with `may_change` (such as "ablation.") are free to differ.
+    Keys that start with one of `may_change`, and those of ANY_HARDWARE, are free to differ.
 
     Raises:
         ValueError: the run in this folder was made with other settings; names them.
@@ -134,7 +138,7 @@ def save_config(config: ConfigDict, path: Path, may_change: str = "") -> None:
     path.write_text(_as_json(config))
 
 
-def check_same_settings(config: ConfigDict, path: Path, may_change: str = "") -> None:
+def check_same_settings(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
     """See `save_config`, which wrote the file."""
     try:
         old, new = json.loads(path.read_text()), json.loads(_as_json(config))
@@ -143,7 +147,7 @@ def check_same_settings(config: ConfigDict, path: Path, may_change: str = "") ->
     changed = [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old | new)
-        if old.get(key) != new.get(key) and not (may_change and key.startswith(may_change))
+        if old.get(key) != new.get(key) and not key.startswith((*may_change, *ANY_HARDWARE))
     ]
     if changed:
         raise ValueError(

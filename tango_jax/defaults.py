@@ -113,6 +113,13 @@ def role_config() -> ConfigDict:
             },
             "optimizer": optimizer_config(1e-6),
             "sft": sft_config(),
+            # Devices of the job by axis (sharding.py); -1: what the others leave. May change when a run is resumed.
+            "mesh": {
+                "data": 1,  # training state is replicated over it
+                "fsdp": -1,  # parameters, gradients and optimizer state are sharded over it; rows too
+                "tensor": 1,  # heads and mlp width are split over it; devices of one process
+                "decode_tensor": 1,  # devices of one process that share a copy of the weights for sampling
+            },
         }
     )
 
@@ -193,6 +200,12 @@ def default_config() -> ConfigDict:
                 "pool": 200,  # fixed solutions for the verifier, greedy
             },
             "checkpoint": {"every": 10, "keep": 2},  # turns between saves; how many to keep
+            # Several processes (hosts.py). These may change when a run is resumed.
+            "distributed": {
+                "enabled": False,  # True: ask SLURM, Cloud TPU, GKE or OpenMPI; the JAX_* variables need no switch
+                "heartbeat_s": 60,  # a process that is silent for so long ends the job
+                "connect_s": 300,  # how long to wait for the others at the start
+            },
             "compile_cache": "~/.cache/tango_jax/xla",  # compiled programs are reused across runs; empty: off
             "transcripts": 6,  # annotated examples in transcripts.md
             "ablation": {"arms": tuple(ARMS), "seeds": (0, 1, 2)},

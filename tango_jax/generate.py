@@ -163,7 +163,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out for "
                 f"prompts of more than {config.generator.max_prompt} tokens")
     workdir.mkdir(parents=True, exist_ok=True)
-    save_config(config, workdir / "config.json", may_change="generate.keep.")
+    save_config(config, workdir / "config.json", may_change=("generate.keep.",))
     rows = solve_all(config, policy, work, workdir, console)
     kept = keep_rows(rows, config.generate.keep)
     validation = validation_questions(

@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from tango_jax import hosts
+
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
@@ -29,7 +31,12 @@ def keep_freed_memory() -> bool:
 
 
 def configure(config: ConfigDict) -> None:
-    """Call before the first array is made."""
+    """Call before the first array is made.
+
+    Raises:
+        ValueError: what the environment says of other processes is incomplete.
+    """
+    hosts.connect(config.distributed)
     # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
     if jax.default_backend() == "cpu" and not (config.generator.checkpoint or config.verifier.checkpoint):
         keep_freed_memory()
