@@ -19,7 +19,7 @@ _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def connect(settings: ConfigDict) -> None:
-    """Join the other processes of the job; call it before the first array. Alone, and without settings, it does nothing.
+    """Join the other processes of the job, before the first array is made. Alone, without settings, it does nothing.
 
     The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
     with `distributed.enabled`, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).

@@ -350,13 +350,13 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
 
 def test_seeds_may_be_added_to_an_experiment(small, tmp_path):
     path = tmp_path / "config.json"
-    save_config(load_config(small, ["ablation.seeds=(0,)"]), path, may_change="ablation.")
-    save_config(load_config(small, ["ablation.seeds=(0, 1)"]), path, may_change="ablation.")
+    save_config(load_config(small, ["ablation.seeds=(0,)"]), path, may_change=("ablation.",))
+    save_config(load_config(small, ["ablation.seeds=(0, 1)"]), path, may_change=("ablation.",))
     assert json.loads(path.read_text())["ablation.seeds"] == [0, 1]
     with pytest.raises(ValueError, match=r"ablation\.seeds: \[0, 1\] -> \[2\]"):
         save_config(load_config(small, ["ablation.seeds=(2,)"]), path)
     with pytest.raises(ValueError, match="seed: 0 -> 1"):
-        save_config(load_config(f"{small}:1"), path, may_change="ablation.")
+        save_config(load_config(f"{small}:1"), path, may_change=("ablation.",))
 
 
 def test_a_setting_that_one_version_lacks_is_a_difference(small, tmp_path):
