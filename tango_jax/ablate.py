@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import runtime
+from tango_jax import hosts, runtime
 from tango_jax.config import parse_command_line, save_config, validate
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
@@ -45,20 +45,21 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-    workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json", may_change=("ablation.",))
-    run_stage_one(policies, config, task, workdir, console)
+    preemption = hosts.Preemption()
+    run_stage_one(policies, config, task, workdir, console, preemption)
     # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]
     runs = {arm: {} for arm in config.ablation.arms}
     for number, (arm, seed) in enumerate(plan, 1):
         directory = workdir / arm / f"seed_{seed}"
-        if not (directory / "summary.json").exists():
+        if not hosts.from_first((directory / "summary.json").exists()):
             console.log(f"run {number} of {len(plan)}: {arm}, seed {seed}")
-            train(run_config(config, workdir, arm, seed), directory, console, policies)
+            train(run_config(config, workdir, arm, seed), directory, console, policies, preemption)
         runs[arm][seed] = [row for row in read_metrics(directory / "metrics.jsonl") if row["phase"] == "eval"]
-    write_tables(runs, workdir)
-    plot_ablation(runs, workdir / "ablation.png")
+    if hosts.is_first():
+        write_tables(runs, workdir)
+        plot_ablation(runs, workdir / "ablation.png")
     return runs
 
 
@@ -106,19 +107,13 @@ def _cell(values: list[float]) -> str:
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
-    runtime.configure(config)
-    console = Console()
-    try:
+    with runtime.session(config, workdir) as console:
         for arm in config.ablation.arms:
             validate(run_config(config, workdir, arm, 0))
         ablate(config, workdir, console)
-    except (ValueError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on in {workdir}")
-    console.log((workdir / "ablation.md").read_text())
-    for name in ("ablation.md", "ablation.csv", "ablation.png"):
-        console.log(f"  {workdir / name}")
+        console.log((workdir / "ablation.md").read_text())
+        for name in ("ablation.md", "ablation.csv", "ablation.png"):
+            console.log(f"  {workdir / name}")
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Role:
         shape = PackShape(row_length=NEW + 1, rows=M, prompts=1, prompt_buckets=(self.prompt_length,))
         batch = pack(sequences, shape, P * M, P)
         if self.kl_coef > 0:
-            batch = batch.replace(ref_logp_NRT=self.score(self.reference, batch))
+            batch = batch.replace(ref_logp_NZRT=self.score(self.reference, batch))
         self.state, metrics = self.update(self.state, batch)
         return metrics
 

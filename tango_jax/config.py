@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from tango_jax import hosts
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
 
 __all__ = [
@@ -130,12 +131,22 @@ def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()
 
     Keys that start with one of `may_change`, and those of ANY_HARDWARE, are free to differ.
 
+    The first process does; all of them must call it.
+
     Raises:
-        ValueError: the run in this folder was made with other settings; names them.
+        ValueError: the run in this folder was made with other settings (names them), or it cannot be written.
     """
-    if path.exists():
-        check_same_settings(config, path, may_change)
-    path.write_text(_as_json(config))
+    mistake = ""
+    if hosts.is_first():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                check_same_settings(config, path, may_change)
+            path.write_text(_as_json(config))
+        except (ValueError, OSError) as error:
+            mistake = str(error)
+    if mistake := hosts.from_first(mistake):
+        raise ValueError(mistake)
 
 
 def check_same_settings(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:

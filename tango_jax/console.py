@@ -29,6 +29,7 @@ class Console:
     def __init__(self, enabled: bool = True, stream: TextIO | None = None, interval_s: float = 5.0,
                  clock: Callable[[], float] = time.monotonic):
         self.enabled = enabled
+        self.doing = ""  # title of the newest stage, for a message at the end
         self.interval_s = interval_s
         self.clock = clock
         stream = stream or sys.stdout
@@ -71,6 +72,7 @@ class Stage:
         self._live: Live | None = None
 
     def __enter__(self) -> "Stage":
+        self._console.doing = self._title
         self._started = self._console.clock()
         self._marks.append((self._started, self._done))
         if self._console.enabled and self._console.live:

@@ -4,24 +4,25 @@ Nothing here keeps state: a turn takes the two train states and the host counter
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import rng
-from tango_jax.data.problem_sets import host_share
+from tango_jax import hosts, rng
 from tango_jax.data.task import Task
 from tango_jax.metrics import PhaseTimer
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.read import read_solutions, read_verifications
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
-from tango_jax.records import Rollout, Solution, Verification
+from tango_jax.records import Batch, Rollout, Solution, Verification
 from tango_jax.rl import advantages, losses, rewards
 from tango_jax.rl.policy import Policy, pack_shape
 from tango_jax.rl.schedule import Turn, alpha_at
 from tango_jax.scores import verifier_scores
+from tango_jax.sharding import place_batch
 
 STEP_LABELS = {  # where each arm's step rewards come from
     "tango": "verifier",
@@ -70,7 +71,7 @@ def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> 
     """P problems -> M solutions each -> judged step by step -> update of the generator (SPEC section 2)."""
     rl, policy, loss = loop.config.rl, loop.generator, loop.generator.config.loss
     problems, counters = next_problems(loop, counters)
-    solutions, rollout, metrics = solve(loop, states, problems, rl.samples_per_prompt, turn.index)
+    solutions, rollout, metrics = solve(loop, states, problems, rl.samples_per_prompt, solve_key(loop, turn))
     verifications, labels = judge(loop, states, solutions, turn)
 
     is_correct_B = np.array([solution.is_correct for solution in solutions])
@@ -103,9 +104,10 @@ def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> T
     """P problems -> one solution each -> M verifications of it -> class-aware update of the verifier."""
     rl, policy, loss = loop.config.rl, loop.verifier, loop.verifier.config.loss
     problems, counters = next_problems(loop, counters)
-    solutions, _, metrics = solve(loop, states, problems, 1, turn.index)
+    solutions, _, metrics = solve(loop, states, problems, 1, solve_key(loop, turn))
     group_size = rl.samples_per_prompt
-    verifications, rollout, prompts, verify_metrics = verify(loop, states, solutions, group_size, turn.index)
+    key_data = verify_key(loop, turn)
+    verifications, rollout, prompts, verify_metrics = verify(loop, states, solutions, group_size, key_data)
 
     is_correct_B = np.repeat([solution.is_correct for solution in solutions], group_size)
     format_B = np.array([verification.format_score for verification in verifications])
@@ -134,33 +136,53 @@ def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> T
 
 
 def next_problems(loop: Loop, counters: Counters) -> tuple[list, Counters]:
-    """This host's share of the next P training problems, and the cursor behind all of them."""
+    """The next P training problems, and the cursor behind them."""
     count, start = loop.config.rl.prompts_per_step, counters.cursor
-    share = host_share(start, count, jax.process_index(), jax.process_count())
-    problems = [loop.task.train_problem(index) for index in share]
+    problems = [loop.task.train_problem(index) for index in range(start, start + count)]
     return problems, dataclasses.replace(counters, cursor=start + count)
 
 
-def solve(loop: Loop, states, problems, group_size: int, turn: int) -> tuple[list[Solution], Rollout, dict]:
-    """The generator's solutions, parsed and graded."""
-    policy, key = loop.generator, rng.step_key(loop.config.seed, "solve", turn)
+def solve_key(loop: Loop, turn: Turn):
+    return rng.step_key(loop.config.seed, "solve", turn.index)
+
+
+def verify_key(loop: Loop, turn: Turn):
+    return rng.step_key(loop.config.seed, "verify", turn.index)
+
+
+def solve(loop: Loop, states, problems, group_size: int, key_data, is_greedy: bool = False):
+    """The generator's solutions, parsed and graded: (solutions, rollout, metrics).
+
+    Each process does its share of the work; all get the whole result.
+    """
+    policy = loop.generator
+    mine = hosts.own_part(problems)
     with loop.timer("sample"):
-        prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems]
-        rollout = sample(policy, states["generator"].params, prompts, group_size, key)
+        prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in mine]
+        rollout = sample(policy, states["generator"].params, prompts, len(problems), group_size, key_data, is_greedy)
     with loop.timer("grade"):
-        solutions, report = read_solutions(loop.task, policy.tokenizer, problems, rollout, group_size)
+        solutions, report = read_solutions(loop.task, policy.tokenizer, mine, rollout, group_size)
+    solutions, rollout = hosts.gather(solutions), gather_rollout(rollout)
+    reports = hosts.gather([report])
     metrics = rollout_metrics("generator", rollout)
-    metrics |= {f"grader/{name}": getattr(report, name) for name in ("errors", "timeouts", "overlong")}
+    metrics |= {
+        f"grader/{name}": sum(getattr(report, name) for report in reports)
+        for name in ("errors", "timeouts", "overlong")
+    }
     return solutions, rollout, metrics
 
 
-def verify(loop: Loop, states, solutions, group_size: int, turn: int):
-    """The verifier's answers to each solution: (verifications, rollout, prompts, metrics)."""
-    policy, key = loop.verifier, rng.step_key(loop.config.seed, "verify", turn)
+def verify(loop: Loop, states, solutions, group_size: int, key_data, is_greedy: bool = False):
+    """The verifier's answers to each solution: (verifications, rollout, prompts, metrics); shared like `solve`."""
+    policy = loop.verifier
     with loop.timer("verify"):
         prompts, shortened = verifier_prompts(policy, solutions)
-        rollout = sample(policy, states["verifier"].params, prompts, group_size, key)
-        verifications = read_verifications(policy.tokenizer, solutions, rollout, group_size)
+        start, stop = hosts.own_range(len(solutions))
+        rollout = sample(
+            policy, states["verifier"].params, prompts[start:stop], len(solutions), group_size, key_data, is_greedy
+        )
+        verifications = read_verifications(policy.tokenizer, solutions[start:stop], rollout, group_size)
+        verifications, rollout = hosts.gather(verifications), gather_rollout(rollout)
     metrics = rollout_metrics("verifier", rollout) | {"verifier/prompts_shortened": shortened}
     return verifications, rollout, prompts, metrics
 
@@ -181,10 +203,29 @@ def verifier_prompts(policy: Policy, solutions) -> tuple[list[list[int]], int]:
     return [ids for ids, _ in built], sum(is_shortened for _, is_shortened in built)
 
 
-def sample(policy: Policy, params, prompts, group_size: int, key_data) -> Rollout:
+def sample(policy: Policy, params, prompts, num_prompts: int, group_size: int, key_data, is_greedy: bool) -> Rollout:
+    """Responses to this process's share of `num_prompts` prompts; a row's randomness depends on its number in all."""
     config = policy.config
-    weights = policy.sampler.layout(params)
-    return policy.sampler.sample(weights, prompts, group_size, key_data, config.temperature, config.top_p, config.top_k)
+    weights = policy.sampler.layout(params)  # concerns every process, also one without a prompt
+    if not prompts:
+        return Rollout((), (), np.zeros(0, bool), 0, 0)
+    first = hosts.own_range(num_prompts)[0] * group_size
+    numbers = np.arange(first, first + len(prompts) * group_size)
+    temperature, filters = (0.0, ()) if is_greedy else (config.temperature, (config.top_p, config.top_k))
+    return policy.sampler.sample(
+        weights, prompts, group_size, key_data, temperature, *filters, row_numbers=numbers
+    )
+
+
+def gather_rollout(rollout: Rollout) -> Rollout:
+    """The processes' rollouts as one."""
+    return Rollout(
+        tokens=tuple(hosts.gather(rollout.tokens)),
+        logps=tuple(hosts.gather(rollout.logps)),
+        is_truncated_B=np.array(hosts.gather(rollout.is_truncated_B), bool),
+        decode_steps=max(hosts.gather([rollout.decode_steps])),
+        row_steps=sum(hosts.gather([rollout.row_steps])),
+    )
 
 
 def judge(loop: Loop, states, solutions, turn: Turn):
@@ -197,7 +238,7 @@ def judge(loop: Loop, states, solutions, turn: Turn):
         return None, [[solution.gold_steps for solution in solutions]]
     if source == "none":
         return None, None
-    verifications, *_ = verify(loop, states, solutions, count, turn.index)
+    verifications, *_ = verify(loop, states, solutions, count, verify_key(loop, turn))
     labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
     return verifications[::count], labels
 
@@ -230,34 +271,53 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
 
 def update_policy(loop: Loop, policy: Policy, state, prompts, rollout: Rollout, adv_BT, is_action_BT):
     """All updates that this batch gets (epochs x minibatches); metrics are those of the last."""
-    loss, rows = policy.config.loss, len(rollout.tokens)
-    group_size, per_batch = rows // len(prompts), rows // policy.config.loss.minibatches
+    loss = policy.config.loss
     with loop.timer("update"):
         batches = []
-        for start in range(0, rows, per_batch):
-            chosen = slice(start, start + per_batch)
-            weight_BT = losses.token_weights_BT(is_action_BT[chosen], loss.aggregation, policy.config.max_response)
-            sequences = [
-                TrainSequence(
-                    prompt=prompts[b // group_size],
-                    response=rollout.tokens[b],
-                    weight=weight_BT[b - start, : len(rollout.tokens[b])],
-                    adv=adv_BT[b, : len(rollout.tokens[b])],
-                    sampler_logp=rollout.logps[b],
-                )
-                for b in range(start, start + per_batch)
-            ]
-            batch = pack(sequences, pack_shape(policy.config), per_batch, per_batch // group_size)
+        for number in range(loss.minibatches):
+            batch = minibatch(policy, number, prompts, rollout, adv_BT, is_action_BT)
             if loss.kl_coef > 0:
-                batch = batch.replace(ref_logp_NRT=policy.score(loop.references[policy.role], batch))
+                batch = batch.replace(ref_logp_NZRT=policy.score(loop.references[policy.role], batch))
             if policy.updates_per_batch > 1:
-                batch = batch.replace(old_logp_NRT=policy.score(state.params, batch))
+                batch = batch.replace(old_logp_NZRT=policy.score(state.params, batch))
             batches.append(batch)
         for _ in range(loss.epochs):
             for batch in batches:
                 state, device_metrics = policy.update(state, batch)
         metrics = {f"{policy.role}/{name}": float(value) for name, value in jax.device_get(device_metrics).items()}
     return state, metrics
+
+
+def minibatch(policy: Policy, number: int, prompts, rollout: Rollout, adv_BT, is_action_BT) -> Batch:
+    """Every n-th prompt with its responses, from prompt `number` on; weights are those of the whole minibatch, the
+    rows those of this process."""
+    loss, group_size = policy.config.loss, len(rollout.tokens) // len(prompts)
+    is_chosen_B = (np.arange(len(rollout.tokens)) // group_size) % loss.minibatches == number
+    weight_BT = np.zeros(is_action_BT.shape, np.float32)
+    weight_BT[is_chosen_B] = losses.token_weights_BT(
+        is_action_BT[is_chosen_B], loss.aggregation, policy.config.max_response
+    )
+    first, last = hosts.own_range(len(prompts))
+    mine = [b for b in range(first * group_size, last * group_size) if is_chosen_B[b]]
+    sequences = [
+        TrainSequence(
+            prompt=prompts[b // group_size],
+            response=rollout.tokens[b],
+            weight=weight_BT[b, : len(rollout.tokens[b])],
+            adv=adv_BT[b, : len(rollout.tokens[b])],
+            sampler_logp=rollout.logps[b],
+        )
+        for b in mine
+    ]
+    most_prompts = math.ceil(math.ceil(len(prompts) / jax.process_count()) / loss.minibatches)
+    batch = pack(
+        sequences,
+        pack_shape(policy.config),
+        most_prompts * group_size,
+        most_prompts,
+        policy.placement.num_local_shards,
+    )
+    return place_batch(policy.placement, batch)
 
 
 def rollout_metrics(role: str, rollout: Rollout) -> dict:

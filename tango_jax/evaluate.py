@@ -3,10 +3,9 @@
 import numpy as np
 
 from tango_jax import rng
-from tango_jax.cycle import verifier_prompts
+from tango_jax.cycle import solve, verify
 from tango_jax.grading import grade
-from tango_jax.prompts.read import make_solution, read_solutions, read_verifications
-from tango_jax.prompts.templates import generator_prompt
+from tango_jax.prompts.read import make_solution
 from tango_jax.records import Solution, Verification
 from tango_jax.scores import verifier_scores
 
@@ -24,13 +23,9 @@ def fixed_pool(task, size: int) -> list[Solution]:
 
 def evaluate_generator(loop, states, key_data) -> tuple[dict, list[Solution]]:
     """Greedy accuracy on the held-out problems, in all and by problem size; and the solutions."""
-    policy = loop.generator
     asked, there_are = loop.config.eval.problems, loop.task.num_test
     problems = [loop.task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
-    prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems]
-    weights = policy.sampler.layout(states["generator"].params)
-    rollout = policy.sampler.sample(weights, prompts, 1, key_data, 0.0)
-    solutions, _ = read_solutions(loop.task, policy.tokenizer, problems, rollout, 1)
+    solutions, rollout, _ = solve(loop, states, problems, 1, key_data, is_greedy=True)
     metrics = {
         "generator/accuracy": np.mean([solution.is_correct for solution in solutions]),
         "generator/format": np.mean([solution.format_score for solution in solutions]),
@@ -47,10 +42,7 @@ def evaluate_generator(loop, states, key_data) -> tuple[dict, list[Solution]]:
 
 def evaluate_verifier(loop, states, solutions, key_data, prefix: str) -> tuple[dict, list[Verification]]:
     """Greedy verification of the solutions, scored; and the verifications."""
-    policy = loop.verifier
-    weights = policy.sampler.layout(states["verifier"].params)
-    rollout = policy.sampler.sample(weights, verifier_prompts(policy, solutions)[0], 1, key_data, 0.0)
-    verifications = read_verifications(policy.tokenizer, solutions, rollout, 1)
+    verifications, *_ = verify(loop, states, solutions, 1, key_data, is_greedy=True)
     scores = verifier_scores(solutions, verifications)
     return {f"verifier/{prefix}/{name}": value for name, value in scores.items()}, verifications
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import rng, runtime
+from tango_jax import hosts, rng, runtime
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
 from tango_jax.data.problem_sets import load_problems
@@ -126,13 +126,14 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
     """
     shards = work.shards(config.generate.shard_problems)
     found = [read_part(part_path(workdir, i), shard, config.generate.samples) for i, shard in enumerate(shards)]
-    missing = [index for index, rows in enumerate(found) if rows is None]
+    # One process may see a part that another has not found yet.
+    missing = hosts.from_first([index for index, rows in enumerate(found) if rows is None])
     if not missing:
         return [row for rows in found for row in rows]
     weights = policy.sampler.layout(policy.load_params())
     done = sum(len(shard) for shard, rows in zip(shards, found, strict=True) if rows is not None)
     with console.stage("Stage 0: the teacher", total=len(work.problems), done=done) as progress:
-        for index in missing:
+        for index in hosts.own_part(missing):
             rows = solve(config, policy, weights, shards[index], work, console)
             write_part(part_path(workdir, index), rows)
             found[index] = rows
@@ -144,6 +145,8 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
                 truncated=float(np.mean([row.is_truncated for row in rows])),
                 tokens=float(np.mean([row.num_tokens for row in rows])),
             )
+    for index, rows in hosts.gather([(index, found[index]) for index in hosts.own_part(missing)]):
+        found[index] = rows
     return [row for rows in found for row in rows]
 
 
@@ -162,7 +165,6 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     work = plan_work(config, policy.template, policy.tokenizer)
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out for "
                 f"prompts of more than {config.generator.max_prompt} tokens")
-    workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json", may_change=("generate.keep.",))
     rows = solve_all(config, policy, work, workdir, console)
     kept = keep_rows(rows, config.generate.keep)
@@ -176,8 +178,9 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     if all(row.question in validation for row in kept.rows):
         raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at "
                          f"{part_path(workdir, 0)} for what the teacher writes")
-    counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
-    write_json_atomic(workdir / "counts.json", counts)
+    if hosts.is_first():
+        counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
+        write_json_atomic(workdir / "counts.json", counts)
     console.log(_words(counts))
     return counts
 
@@ -188,16 +191,10 @@ def _words(counts: dict[str, int]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
-    runtime.configure(config)
-    console = Console()
-    try:
+    with runtime.session(config, workdir) as console:
         generate(config, workdir, console)
         for name in FILES:
             console.log(str(workdir / name))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on after the last part in {workdir}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ exchanged, so that group statistics, batch-wide statistics, metrics and counters
 every process, with the code of a single one, and are the same everywhere. Arrays on devices never pass through here.
 """
 
+import faulthandler
 import os
 import pickle
+import signal
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +18,31 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+PREEMPTED = 75  # exit code: the state is saved, start again (EX_TEMPFAIL)
+PEER_LOST = 76  # exit code: another process is gone, start all again
+
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_LETTER, _HEADER, _PARCEL = 4096, 8, 2**20  # bytes
+
+
+class Preempted(Exception):
+    """SIGTERM came, and the state is saved."""
+
+
+class Preemption:
+    """Notes SIGTERM, which schedulers send before they take a machine away. Between two steps every process asks
+    `is_due`; all then save and stop at the same one."""
+
+    def __init__(self):
+        self._is_due = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, signum, frame) -> None:
+        self._is_due = True
+
+    def is_due(self) -> bool:
+        """Whether any process was told to stop; all of them must ask."""
+        return agree_max(self._is_due)[0]
 
 
 def connect(settings: ConfigDict) -> None:
@@ -40,6 +67,8 @@ def connect(settings: ConfigDict) -> None:
             "num_processes": int(os.environ["JAX_NUM_PROCESSES"]),
             "process_id": int(os.environ["JAX_PROCESS_ID"]),
         }
+    # The abort of a process that has lost its peers then shows what it was doing.
+    faulthandler.enable()
     jax.distributed.initialize(
         **explicit,
         heartbeat_timeout_seconds=settings.heartbeat_s,
@@ -74,21 +103,34 @@ def gather(items: Sequence) -> list:
     return [item for part in _exchange(list(items)) for item in part]
 
 
-def agree_max(value: int) -> int:
-    """The largest of the processes' values."""
-    return max(gather([value]))
+def agree_max(*values: int) -> tuple[int, ...]:
+    """The largest of the processes' values, for each of them."""
+    return tuple(map(max, zip(*gather([values]), strict=True)))
+
+
+def from_first(value: Any) -> Any:
+    """The first process's value, in all of them."""
+    return gather([value])[0]
+
+
+def warm_up() -> None:
+    """Compile both sizes of an exchange."""
+    gather([bytes(2 * _LETTER)])
 
 
 def _exchange(value: Any) -> list:
-    """Every process's value, in their order."""
-    sent = np.frombuffer(pickle.dumps(value), np.uint8)
-    sizes = multihost_utils.process_allgather(np.int64(sent.size)).reshape(-1)
-    padded = np.zeros((_rounded(int(sizes.max())),), np.uint8)
-    padded[: sent.size] = sent
-    received = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
-    return [pickle.loads(row[:size].tobytes()) for row, size in zip(received, sizes, strict=True)]
+    """Every process's value, in their order: a letter of fixed size that begins with the length of the message, then
+    parcels of fixed size for what did not fit. Two shapes, so that no message compiles anything new."""
+    message = pickle.dumps(value)
+    first = _allgather(struct.pack("<Q", len(message)) + message[: _LETTER - _HEADER], _LETTER)
+    sizes = [struct.unpack("<Q", letter[:_HEADER])[0] for letter in first]
+    messages = [letter[_HEADER:] for letter in first]
+    for start in range(_LETTER - _HEADER, max(sizes), _PARCEL):
+        parcels = _allgather(message[start : start + _PARCEL], _PARCEL)
+        messages = [done + parcel for done, parcel in zip(messages, parcels, strict=True)]
+    return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
 
 
-def _rounded(size: int) -> int:
-    """The next power of two: each new length would be compiled once more."""
-    return 1 << max(size - 1, 1023).bit_length()
+def _allgather(data: bytes, size: int) -> list[bytes]:
+    padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
+    return [row.tobytes() for row in multihost_utils.process_allgather(padded).reshape(-1, size)]

@@ -60,24 +60,25 @@ class Verification:
 
 @struct.dataclass
 class Batch:
-    """Packed sequences for scoring and updates: N micro-batches of R rows of T tokens. NumPy on the host.
+    """Packed sequences for scoring and updates: N micro-batches, each of Z shards of R rows of T tokens.
 
-    Where prompts are shared, a micro-batch also has Q prefixes of X tokens: a prompt without its last token, which
-    every response in the rows that point to it attends to. Q is 0 where they are not.
+    NumPy on the host, where Z counts the shards of this process; `sharding.place_batch` joins those of all processes.
+    Where prompts are shared, a shard also has Q prefixes of X tokens: a prompt without its last token, which every
+    response in the shard's rows that point to it attends to. Q is 0 where they are not.
     """
 
-    prefix_token_NQX: Any  # int32
-    prefix_length_NQ: Any  # int32
-    prefix_of_NR: Any  # int32, the prefix that a row's sequences continue
-    token_NRT: Any  # int32
-    position_NRT: Any  # int32, place in the sequence, the prefix counted
-    segment_NRT: Any  # int32, 1.. per sequence of a row, 0 = padding
-    is_action_NRT: Any  # bool, token was sampled (EOS included; prompt and padding excluded)
-    weight_NRT: Any  # float32, share of each action token in the loss (losses.token_weights_BT)
-    adv_NRT: Any  # float32
-    sampler_logp_NRT: Any  # float32, from the rollout
-    old_logp_NRT: Any  # float32, of the policy before the first update on this batch (unused when there is one)
-    ref_logp_NRT: Any  # float32, of the reference policy (unused when beta is 0)
+    prefix_token_NZQX: Any  # int32
+    prefix_length_NZQ: Any  # int32
+    prefix_of_NZR: Any  # int32, the prefix that a row's sequences continue
+    token_NZRT: Any  # int32
+    position_NZRT: Any  # int32, place in the sequence, the prefix counted
+    segment_NZRT: Any  # int32, 1.. per sequence of a row, 0 = padding
+    is_action_NZRT: Any  # bool, token was sampled (EOS included; prompt and padding excluded)
+    weight_NZRT: Any  # float32, share of each action token in the loss (losses.token_weights_BT)
+    adv_NZRT: Any  # float32
+    sampler_logp_NZRT: Any  # float32, from the rollout
+    old_logp_NZRT: Any  # float32, of the policy before the first update on this batch (unused when there is one)
+    ref_logp_NZRT: Any  # float32, of the reference policy (unused when beta is 0)
     num_micro: Any  # int32[], micro-batches in use; the rest of N is padding that no one computes
 
 

@@ -1,14 +1,18 @@
 """Process settings made once at start: memory allocator, compile cache, and the description of the machine."""
 
+import contextlib
 import ctypes
 import os
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
+from tango_jax.console import Console
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -48,8 +52,47 @@ def configure(config: ConfigDict) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+@contextlib.contextmanager
+def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
+    """Everything around the work of a command that resumes: settings of the process, and how it ends.
+
+    Exit codes: 1 for a mistake of the user's, hosts.PREEMPTED and hosts.PEER_LOST where it should be started again.
+    """
+    console = Console(enabled=False)
+    try:
+        configure(config)
+        console = Console(enabled=hosts.is_first())
+        yield console
+    except (ValueError, FloatingPointError) as error:
+        _leave(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", 1)
+    except hosts.Preempted:
+        console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
+        sys.exit(hosts.PREEMPTED)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
+        first_line = str(error).splitlines()[0]
+        _leave(f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
+               f"{console.doing or 'the start'} ({place.name}): {first_line}. Start all of them again; "
+               f"the run resumes from the last checkpoint in {workdir}", hosts.PEER_LOST)
+
+
+def _leave(message: str, code: int) -> None:
+    """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
+    wait for this one."""
+    if jax.process_count() == 1:
+        sys.exit(message)
+    print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code)
+
+
 def describe_machine() -> str:
     device = jax.devices()[0]
     # Those that this process may use, where the system tells: containers and launchers give it a part.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}), {cores} CPU cores"
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"

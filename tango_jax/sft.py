@@ -8,6 +8,7 @@ which leaves the checkpoints of both roles under DIR/sft; another run starts fro
 --config.generator.init_from=DIR --config.verifier.init_from=DIR.
 """
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import rng, runtime
+from tango_jax import hosts, rng, runtime
 from tango_jax.checkpoint import Checkpointer, read_state
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
@@ -27,13 +28,8 @@ from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Batch
 from tango_jax.rl.policy import Policy, make_sft, sft_pack_shape
+from tango_jax.sharding import place_batch, with_shardings
 from tango_jax.workdir import make_policies
-
-
-def copy_tree(tree):
-    """The same values in new buffers, on no particular device: arrays from a checkpoint are bound to theirs, and every
-    jitted function would compile once more for them."""
-    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf)), tree)
 
 
 def sft_directory(workdir: Path, role: str) -> Path:
@@ -59,24 +55,31 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
 
 
 def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
-    """Examples start .. start + count of a split, packed; every response token has the same weight (token mean)."""
+    """Examples start .. start + count of a split, packed; every response token has the same weight (token mean).
+
+    Each process makes all examples, for the weight, and packs its share.
+    """
     pairs = [sft_sequence(policy, task.sft_example(policy.role, split, index)) for index in range(start, start + count)]
     weight = np.float32(1.0 / sum(len(response) for _, response in pairs))
     sequences = [
         TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
-        for prompt, response in pairs
+        for prompt, response in hosts.own_part(pairs)
     ]
-    return pack(sequences, sft_pack_shape(policy.config), count)
+    placement = policy.placement
+    most = math.ceil(count / jax.process_count())
+    batch = pack(sequences, sft_pack_shape(policy.config), most, num_shards=placement.num_local_shards)
+    return place_batch(placement, batch)
 
 
-def heldout_loss(score, params, batch: Batch) -> float:
-    """Negative log-likelihood per held-out response token, in nats."""
-    logp_NRT = np.asarray(score(params, batch))
-    return float(-np.sum(logp_NRT * batch.weight_NRT))
+def run_stage_one(
+    policies: dict, config: ConfigDict, task: Task, workdir: Path, console: Console, preemption: hosts.Preemption
+) -> dict:
+    """Parameters of both roles after stage 1: {role: params}; another run's, this run's, or fresh ones.
 
-
-def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path, console: Console) -> dict:
-    """Parameters of both roles after stage 1: {role: params}; another run's, this run's, or fresh ones."""
+    Raises:
+        ValueError: see `run_sft` and `load_sft`.
+        Preempted: the state is saved.
+    """
     params = {}
     for number, (role, policy) in enumerate(policies.items(), 1):
         # Not policy.config: runs that share their policies differ in where they start from.
@@ -86,7 +89,7 @@ def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path,
         elif sft.steps:
             start = params["generator"] if sft.start == "generator" else None
             title = f"Stage 1.{number}: SFT of the {role}"
-            params[role] = run_sft(policy, task, config.seed, workdir, console, title, start)
+            params[role] = run_sft(policy, task, config.seed, workdir, console, title, preemption, start)
         elif policy.load_params:
             params[role] = policy.load_params()
         else:
@@ -94,43 +97,44 @@ def run_stage_one(policies: dict, config: ConfigDict, task: Task, workdir: Path,
     return params
 
 
-def run_sft(policy: Policy, task: Task, seed: int, workdir: Path, console: Console, title: str, start_params=None):
+def run_sft(
+    policy: Policy, task: Task, seed: int, workdir: Path, console: Console, title: str, preemption, start_params=None
+):
     """Train until `sft.steps`, resuming where an earlier attempt stopped. Returns the finished parameters.
 
     It starts from `start_params`, which it leaves alone, from the policy's checkpoint, or from a fresh initialisation.
 
     Raises:
         ValueError: the held-out loss ends above `sft.max_heldout_loss`; reinforcement learning would have no start.
+        Preempted: the state is saved.
     """
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
-    init, restart, update, score = make_sft(policy)
-    key_data = rng.step_key(seed, "init", policy.role)
+    jitted, key_data = make_sft(policy), rng.step_key(seed, "init", policy.role)
     checkpointer = Checkpointer(directory / "checkpoints")
-    restored = checkpointer.restore(jax.eval_shape(init, key_data))
+    restored = checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
     done, offset, loss, seconds = 0, 0, float("inf"), 0.0
     if restored is not None:
-        state, done, offset = copy_tree(restored.state), restored.step, restored.meta["metrics_bytes"]
+        state, done, offset = restored.state, restored.step, restored.meta["metrics_bytes"]
         loss, seconds = restored.meta["heldout_loss"], restored.meta["seconds"]
     elif start_params is not None:
-        # The update donates its state: what the caller still needs must be copied first.
-        state = restart(copy_tree(start_params))
+        state = jitted.restart(start_params)
     else:
-        state = restart(policy.load_params()) if policy.load_params else init(key_data)
+        state = jitted.restart(policy.load_params()) if policy.load_params else jitted.init(key_data)
     if done < sft.steps:
         heldout = sft_batch(policy, task, "heldout", 0, sft.eval_examples)
         with (
-            MetricsWriter(directory / "metrics.jsonl", resume_at=offset) as writer,
+            MetricsWriter(directory / "metrics.jsonl", resume_at=offset, enabled=hosts.is_first()) as writer,
             console.stage(title, total=sft.steps, done=done) as progress,
         ):
             start, pending = time.monotonic() - seconds, None
             for step in range(done, sft.steps):
                 batch = sft_batch(policy, task, "train", step * sft.batch_size, sft.batch_size)
-                state, metrics = update(state, batch)
+                state, metrics = jitted.update(state, batch)
                 # The step before is read while this one runs.
                 train_loss, pending = float(pending["loss"]) if pending else None, metrics
                 is_last = step + 1 == sft.steps
                 if (step + 1) % sft.eval_every == 0 or is_last:
-                    loss = heldout_loss(score, state.params, heldout)
+                    loss = float(jitted.loss(state.params, heldout))  # nats per held-out response token
                     writer.write(
                         step + 1,
                         "sft",
@@ -138,13 +142,16 @@ def run_sft(policy: Policy, task: Task, seed: int, workdir: Path, console: Conso
                     )
                 shown = {"loss": train_loss} if train_loss is not None else {}
                 progress.advance(phase="step", **shown, **({"heldout_loss": loss} if np.isfinite(loss) else {}))
-                if (step + 1) % sft.checkpoint_every == 0 or is_last:
+                must_stop = preemption.is_due()
+                if (step + 1) % sft.checkpoint_every == 0 or is_last or must_stop:
                     meta = {
                         "metrics_bytes": writer.position(),
                         "heldout_loss": loss,
                         "seconds": time.monotonic() - start,
                     }
                     checkpointer.save(step + 1, state, meta)
+                if must_stop:
+                    raise hosts.Preempted
     if 0 < sft.max_heldout_loss < loss:
         raise ValueError(
             f"stage 1 of the {policy.role} ended at a held-out loss of {loss:.3f} per token; the gate is "
@@ -160,26 +167,19 @@ def load_sft(policy: Policy, source: str):
     Raises:
         CheckpointError: none is there, it is damaged, or it belongs to another architecture.
     """
-    shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
-    return copy_tree(read_state(sft_directory(source, policy.role) / "checkpoints", shapes, part=("params",)).state)
+    shapes = policy.abstract_state().params
+    return read_state(sft_directory(source, policy.role) / "checkpoints", shapes, part=("params",)).state
 
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/sft")
-    runtime.configure(config)
-    console = Console()
-    try:
+    with runtime.session(config, workdir) as console:
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-        workdir.mkdir(parents=True, exist_ok=True)
-        save_config(config, workdir / "config.json")
-        run_stage_one(policies, config, task, workdir, console)
+        save_config(config, workdir)
+        run_stage_one(policies, config, task, workdir, console, hosts.Preemption())
         for role in policies:
             console.log(f"{role}: {sft_directory(workdir, role)}")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command resumes from the last checkpoint in {workdir}")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import rng, runtime
-from tango_jax.checkpoint import Checkpointer, tree_sha256
+from tango_jax import hosts, rng, runtime
+from tango_jax.checkpoint import Checkpointer, tree_fingerprint
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
 from tango_jax.cycle import Counters, Loop, action_mask, run_turn, update_policy
@@ -29,7 +29,7 @@ from tango_jax.records import Rollout
 from tango_jax.report import write_results
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
-from tango_jax.sft import copy_tree, run_stage_one
+from tango_jax.sft import run_stage_one
 from tango_jax.workdir import make_policies
 
 # What each arm trains: (generator, verifier, turns of the verifier after its warm-up).
@@ -57,40 +57,45 @@ def make_schedule(config: ConfigDict) -> Schedule:
     )
 
 
-def train(config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None) -> dict:
+def train(
+    config: ConfigDict,
+    workdir: Path,
+    console: Console,
+    policies: dict[str, Policy] | None = None,
+    preemption: hosts.Preemption | None = None,
+) -> dict:
     """The whole run; returns the summary. `policies` are those of an earlier run with the same role settings.
 
     Raises:
         ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit).
         FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
+        Preempted: SIGTERM came; the state is saved.
     """
-    if (workdir / "summary.json").exists():
+    if hosts.from_first((workdir / "summary.json").exists()):
         save_config(config, workdir / "config.json")
         console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
         summary = json.loads((workdir / "summary.json").read_text())
         describe_results(console, workdir, summary)
         return summary
+    preemption = preemption or hosts.Preemption()
     started, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
     # Before anything is written: they read data and checkpoints, and find what the settings alone did not show.
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-    workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json")
     describe_run(console, config, policies, task, schedule)
 
-    start_params = run_stage_one(policies, config, task, workdir, console)
-    source_hashes = {role: tree_sha256(start_params[role]) for role in ROLES}
-    # The update donates its state: the references, where a KL is measured, must be buffers of their own.
+    start_params = run_stage_one(policies, config, task, workdir, console, preemption)
+    fingerprints = {role: tree_fingerprint(start_params[role]) for role in ROLES}
     references = {role: start_params[role] if config[role].loss.kl_coef > 0 else None for role in ROLES}
-    states = {role: policies[role].restart(copy_tree(start_params[role])) for role in ROLES}
-    loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
-
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     counters, position, seconds = Counters(), 0, 0.0
-    restored = checkpointer.restore(jax.eval_shape(lambda: states))
-    if restored is not None:
-        states, meta = copy_tree(restored.state), restored.meta
-        if meta["source_sha256"] != source_hashes:
+    restored = checkpointer.restore({role: policies[role].abstract_state() for role in ROLES})
+    if restored is None:
+        states = {role: policies[role].restart(start_params[role]) for role in ROLES}
+    else:
+        states, meta = restored.state, restored.meta
+        if meta["source_fingerprint"] != fingerprints:
             raise ValueError(
                 f"{workdir}/sft or init_from changed since the checkpoint of turn {restored.step} was saved: "
                 "restore the stage-1 checkpoints, or choose another --workdir"
@@ -98,6 +103,8 @@ def train(config: ConfigDict, workdir: Path, console: Console, policies: dict[st
         counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
         position, seconds = meta["metrics_bytes"], meta["seconds"]
         console.log(f"resumed after turn {counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
+    del start_params  # where no KL is measured, nothing else needs them
+    loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
     started -= seconds
     with console.stage("Compiling", total=2) as progress:
         warm_up(loop, progress)
@@ -105,26 +112,46 @@ def train(config: ConfigDict, workdir: Path, console: Console, policies: dict[st
 
     pool = fixed_pool(task, config.eval.pool)
     with (
-        MetricsWriter(workdir / "metrics.jsonl", resume_at=position) as writer,
+        MetricsWriter(workdir / "metrics.jsonl", resume_at=position, enabled=hosts.is_first()) as writer,
         console.stage(f"Stage 2: reinforcement learning ({config.arm})", schedule.num_turns, counters.turn) as progress,
     ):
-        states = run_turns(
-            loop, schedule, states, counters, pool, writer, checkpointer, progress, source_hashes, started, console
-        )
-    rows = read_metrics(workdir / "metrics.jsonl")
+        record = Record(writer, checkpointer, fingerprints, started)
+        states = run_turns(loop, schedule, states, counters, pool, record, progress, preemption)
     _, solutions, verifications = evaluate(loop, states, pool[:1])
-    summary = write_results(
-        config, workdir, rows, solutions, verifications, compiles.after_warmup, time.monotonic() - started
-    )
+    summary = {}
+    if hosts.is_first():
+        rows = read_metrics(workdir / "metrics.jsonl")
+        summary = write_results(
+            config, workdir, rows, solutions, verifications, compiles.after_warmup, time.monotonic() - started
+        )
+    summary = hosts.from_first(summary)
     if compiles.after_warmup:
         console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")
     describe_results(console, workdir, summary)
     return summary
 
 
+class Record(NamedTuple):
+    """What of a run is kept while it goes on."""
+
+    writer: MetricsWriter
+    checkpointer: Checkpointer
+    fingerprints: dict[str, str]  # of the parameters that the run started from
+    started: float  # time.monotonic(), less the seconds of earlier attempts
+
+    def save(self, counters: Counters, states: dict) -> None:
+        meta = dataclasses.asdict(counters) | {
+            "metrics_bytes": self.writer.position(),
+            "seconds": time.monotonic() - self.started,
+            "source_fingerprint": self.fingerprints,
+        }
+        self.checkpointer.save(counters.turn, states, meta)
+
+
 def warm_up(loop: Loop, progress) -> None:
     """Compile everything the run can need, on batches without content, so that nothing compiles later."""
     rl = loop.config.rl
+    hosts.warm_up()
     for policy, groups in (
         (loop.generator, (1, rl.samples_per_prompt)),
         (loop.verifier, (1, rl.samples_per_prompt, rl.verifications_per_solution)),
@@ -143,15 +170,15 @@ def warm_up_update(loop: Loop, policy: Policy, state, prompt_length: int):
     logp = np.zeros((1,), np.float32)
     rollout = Rollout((token,) * (P * M), (logp,) * (P * M), np.zeros(P * M, bool), 1, P * M)
     is_action_BT = action_mask(policy, rollout)
-    scratch = loop._replace(references={policy.role: copy_tree(state.params)}, timer=PhaseTimer())
+    scratch = loop._replace(references={policy.role: state.params}, timer=PhaseTimer())
     adv_BT = np.zeros(is_action_BT.shape, np.float32)
     prompts = [[int(token[0])] * prompt_length] * P
     return update_policy(scratch, policy, state, prompts, rollout, adv_BT, is_action_BT)[0]
 
 
-def run_turns(loop, schedule, states, counters, pool, writer, checkpointer, progress, source_hashes, started, console):
+def run_turns(loop, schedule, states, counters, pool, record: Record, progress, preemption) -> dict:
     """Evaluate, then take turns until the schedule is done, writing metrics and checkpoints on the way."""
-    config = loop.config
+    config, writer = loop.config, record.writer
     if counters.turn == 0:
         write_evaluation(loop, states, pool, writer, 0, 0)
     for index in range(counters.turn, schedule.num_turns):
@@ -174,13 +201,11 @@ def run_turns(loop, schedule, states, counters, pool, writer, checkpointer, prog
         progress.advance(phase=describe_turn(turn, schedule), **{k: v for k, v in shown.items() if v is not None})
         if is_evaluation_due(config, schedule, index):
             write_evaluation(loop, states, pool, writer, index + 1, generator_steps_after(schedule, index))
-        if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns:
-            meta = dataclasses.asdict(counters) | {
-                "metrics_bytes": writer.position(),
-                "seconds": time.monotonic() - started,
-                "source_sha256": source_hashes,
-            }
-            checkpointer.save(index + 1, states, meta)
+        must_stop = preemption.is_due()
+        if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
+            record.save(counters, states)
+        if must_stop:
+            raise hosts.Preempted
     return states
 
 
@@ -231,13 +256,8 @@ def describe_turn(turn: Turn, schedule: Schedule) -> str:
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/last_letter")
-    runtime.configure(config)
-    try:
-        train(config, workdir, Console())
-    except (ValueError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command resumes from the last checkpoint in {workdir}")
+    with runtime.session(config, workdir) as console:
+        train(config, workdir, console)
 
 
 if __name__ == "__main__":

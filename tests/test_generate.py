@@ -177,7 +177,7 @@ def test_stage_one_reads_both_files(folder, policy, tmp_path):
         examples = [task.sft_example("generator", part, i) for part in ("train", "heldout") for i in range(count - 1)]
         assert {(example.problem.question, example.response) for example in examples} == wanted
         reader = make_policy("generator", config.generator, start_source(config, "generator"))
-        assert np.isclose(sft_batch(reader, task, "train", 0, 1).weight_NRT.sum(), 1.0)
+        assert np.isclose(sft_batch(reader, task, "train", 0, 1).weight_NZRT.sum(), 1.0)
 
 
 # --------------------------------------------------------------------------------------- a model, an interruption

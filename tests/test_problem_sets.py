@@ -5,7 +5,6 @@ import pytest
 
 from tango_jax.data.problem_sets import (
     BENCHMARKS,
-    host_share,
     load_problems,
     make_problem_order,
     split_problems,
@@ -107,18 +106,6 @@ def test_an_order_needs_problems_and_a_seed():
         make_problem_order([], 0)
     with pytest.raises(ValueError, match="seed=-1; there must be one, and a seed in 0"):
         make_problem_order(problems(1), -1)
-
-
-@pytest.mark.parametrize("process_count", [1, 2, 4])
-def test_hosts_share_each_batch(process_count):
-    shares = [host_share(24, 8, index, process_count) for index in range(process_count)]
-    assert [cursor for share in shares for cursor in share] == list(range(24, 32))
-    assert {len(share) for share in shares} == {8 // process_count}
-
-
-def test_hosts_need_equal_shares():
-    with pytest.raises(ValueError, match="8 problems a batch over 3 hosts"):
-        host_share(0, 8, 0, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- split

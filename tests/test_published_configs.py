@@ -86,11 +86,11 @@ def abstract_policy(role: str, config, folder: Path):
     return make_policy(role, config, source)
 
 
-def abstract_batch(shape, rows: int, prompts: int, max_prompt: int, max_response: int):
+def abstract_batch(shape, rows: int, prompts: int, max_prompt: int, max_response: int, shards: int):
     """Shapes of the batch that the loop would pack from `rows` responses, the longest prompt among them."""
     longest = TrainSequence([1] * max_prompt, np.ones(max_response, np.int32), np.ones(max_response, np.float32))
-    batch = pack([longest], shape, rows, prompts)
-    assert batch.num_micro == 1 and batch.position_NRT.max() == max_prompt + max_response - 1
+    batch = pack([longest], shape, rows, prompts, shards)
+    assert batch.num_micro == 1 and batch.position_NZRT.max() == max_prompt + max_response - 1
     return jax.eval_shape(lambda batch: batch, batch)
 
 
@@ -216,7 +216,7 @@ def test_batch_arithmetic(name, rows, generator, verifier):
         assert rows == calls * role.row_buckets[-1]
         shape = pack_shape(role)
         batch = abstract_batch(shape, rows, rl.prompts_per_step, role.max_prompt, role.max_response)
-        (N, R, T), (_, Q, X) = batch.token_NRT.shape, batch.prefix_token_NQX.shape
+        (N, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
         assert (N, R * T + Q * X) == (micros, tokens)
         assert T == role.max_response + 1 and X == role.max_prompt
     # The verifier reads the problem, the whole solution and its own instructions.
@@ -245,7 +245,7 @@ def test_models_by_shape_alone(name, role, tmp_path):
 
     rows = rl.prompts_per_step * rl.samples_per_prompt
     batch = abstract_batch(pack_shape(settings), rows, rl.prompts_per_step, settings.max_prompt, settings.max_response)
-    assert jax.eval_shape(policy.score, state.params, batch).shape == batch.token_NRT.shape
+    assert jax.eval_shape(policy.score, state.params, batch).shape == batch.token_NZRT.shape
     after, metrics = jax.eval_shape(policy.update, state, batch)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), state
@@ -253,11 +253,11 @@ def test_models_by_shape_alone(name, role, tmp_path):
     assert {"loss", "kl", "entropy", "grad_norm", "logprob_gap_max"} <= set(metrics)
 
     if settings.sft.steps:
-        init, _, update, _ = make_sft(policy)
+        sft = make_sft(policy)
         shape = sft_pack_shape(settings)
         batch = abstract_batch(shape, settings.sft.batch_size, 0, shape.row_length - 100, 100)
-        assert batch.token_NRT.shape[1:] == (shape.rows, shape.row_length)
-        after, _ = jax.eval_shape(update, jax.eval_shape(init, np.zeros((2,), np.uint32)), batch)
+        assert batch.token_NZRT.shape[1:] == (shards, shape.rows, shape.row_length)
+        after, _ = jax.eval_shape(sft.update, jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), batch)
         assert sum(leaf.size for leaf in jax.tree.leaves(after.params)) == count
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, TinyTrain, finish
 
 from tango_jax.ablate import mean_over_training
-from tango_jax.checkpoint import read_state, tree_sha256
+from tango_jax.checkpoint import read_state, tree_fingerprint
 from tango_jax.config import ARMS, load_config
 from tango_jax.metrics import read_metrics
 from tango_jax.workdir import make_policies
@@ -47,7 +47,7 @@ def assert_same_results(workdir: Path, expected: Path, abstract_states: dict) ->
     assert summaries[0] | {"wall_seconds": 0} == summaries[1] | {"wall_seconds": 0}
     saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]
     assert saved[0].step == saved[1].step == LAST_TURN
-    for name in ("turn", "cursor", "label_counts", "source_sha256"):
+    for name in ("turn", "cursor", "label_counts", "source_fingerprint"):
         assert saved[0].meta[name] == saved[1].meta[name]
     for (path, array), other in zip(jax.tree_util.tree_leaves_with_path(saved[0].state),
                                     jax.tree.leaves(saved[1].state), strict=True):
@@ -274,7 +274,7 @@ def test_every_arm_trains_what_it_should(ablation, abstract_states, arm, phases,
     assert None not in values and np.isfinite(values).all()
     saved = read_state(ablation / arm / "seed_0" / "checkpoints", abstract_states)
     for role in ROLES:
-        is_as_before = tree_sha256(saved.state[role].params) == saved.meta["source_sha256"][role]
+        is_as_before = tree_fingerprint(saved.state[role].params) == saved.meta["source_fingerprint"][role]
         assert is_as_before == (role not in trained)
     summary = json.loads((ablation / arm / "seed_0" / "summary.json").read_text())
     assert (summary["arm"], summary["compiles_after_warmup"]) == (arm, 0)

@@ -103,12 +103,12 @@ def test_logps_are_those_of_the_full_forward_pass(setup, score_fn, seed, survivo
     assert len(kept) == survivors and kept.max() > 2
 
     batch = packed(PROMPTS, 3, result)
-    assert batch.segment_NRT.max() > 1
+    assert batch.segment_NZRT.max() > 1
     scored = score_fn(TEMPERATURE)(setup.params, batch)
-    mask = batch.is_action_NRT
+    mask = batch.is_action_NZRT
     assert mask.sum() == length_B.sum()
-    np.testing.assert_allclose(scored[mask], batch.sampler_logp_NRT[mask], **FLOAT)
-    assert np.ptp(batch.sampler_logp_NRT[mask]) > 1
+    np.testing.assert_allclose(scored[mask], batch.sampler_logp_NZRT[mask], **FLOAT)
+    assert np.ptp(batch.sampler_logp_NZRT[mask]) > 1
 
 
 def test_rows_end_at_a_stop_token_or_at_the_limit(rollout):
@@ -197,8 +197,8 @@ def test_greedy_takes_the_argmax_of_the_full_forward_pass(setup, score_fn):
     # Its log-probs are those of the model at temperature 1.
     batch = packed(PROMPTS, 1, sampled)
     scored = score_fn(1.0)(setup.params, batch)
-    mask = batch.is_action_NRT
-    np.testing.assert_allclose(scored[mask], batch.sampler_logp_NRT[mask], **FLOAT)
+    mask = batch.is_action_NZRT
+    np.testing.assert_allclose(scored[mask], batch.sampler_logp_NZRT[mask], **FLOAT)
 
 
 def test_top_k_of_one_is_greedy_with_certainty(setup):

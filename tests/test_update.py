@@ -138,8 +138,8 @@ def make_batch(data, shape=SHAPE, chosen=range(B), one_a_row=False):
         whole = jax.tree.map(lambda *leaves: np.concatenate(leaves) if leaves[0].ndim else sum(leaves), *parts)
         return whole.replace(num_micro=np.int32(whole.num_micro))
 
-    old, ref = packed("old").sampler_logp_NRT, packed("ref").sampler_logp_NRT
-    return packed("sampler").replace(old_logp_NRT=old, ref_logp_NRT=ref)
+    old, ref = packed("old").sampler_logp_NZRT, packed("ref").sampler_logp_NZRT
+    return packed("sampler").replace(old_logp_NZRT=old, ref_logp_NZRT=ref)
 
 
 @functools.cache
@@ -175,32 +175,32 @@ def expected(data):
     return float(loss), grads, seen
 
 
-def in_order(batch, values_NRT):
+def in_order(batch, values_NZRT):
     """Values of the action tokens in the order of the sequences, whatever the packing. Told apart by `adv`, which
     the caller has set to the number of the token."""
-    mask = batch.is_action_NRT
-    return np.asarray(values_NRT)[mask][np.argsort(batch.adv_NRT[mask])]
+    mask = batch.is_action_NZRT
+    return np.asarray(values_NZRT)[mask][np.argsort(batch.adv_NZRT[mask])]
 
 
 @pytest.mark.parametrize("chunk", [0, 5, 7, 100])
 def test_scores_equal_a_plain_log_softmax(data, expected, chunk):
     batch = make_batch(data | {"adv": by_response(np.arange(TOKENS))})
-    assert batch.segment_NRT.max() > 1 and batch.token_NRT.shape == (3, 2, 14) and batch.num_micro == 2
+    assert batch.segment_NZRT.max() > 1 and batch.token_NZRT.shape == (3, 1, 2, 14) and batch.num_micro == 2
     logps = np.asarray(score_fn(chunk)(PARAMS, batch))
     np.testing.assert_allclose(in_order(batch, logps), expected[2]["logp"], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(logps[2], 0.0)  # a micro-batch not in use
-    np.testing.assert_array_equal(logps[:, :, 0], 0.0)
+    np.testing.assert_array_equal(logps[..., 0], 0.0)
 
 
 def test_entropies_equal_a_plain_sum(data, expected):
     batch = make_batch(data | {"adv": by_response(np.arange(TOKENS))})
 
     @jax.jit
-    def entropy_RT(params, batch, index):
+    def entropy_BT(params, batch, index):
         return token_logps(MODEL, params, micro_batch(batch, index), TEMPERATURE, chunk=5)[1]
 
-    entropy_NRT = np.stack([entropy_RT(PARAMS, batch, np.int32(n)) for n in range(3)])
-    np.testing.assert_allclose(in_order(batch, entropy_NRT), expected[2]["entropy"], rtol=1e-5, atol=1e-5)
+    entropy_NZRT = np.stack([entropy_BT(PARAMS, batch, np.int32(n)) for n in range(3)])[:, None]
+    np.testing.assert_allclose(in_order(batch, entropy_NZRT), expected[2]["entropy"], rtol=1e-5, atol=1e-5)
 
 
 LAYOUTS = {  # name: (shape, one sequence a row, tokens scored at a time)
@@ -246,26 +246,26 @@ def test_padding_and_prompt_tokens_have_no_loss(data, name):
     shape, _, chunk = LAYOUTS[name]
     batch = make_batch(data, shape)
     rng = np.random.default_rng(2)
-    is_padding, is_silent = batch.segment_NRT == 0, ~batch.is_action_NRT
+    is_padding, is_silent = batch.segment_NZRT == 0, ~batch.is_action_NZRT
     assert is_padding[: batch.num_micro].any() and batch.num_micro < len(is_padding)
 
     def noise(values, where):
         return np.where(where, rng.normal(size=values.shape), values).astype(np.float32)
 
     changed = batch.replace(
-        token_NRT=np.where(is_padding, rng.integers(0, 20, is_padding.shape), batch.token_NRT).astype(np.int32),
-        adv_NRT=noise(batch.adv_NRT, is_silent),
-        sampler_logp_NRT=noise(batch.sampler_logp_NRT, is_silent),
-        old_logp_NRT=noise(batch.old_logp_NRT, is_silent),
-        ref_logp_NRT=noise(batch.ref_logp_NRT, is_silent),
+        token_NZRT=np.where(is_padding, rng.integers(0, 20, is_padding.shape), batch.token_NZRT).astype(np.int32),
+        adv_NZRT=noise(batch.adv_NZRT, is_silent),
+        sampler_logp_NZRT=noise(batch.sampler_logp_NZRT, is_silent),
+        old_logp_NZRT=noise(batch.old_logp_NZRT, is_silent),
+        ref_logp_NZRT=noise(batch.ref_logp_NZRT, is_silent),
     )
     if shape.prompts:
-        ids = batch.prefix_token_NQX
-        is_filler = np.arange(ids.shape[-1])[None, None, :] >= batch.prefix_length_NQ[..., None]
+        ids = batch.prefix_token_NZQX
+        is_filler = np.arange(ids.shape[-1])[None, None, None, :] >= batch.prefix_length_NZQ[..., None]
         assert is_filler[: batch.num_micro].any()
         ids = np.where(is_filler, rng.integers(0, 20, ids.shape), ids).astype(np.int32)
-        changed = changed.replace(prefix_token_NQX=ids)
-    changed.weight_NRT[batch.num_micro :] = 1.0
+        changed = changed.replace(prefix_token_NZQX=ids)
+    changed.weight_NZRT[batch.num_micro :] = 1.0
     before, after = run_update(LOSS, batch, chunk=chunk), run_update(LOSS, changed, chunk=chunk)
     assert after[0] == pytest.approx(before[0], rel=1e-6)
     assert after[2] == pytest.approx(before[2], rel=1e-5)
@@ -285,7 +285,7 @@ def test_sequence_ratios_with_importance_weights(data):
 def on_policy_batch(data, **changes):
     """A batch whose reference is the policy itself, so that the KL term vanishes."""
     batch = make_batch(data | changes)
-    return batch.replace(ref_logp_NRT=np.asarray(score_fn()(PARAMS, batch)))
+    return batch.replace(ref_logp_NZRT=np.asarray(score_fn()(PARAMS, batch)))
 
 
 def test_one_step_on_policy_is_the_policy_gradient(data):
@@ -339,7 +339,7 @@ def test_the_second_minibatch_is_measured_against_the_policy_before_the_first(da
     old = by_response(plain_fn(PARAMS, data, LOSS)[0][1]["logp"])
     state = init_state(optax.sgd(1.0), jax.tree.map(jnp.array, PARAMS))
     batches = [make_batch(data, chosen=chosen) for chosen in halves]
-    batches = [batch.replace(old_logp_NRT=np.asarray(score_fn()(state.params, batch))) for batch in batches]
+    batches = [batch.replace(old_logp_NZRT=np.asarray(score_fn()(state.params, batch))) for batch in batches]
     for number, (batch, chosen) in enumerate(zip(batches, halves, strict=True)):
         params = jax.tree.map(np.array, state.params)
         weight = np.where(np.isin(np.arange(B), chosen)[:, None], data["weight"], 0.0)
@@ -364,8 +364,8 @@ def test_nll_is_minus_the_weighted_log_likelihood_at_temperature_one(data):
     assert batch.num_micro == 1
     loss, _ = jax.jit(lambda params: make_nll_loss(MODEL, 5)(params, micro_batch(batch, 0)))(PARAMS)
     logps = make_score(MODEL, 1.0, 0)(PARAMS, batch)
-    places = zip(*np.nonzero(batch.is_action_NRT), strict=True)
-    expected = -sum(float(batch.weight_NRT[place]) * float(logps[place]) for place in places)
+    places = zip(*np.nonzero(batch.is_action_NZRT), strict=True)
+    expected = -sum(float(batch.weight_NZRT[place]) * float(logps[place]) for place in places)
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
@@ -394,6 +394,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
     config = tiny_role()
     config.loss.minibatches, config.loss.epochs = 2, 2
     config.loss.mask_overlong = True
+    config.mesh.fsdp = 1
     tokenizer = Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
     policy = make_policy("generator", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
     assert policy.updates_per_batch == 4 and policy.model_config == MODEL
@@ -404,7 +405,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
         return types.SimpleNamespace(params=random_params(8)), {"loss": np.float32(len(calls))}
 
     reference = random_params(9)
-    # A fourth prompt, so that both minibatches hold whole groups; response 2 ran into the length limit.
+    # A fourth prompt, so that both minibatches hold whole groups, every second one; response 2 ran into the length limit.
     prompts, order = (*PROMPTS, [3, 4]), [0, 1, 2, 3, 4, 5, 0, 1]
     rollout = Rollout(
         tokens=tuple(RESPONSES[b] for b in order),
@@ -424,13 +425,13 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
     first, second = calls[0][1], calls[1][1]
     assert calls[0][0] is state and calls[1][0] is not state
     assert calls[2][1] is first and calls[3][1] is second
-    assert [int(batch.is_action_NRT.sum()) for batch in (first, second)] == [4 + 2 + 0 + 1, 3 + 5 + 4 + 2]
+    assert [int(batch.is_action_NZRT.sum()) for batch in (first, second)] == [4 + 2 + 3 + 5, 0 + 1 + 4 + 2]
     for batch in (first, second):
-        mask = batch.is_action_NRT
-        np.testing.assert_allclose(batch.weight_NRT[mask], 1 / mask.sum(), rtol=1e-6)  # token_mean of each
-        np.testing.assert_allclose(batch.old_logp_NRT, policy.score(PARAMS, batch), atol=1e-6)
-        np.testing.assert_allclose(batch.ref_logp_NRT, policy.score(reference, batch), atol=1e-6)
-        assert np.abs(batch.old_logp_NRT - batch.ref_logp_NRT)[mask].max() > 0.1
+        mask = batch.is_action_NZRT
+        np.testing.assert_allclose(batch.weight_NZRT[mask], 1 / mask.sum(), rtol=1e-6)  # token_mean of each
+        np.testing.assert_allclose(batch.old_logp_NZRT, policy.score(PARAMS, batch), atol=1e-6)
+        np.testing.assert_allclose(batch.ref_logp_NZRT, policy.score(reference, batch), atol=1e-6)
+        assert np.abs(batch.old_logp_NZRT - batch.ref_logp_NZRT)[mask].max() > 0.1
 
 
 def test_assign_rows_first_fit_decreasing():
@@ -462,7 +463,7 @@ def test_pack_by_hand():
         TrainSequence([7, 8], np.array([5, 6], np.int32), np.array([0.25, 0], np.float32), np.array([3, 4.0]), -2.0),
     ]
     batch = pack(sequences, PackShape(row_length=8, rows=1), max_sequences=2)
-    assert batch.num_micro == 1 and batch.prefix_token_NQX.shape == (2, 0, 0)
+    assert batch.num_micro == 1 and batch.prefix_token_NZQX.shape == (2, 1, 0, 0)
     rows = {
         "token": [7, 8, 5, 6, 7, 8, 9, 0], "position": [0, 1, 2, 3, 0, 1, 2, 0], "segment": [1, 1, 1, 1, 2, 2, 2, 0],
         "is_action": [0, 0, 1, 0, 0, 0, 1, 0],  # a token of weight 0 is left out
@@ -470,41 +471,41 @@ def test_pack_by_hand():
         "sampler_logp": [0, 0, -2, -2, 0, 0, -1, 0], "old_logp": [0] * 8, "ref_logp": [0] * 8,
     }
     for name, row in rows.items():
-        np.testing.assert_array_equal(getattr(batch, f"{name}_NRT"), [[row], [[0] * 8]], err_msg=name)
+        np.testing.assert_array_equal(getattr(batch, f"{name}_NZRT"), [[[row]], [[[0] * 8]]], err_msg=name)
 
     shared = pack(sequences, PackShape(row_length=6, rows=1, prompts=1, prompt_buckets=(3,)), 2, 1)
-    np.testing.assert_array_equal(shared.prefix_token_NQX[0], [[7, 0, 0]])
-    np.testing.assert_array_equal(shared.prefix_length_NQ[0], [1])
+    np.testing.assert_array_equal(shared.prefix_token_NZQX[0, 0], [[7, 0, 0]])
+    np.testing.assert_array_equal(shared.prefix_length_NZQ[0, 0], [1])
     # The last prompt token stays, at its own position.
     rows = {
         "token": [8, 5, 6, 8, 9, 0], "position": [1, 2, 3, 1, 2, 0], "segment": [1, 1, 1, 2, 2, 0],
         "is_action": [0, 1, 0, 0, 1, 0],
     }
     for name, row in rows.items():
-        np.testing.assert_array_equal(getattr(shared, f"{name}_NRT")[0], [row], err_msg=name)
+        np.testing.assert_array_equal(getattr(shared, f"{name}_NZRT")[0, 0], [row], err_msg=name)
 
 
 def test_every_batch_fits_the_shape_that_its_maxima_give():
     """Random groups of shared prompts: same array shapes always, every response once, beside its own prompt."""
     rng = np.random.default_rng(0)
-    for rows, prompts in ((1, 1), (2, 1), (3, 2), (2, 4)):
+    for rows, prompts, shards in ((1, 1, 1), (2, 1, 1), (3, 2, 1), (2, 4, 1), (2, 1, 3), (1, 2, 8)):
         shape, shapes = PackShape(10, rows, prompts, (5,)), set()
         for _ in range(40):
-            owner = np.sort(rng.integers(1, 7, 12))
+            owner = np.sort(rng.permutation(np.repeat(np.arange(1, 7), 2)))
             sequences = [
                 TrainSequence([p] * p, rng.integers(1, 9, n).astype(np.int32), np.ones(n, np.float32), b + 1.0)
                 for b, (p, n) in enumerate(zip(owner.tolist(), rng.integers(1, 10, 12).tolist(), strict=True))
             ]
-            batch = pack(sequences, shape, max_sequences=12, max_prompts=6)
+            batch = pack(sequences, shape, max_sequences=12, max_prompts=6, num_shards=shards)
             shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(batch)))
-            assert not batch.is_action_NRT[batch.num_micro :].any()
+            assert not batch.is_action_NZRT[batch.num_micro :].any()
             for b, sequence in enumerate(sequences):
-                n, r, where = (index for index in np.nonzero(batch.adv_NRT == b + 1))
-                assert len(set(n)) == len(set(r)) == 1
-                np.testing.assert_array_equal(batch.token_NRT[n, r, where], sequence.response)
-                q = batch.prefix_of_NR[n[0], r[0]]
-                length = batch.prefix_length_NQ[n[0], q]
-                prefix = [*batch.prefix_token_NQX[n[0], q, :length], batch.token_NRT[n[0], r[0], where[0] - 1]]
+                n, z, r, where = (index for index in np.nonzero(batch.adv_NZRT == b + 1))
+                assert len(set(n)) == len(set(z)) == len(set(r)) == 1
+                np.testing.assert_array_equal(batch.token_NZRT[n, z, r, where], sequence.response)
+                q = batch.prefix_of_NZR[n[0], z[0], r[0]]
+                length = batch.prefix_length_NZQ[n[0], z[0], q]
+                prefix = [*batch.prefix_token_NZQX[n[0], z[0], q, :length], batch.token_NZRT[n[0], z[0], r[0], where[0] - 1]]
                 assert prefix == sequence.prompt
         assert len(shapes) == 1
 

@@ -163,18 +163,3 @@ def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int]
         return problems[order[cursor]]
 
     return problem_fn
-
-
-def host_share(cursor: int, batch_size: int, process_index: int, process_count: int) -> range:
-    """The cursors of this host's problems in the batch that starts at `cursor`; all hosts' together are the batch.
-
-    The cursor itself counts problems of all hosts, so that a run may go on with another number of them.
-
-    Raises:
-        ValueError: the hosts cannot have equal shares.
-    """
-    if batch_size % process_count:
-        raise ValueError(f"{batch_size} problems a batch over {process_count} hosts; choose a multiple of the hosts")
-    share = batch_size // process_count
-    start = cursor + process_index * share
-    return range(start, start + share)

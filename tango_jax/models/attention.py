@@ -38,30 +38,40 @@ def make_packed_attention(segment_BT: jax.Array):
     return lambda q, k, v: (attend(q, k, v, mask_BTT), None)
 
 
-def make_shared_prefix_attention(prefix_length_Q: jax.Array, X: int, prefix_of_R: jax.Array, segment_RT: jax.Array):
-    """`attend_fn` for one flat row [1, Q*X + R*T]: Q prompts of X tokens, then R rows of responses that continue them.
+def make_shared_prefix_attention(
+    prefix_length_ZQ: jax.Array, X: int, prefix_of_ZR: jax.Array, segment_ZRT: jax.Array
+):
+    """`attend_fn` for rows [Z, Q*X + R*T]: Q prompts of X tokens, then R rows of responses that continue them.
 
     Prompts attend to themselves; a response attends to its row's prompt and to itself. Everything else in a layer acts
-    token by token, so a prompt's share of the work is done once for all its responses.
+    token by token, so a prompt's share of the work is done once for all its responses. Shards are independent.
     """
-    Q = prefix_length_Q.shape[0]
-    R, T = segment_RT.shape
-    is_prefix_QX = jnp.arange(X)[None, :] < prefix_length_Q[:, None]
-    prefix_mask_QXX = packed_mask(is_prefix_QX.astype(jnp.int32))
-    seen_RTX = jnp.broadcast_to(is_prefix_QX[prefix_of_R][:, None, :], (R, T, X))
-    mask_RTS = jnp.concatenate([seen_RTX, packed_mask(segment_RT)], axis=-1)
+    Z, Q = prefix_length_ZQ.shape
+    R, T = segment_ZRT.shape[1:]
+    is_prefix_ZQX = jnp.arange(X)[None, None, :] < prefix_length_ZQ[..., None]
+    prefix_mask = packed_mask(is_prefix_ZQX.reshape(Z * Q, X).astype(jnp.int32))
+    own_mask = packed_mask(segment_ZRT.reshape(Z * R, T))
+
+    def of_rows(x_ZQ):
+        """What belongs to each row's prompt, from the row's own shard: [Z, Q, ...] -> [Z*R, ...]."""
+        picked = jax.vmap(lambda x_Q, prefix_of_R: x_Q[prefix_of_R])(x_ZQ, prefix_of_ZR)
+        return picked.reshape(Z * R, *x_ZQ.shape[2:])
+
+    seen = jnp.broadcast_to(of_rows(is_prefix_ZQX)[:, None, :], (Z * R, T, X))
+    mask = jnp.concatenate([seen, own_mask], axis=-1)
 
     def attend_fn(q, k, v):
-        def split(x_1NHE):
-            flat = x_1NHE[0]
-            return flat[: Q * X].reshape(Q, X, *flat.shape[1:]), flat[Q * X :].reshape(R, T, *flat.shape[1:])
+        def split(x_ZNHE):
+            heads = x_ZNHE.shape[2:]
+            prefix = x_ZNHE[:, : Q * X].reshape(Z, Q, X, *heads)
+            return prefix, x_ZNHE[:, Q * X :].reshape(Z * R, T, *heads)
 
         (prefix_q, own_q), (prefix_k, own_k), (prefix_v, own_v) = split(q), split(k), split(v)
-        prefix_out = attend(prefix_q, prefix_k, prefix_v, prefix_mask_QXX)
-        k_RSKE = jnp.concatenate([prefix_k[prefix_of_R], own_k], axis=1)
-        v_RSKE = jnp.concatenate([prefix_v[prefix_of_R], own_v], axis=1)
-        own_out = attend(own_q, k_RSKE, v_RSKE, mask_RTS)
-        flat = [out.reshape(1, -1, *out.shape[2:]) for out in (prefix_out, own_out)]
+        prefix_out = attend(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prefix_q, prefix_k, prefix_v)), prefix_mask)
+        keys = jnp.concatenate([of_rows(prefix_k), own_k], axis=1)
+        values = jnp.concatenate([of_rows(prefix_v), own_v], axis=1)
+        own_out = attend(own_q, keys, values, mask)
+        flat = [out.reshape(Z, -1, *out.shape[2:]) for out in (prefix_out, own_out)]
         return jnp.concatenate(flat, axis=1), None
 
     return attend_fn

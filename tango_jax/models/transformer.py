@@ -6,8 +6,9 @@ SwiGLU, grouped-query attention, tied or untied head.
 Axis legend (the same letters everywhere in this project)
     B rows (= P prompts x M samples)    T tokens of a sequence    S cached keys    V vocabulary    D model width
     F mlp width    L layers    H query heads    K key/value heads    E head dim    J solution steps
-    N micro-batches    R packed rows of a micro-batch    G query heads per key/value head (H / K)
-    Q shared prompts of a micro-batch    X tokens of a shared prompt
+    N micro-batches    Z shards of a batch, each with its own rows    R packed rows of a shard's micro-batch
+    Q shared prompts of a shard's micro-batch    X tokens of a shared prompt
+    G query heads per key/value head (H / K)
 
 The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; decoding takes
 the list that `split_layers` returns and loops in Python, since a scan would copy the cache at every step.
@@ -23,6 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from tango_jax import sharding
 
 REMAT_MODES = ("none", "dots", "full")
 
@@ -191,16 +196,25 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
     return params
 
 
-def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array) -> jax.Array:
-    return params["embed"].astype(config.compute_dtype)[token_BT]
+def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+    stored = sharding.STORED["embed"]
+    embed_VD = params["embed"].astype(config.compute_dtype)
+    return sharding.gather(embed_VD, mesh, stored, sharding.without_fsdp(stored))[token_BT]
 
 
-def apply_layers(config: ModelConfig, layers: dict, x_BTD: jax.Array, rope, attend_fn: Callable) -> jax.Array:
-    """All layers by a rematerialised scan over the stacked parameters: the training path, no cache."""
+def apply_layers(
+    config: ModelConfig, layers: dict, x_BTD: jax.Array, rope, attend_fn: Callable, mesh: Mesh | None = None
+) -> jax.Array:
+    """All layers by a rematerialised scan over the stacked parameters: the training path, no cache.
+
+    On a mesh, a layer's parameters are gathered inside the scan (and again in the backward pass): one layer at a time.
+    """
     block = Block(config)
 
     def layer_fn(x_BTD, layer_params):
-        return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
+        layer_params = sharding.gather_layer(layer_params, mesh, config.compute_dtype)
+        x_BTD = block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0]
+        return sharding.constrain_rows(x_BTD, mesh), None
 
     if config.remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
@@ -208,14 +222,15 @@ def apply_layers(config: ModelConfig, layers: dict, x_BTD: jax.Array, rope, atte
     return lax.scan(layer_fn, x_BTD, layers, unroll=config.num_layers if config.unroll else 1)[0]
 
 
-def split_layers(config: ModelConfig, params: dict) -> dict:
+def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
 
-    Slicing a stacked tree inside the decode loop would copy every weight at every token. Matrices that read the same
-    input are joined: with few rows, one wide product is quicker than two or three narrow ones.
+    Slicing a stacked tree inside the decode loop would copy every weight at every token. With `join`, matrices that
+    read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones. (Where
+    heads are split over devices, a joined matrix would have to be shuffled between them.)
     """
     cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
-    for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))):
+    for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
         cast[joined] = jnp.concatenate(flat, axis=-1)
     layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
@@ -237,10 +252,13 @@ def apply_split_layers(config: ModelConfig, layers: tuple, x_BTD, rope, attend_f
     return x_BTD, tuple(caches)
 
 
-def head_matrix(config: ModelConfig, params: dict) -> jax.Array:
+def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> jax.Array:
     """The output projection [D, V] in the head's dtype, tied or not."""
-    matrix = params["embed"].T if config.tied_head else params["head"]
-    return matrix.astype(config.head_dtype)
+    if config.tied_head:
+        head_DV, stored = params["embed"].T, P(*reversed(sharding.STORED["embed"]))
+    else:
+        head_DV, stored = params["head"], sharding.STORED["head"]
+    return sharding.gather(head_DV.astype(config.head_dtype), mesh, stored, sharding.HEAD_USE)
 
 
 def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax.Array:
@@ -249,7 +267,7 @@ def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax
     return jnp.matmul(x_BTD.astype(config.head_dtype), head_DV, preferred_element_type=jnp.float32)
 
 
-def forward(config: ModelConfig, params: dict, token_BT, position_BT, attend_fn) -> jax.Array:
+def forward(config: ModelConfig, params: dict, token_BT, position_BT, attend_fn, mesh: Mesh | None = None) -> jax.Array:
     """Hidden states [B, T, D] before the final norm, for whole sequences (training and scoring)."""
-    x_BTD = embed_tokens(config, params, token_BT)
-    return apply_layers(config, params["layers"], x_BTD, rope_tables(config, position_BT), attend_fn)
+    x_BTD = sharding.constrain_rows(embed_tokens(config, params, token_BT, mesh), mesh)
+    return apply_layers(config, params["layers"], x_BTD, rope_tables(config, position_BT), attend_fn, mesh)

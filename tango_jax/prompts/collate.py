@@ -6,10 +6,12 @@ beside the rows, computed once for all of them. How sequences are packed changes
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from tango_jax import hosts
 from tango_jax.data.tokenizer import PAD_ID
 from tango_jax.records import Batch
 
@@ -53,64 +55,101 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def _micro_batches(rows_of_prompt: list[tuple[int, list]], shape: PackShape) -> list[list[tuple[int, list]]]:
-    """Rows, each with its prompt, into micro-batches of at most R rows and (where shared) Q different prompts."""
-    micros, prompts = [[]], set()
-    for prompt, row in rows_of_prompt:
-        is_full = len(micros[-1]) == shape.rows
-        needs_prompt = shape.prompts and prompt not in prompts and len(prompts) == shape.prompts
-        if is_full or needs_prompt:
-            micros.append([])
-            prompts = set()
-        micros[-1].append((prompt, row))
-        prompts.add(prompt)
+def deal(sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int) -> list[list[TrainSequence]]:
+    """Sequences for each shard, in their order: as many for each as can be, and about as many tokens.
+
+    Where prompts are shared, those of one prompt stay together.
+    """
+    groups = {}
+    for index, sequence in enumerate(sequences):
+        groups.setdefault(tuple(sequence.prompt) if is_shared else index, []).append(index)
+    sizes = [sum(len(sequences[i].response) for i in members) + len(sequences[members[0]].prompt)
+             for members in groups.values()]
+    heaviest_first = sorted(range(len(sizes)), key=lambda group: -sizes[group])
+    dealt, members_of = [[] for _ in range(num_shards)], list(groups.values())
+    for place, group in enumerate(heaviest_first):
+        turn, shard = divmod(place, num_shards)
+        # To and fro: who got the heavier one in this round gets the lighter one in the next.
+        dealt[shard if turn % 2 == 0 else num_shards - 1 - shard] += members_of[group]
+    return [[sequences[i] for i in sorted(members)] for members in dealt]
+
+
+def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[list[tuple[int, list]]]:
+    """A shard's sequences in rows, each with the number of its prompt, and these in micro-batches of at most R rows and
+    (where shared) Q different prompts."""
+    groups = {}
+    for sequence in sequences:
+        groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
+    micros, prompts = [[]] if sequences else [], set()
+    for number, members in enumerate(groups.values()):
+        lengths = [len(item.response) + (1 if shape.prompts else len(item.prompt)) for item in members]
+        for row in assign_rows(lengths, shape.row_length):
+            is_full = len(micros[-1]) == shape.rows
+            needs_prompt = shape.prompts and number not in prompts and len(prompts) == shape.prompts
+            if is_full or needs_prompt:
+                micros.append([])
+                prompts = set()
+            micros[-1].append((number, [members[j] for j in row]))
+            prompts.add(number)
     return micros
 
 
-def pack(sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int = 0) -> Batch:
-    """A Batch whose shape depends on `shape`, the prompt bucket and the two maxima, never on how well the batch packs.
+def pack(
+    sequences: Sequence[TrainSequence],
+    shape: PackShape,
+    max_sequences: int,
+    max_prompts: int = 0,
+    num_shards: int = 1,
+) -> Batch:
+    """This process's part of a Batch. Every process calls it, with as many sequences and prompts as the two maxima say
+    or fewer; `num_shards` counts the shards of this process.
 
-    Only `num_micro` micro-batches are computed, so the empty rest of N costs nothing.
+    The shape depends on `shape`, the prompt bucket, the maxima and the shards, never on how well the batch packs. Only
+    `num_micro` micro-batches are computed, so the empty rest of N costs nothing.
     """
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
-    groups = {}
-    for index, sequence in enumerate(sequences):
-        groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(index)
-    prompts = list(groups)
-    rows_of_prompt = []
-    for number, members in enumerate(groups.values()):
-        lengths = [len(sequences[i].response) + (1 if shape.prompts else len(sequences[i].prompt)) for i in members]
-        for row in assign_rows(lengths, shape.row_length):
-            rows_of_prompt.append((number, [members[j] for j in row]))
-    micros = _micro_batches(rows_of_prompt, shape)
-
-    full = -(-max_sequences // shape.rows)
-    N = full + -(-(max_prompts + full) // shape.prompts) + 1 if shape.prompts else full
-    R, T, Q = shape.rows, shape.row_length, shape.prompts
-    longest = max(len(prompt) for prompt in prompts) - 1 if Q else 0
-    X = next(bucket for bucket in shape.prompt_buckets if bucket >= longest) if Q else 0
+    R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
+    shards = [_micro_batches(dealt, shape) for dealt in deal(sequences, Q > 0, Z)]
+    longest = max((len(sequence.prompt) for sequence in sequences), default=1) - 1 if Q else 0
+    # Of all processes: they run one program.
+    longest, num_micro = hosts.agree_max(longest, max(map(len, shards)))
+    if Q:
+        prompts_of_shard = math.ceil(max_prompts / Z)
+        full = math.ceil(prompts_of_shard * math.ceil(max_sequences / max_prompts) / R)
+        N = full + math.ceil((prompts_of_shard + full) / Q) + 1
+        X = next(bucket for bucket in shape.prompt_buckets if bucket >= longest)
+    else:
+        N, X = math.ceil(math.ceil(max_sequences / Z) / R), 0
+    assert num_micro <= N, (num_micro, N)
     batch = Batch(
-        prefix_token_NQX=np.full((N, Q, X), PAD_ID, np.int32),
-        prefix_length_NQ=np.zeros((N, Q), np.int32),
-        prefix_of_NR=np.zeros((N, R), np.int32),
-        is_action_NRT=np.zeros((N, R, T), bool),
-        **{f"{name}_NRT": np.zeros((N, R, T), np.int32) for name in ("token", "position", "segment")},
-        **{f"{name}_NRT": np.zeros((N, R, T), np.float32)
+        prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),
+        prefix_length_NZQ=np.zeros((N, Z, Q), np.int32),
+        prefix_of_NZR=np.zeros((N, Z, R), np.int32),
+        is_action_NZRT=np.zeros((N, Z, R, T), bool),
+        **{f"{name}_NZRT": np.zeros((N, Z, R, T), np.int32) for name in ("token", "position", "segment")},
+        **{f"{name}_NZRT": np.zeros((N, Z, R, T), np.float32)
            for name in ("weight", "adv", "sampler_logp", "old_logp", "ref_logp")},
-        num_micro=np.int32(len(micros)),
+        num_micro=np.int32(num_micro),
     )
-    for n, micro in enumerate(micros):
-        places = {prompt: q for q, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in micro))}
-        for prompt, q in places.items() if Q else ():
-            batch.prefix_length_NQ[n, q] = len(prompts[prompt]) - 1
-            batch.prefix_token_NQX[n, q, : len(prompts[prompt]) - 1] = prompts[prompt][:-1]
-        for r, (prompt, row) in enumerate(micro):
-            batch.prefix_of_NR[n, r] = places[prompt] if Q else 0
-            _fill_row(batch, n, r, [sequences[index] for index in row], is_shared=Q > 0)
+    for z, micros in enumerate(shards):
+        for n, micro in enumerate(micros):
+            _fill_micro_batch(batch, n, z, micro)
     return batch
 
 
-def _fill_row(batch: Batch, n: int, r: int, row: list[TrainSequence], is_shared: bool) -> None:
+def _fill_micro_batch(batch: Batch, n: int, z: int, micro: list[tuple[int, list[TrainSequence]]]) -> None:
+    Q = batch.prefix_token_NZQX.shape[2]
+    places = {number: q for q, number in enumerate(dict.fromkeys(number for number, _ in micro))}
+    for r, (number, row) in enumerate(micro):
+        if Q:
+            prompt, q = row[0].prompt, places[number]
+            batch.prefix_of_NZR[n, z, r] = q
+            batch.prefix_length_NZQ[n, z, q] = len(prompt) - 1
+            batch.prefix_token_NZQX[n, z, q, : len(prompt) - 1] = prompt[:-1]
+        _fill_row(batch, (n, z, r), row, is_shared=Q > 0)
+
+
+def _fill_row(batch: Batch, place: tuple[int, int, int], row: list[TrainSequence], is_shared: bool) -> None:
     start = 0
     for segment, sequence in enumerate(row, 1):
         # The last prompt token stays with the response: its hidden state scores the response's first token.
@@ -118,12 +157,12 @@ def _fill_row(batch: Batch, n: int, r: int, row: list[TrainSequence], is_shared:
         skipped = len(sequence.prompt) - len(prompt)
         answer = start + len(prompt)
         end = answer + len(sequence.response)
-        batch.token_NRT[n, r, start:answer] = prompt
-        batch.token_NRT[n, r, answer:end] = sequence.response
-        batch.position_NRT[n, r, start:end] = skipped + np.arange(end - start)
-        batch.segment_NRT[n, r, start:end] = segment
-        batch.weight_NRT[n, r, answer:end] = sequence.weight
-        batch.adv_NRT[n, r, answer:end] = sequence.adv
-        batch.sampler_logp_NRT[n, r, answer:end] = sequence.sampler_logp
-        batch.is_action_NRT[n, r, answer:end] = sequence.weight > 0
+        batch.token_NZRT[*place, start:answer] = prompt
+        batch.token_NZRT[*place, answer:end] = sequence.response
+        batch.position_NZRT[*place, start:end] = skipped + np.arange(end - start)
+        batch.segment_NZRT[*place, start:end] = segment
+        batch.weight_NZRT[*place, answer:end] = sequence.weight
+        batch.adv_NZRT[*place, answer:end] = sequence.adv
+        batch.sampler_logp_NZRT[*place, answer:end] = sequence.sampler_logp
+        batch.is_action_NZRT[*place, answer:end] = sequence.weight > 0
         start = end

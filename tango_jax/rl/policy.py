@@ -2,18 +2,23 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.prompts.collate import PackShape
 from tango_jax.prompts.templates import load_template
+from tango_jax.records import TrainState
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
-from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update
+from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
+from tango_jax.sharding import Placement, check_model, make_placement, state_shardings, with_shardings
 from tango_jax.source import Source
 
 
@@ -25,13 +30,20 @@ class Policy:
     config: ConfigDict  # the role's part of the config
     model_config: ModelConfig
     tokenizer: Tokenizer
-    load_params: Callable | None  # () -> the parameters that it starts from; None: those of `init`
+    load_params: Callable | None  # () -> the parameters that it starts from, in place; None: those of `init`
     template: str
+    placement: Placement
     sampler: Sampler
     init: Callable  # (key_data) -> TrainState
     restart: Callable  # (params) -> TrainState with fresh optimizer moments
     score: Callable  # (params, Batch) -> logp_NRT
     update: Callable  # (TrainState, Batch) -> (TrainState, metrics); the state is donated
+
+    shardings: TrainState  # of the state
+
+    def abstract_state(self) -> TrainState:
+        """Shapes and shardings of a state, without arrays."""
+        return with_shardings(jax.eval_shape(self.init, np.zeros((2,), np.uint32)), self.shardings)
 
     @property
     def updates_per_batch(self) -> int:
@@ -61,11 +73,14 @@ def sft_pack_shape(role_config: ConfigDict) -> PackShape:
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 
 
-def make_policy(role: str, config: ConfigDict, source: Source) -> Policy:
+def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> Policy:
     """Build a policy of the `role` ("generator" or "verifier") from that role's config and what it starts from.
 
+    `devices`: those of the job, by default all that there are.
+
     Raises:
-        ValueError: prompt and response are longer than the model's positions.
+        ValueError: prompt and response are longer than the model's positions, or the mesh fits neither the devices nor
+            the model.
     """
     model, tokenizer = source.model_config, source.tokenizer
     total = config.max_prompt + config.max_response
@@ -74,8 +89,39 @@ def make_policy(role: str, config: ConfigDict, source: Source) -> Policy:
             f"{role}: max_prompt {config.max_prompt} + max_response {config.max_response} = {total} exceeds the "
             f"{model.max_position} positions of {source.name or 'the model'}: lower one of them"
         )
-    loss, optimizer = config.loss, make_optimizer(config.optimizer)
-    loss_config = LossConfig(
+    try:
+        placement = make_placement(config.mesh, devices)
+        check_model(model, config.mesh, placement)
+    except ValueError as error:
+        raise ValueError(f"{role}: {error}") from error
+    mesh = placement.train
+    optimizer = make_optimizer(config.optimizer)
+    init, restart, shardings = _make_state(model, optimizer, placement)
+    sampler_config = SamplerConfig(
+        prompt_buckets=(*config.prompt_buckets, config.max_prompt),
+        cache_buckets=(*config.cache_buckets, config.max_response),
+        row_buckets=tuple(config.row_buckets),
+    )
+    return Policy(
+        role=role,
+        config=config,
+        model_config=model,
+        tokenizer=tokenizer,
+        load_params=source.load_params and (lambda: source.load_params(shardings.params)),
+        template=load_template(role, config.template),
+        placement=placement,
+        sampler=make_sampler(model, sampler_config, tokenizer.stop_ids, placement),
+        init=init,
+        restart=restart,
+        score=make_score(model, config.temperature, config.logp_chunk, mesh),
+        update=make_update(optimizer, make_policy_loss(model, _loss_config(config), mesh), shardings),
+        shardings=shardings,
+    )
+
+
+def _loss_config(config: ConfigDict) -> LossConfig:
+    loss = config.loss
+    return LossConfig(
         temperature=config.temperature,
         clip_low=loss.clip_low,
         clip_high=loss.clip_high,
@@ -87,33 +133,37 @@ def make_policy(role: str, config: ConfigDict, source: Source) -> Policy:
         has_old_logp=loss.minibatches * loss.epochs > 1,
         logp_chunk=config.logp_chunk,
     )
-    sampler_config = SamplerConfig(
-        prompt_buckets=(*config.prompt_buckets, config.max_prompt),
-        cache_buckets=(*config.cache_buckets, config.max_response),
-        row_buckets=tuple(config.row_buckets),
-    )
-    return Policy(
-        role=role,
-        config=config,
-        model_config=model,
-        tokenizer=tokenizer,
-        load_params=source.load_params,
-        template=load_template(role, config.template),
-        sampler=make_sampler(model, sampler_config, tokenizer.stop_ids),
-        init=jax.jit(lambda key_data: init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data)))),
-        restart=jax.jit(lambda params: init_state(optimizer, params)),
-        score=make_score(model, config.temperature, config.logp_chunk),
-        update=make_update(optimizer, make_policy_loss(model, loss_config)),
-    )
 
 
-def make_sft(policy: Policy) -> tuple[Callable, Callable, Callable, Callable]:
-    """(init, restart, update, score) of supervised fine-tuning for the policy's model, with stage 1's own optimizer."""
-    sft, model = policy.config.sft, policy.model_config
+def _make_state(model: ModelConfig, optimizer, placement: Placement) -> tuple[Callable, Callable, TrainState]:
+    """(init, restart, shardings) of a train state."""
+
+    def fresh(key_data):
+        return init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data)))
+
+    shardings = state_shardings(placement, jax.eval_shape(fresh, np.zeros((2,), np.uint32)))
+    # The update donates its state: what is handed to `restart` must not be part of it.
+    restart = jax.jit(
+        lambda params: init_state(optimizer, jax.tree.map(jnp.copy, params)), out_shardings=shardings
+    )
+    return jax.jit(fresh, out_shardings=shardings), restart, shardings
+
+
+class Sft(NamedTuple):
+    """Supervised fine-tuning of a policy's model: its jitted functions, with stage 1's own optimizer."""
+
+    init: Callable  # (key_data) -> TrainState
+    restart: Callable  # (params) -> TrainState
+    update: Callable  # (TrainState, Batch) -> (TrainState, metrics)
+    loss: Callable  # (params, Batch) -> float32[]
+    shardings: TrainState
+
+
+def make_sft(policy: Policy) -> Sft:
+    sft, model, mesh = policy.config.sft, policy.model_config, policy.placement.train
     settings = sft.optimizer.copy_and_resolve_references()
     settings.decay_steps = settings.decay_steps or sft.steps
     optimizer = make_optimizer(settings)
-    init = jax.jit(lambda key_data: init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data))))
-    loss_fn = make_nll_loss(model, policy.config.logp_chunk)
-    restart = jax.jit(lambda params: init_state(optimizer, params))
-    return init, restart, make_update(optimizer, loss_fn), make_score(model, 1.0, policy.config.logp_chunk)
+    init, restart, shardings = _make_state(model, optimizer, policy.placement)
+    loss_fn = make_nll_loss(model, policy.config.logp_chunk, mesh)
+    return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn), shardings)

@@ -6,7 +6,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from tango_jax import sharding
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention, make_shared_prefix_attention
 from tango_jax.records import Batch
@@ -19,67 +22,78 @@ def micro_batch(batch: Batch, index) -> Batch:
     )
 
 
-def hidden_states(model_config, params, micro: Batch) -> jax.Array:
-    """Hidden states of the packed rows, [R, T, D]; shared prompts are computed once beside them."""
-    R, T = micro.token_NRT.shape
-    Q, X = micro.prefix_token_NQX.shape
+def hidden_states(model_config, params, micro: Batch, mesh: Mesh | None = None) -> jax.Array:
+    """Hidden states of the packed rows, [Z, R, T, D]; shared prompts are computed once beside them."""
+    Z, R, T = micro.token_NZRT.shape
+    Q, X = micro.prefix_token_NZQX.shape[1:]
     if Q == 0:
-        attend_fn = make_packed_attention(micro.segment_NRT)
-        return transformer.forward(model_config, params, micro.token_NRT, micro.position_NRT, attend_fn)
-    token_1X = jnp.concatenate([micro.prefix_token_NQX.reshape(1, -1), micro.token_NRT.reshape(1, -1)], axis=1)
-    prefix_position = jnp.broadcast_to(jnp.arange(X)[None], (Q, X)).reshape(1, -1)
-    position_1X = jnp.concatenate([prefix_position, micro.position_NRT.reshape(1, -1)], axis=1)
-    attend_fn = make_shared_prefix_attention(micro.prefix_length_NQ, X, micro.prefix_of_NR, micro.segment_NRT)
-    x_1XD = transformer.forward(model_config, params, token_1X, position_1X, attend_fn)
-    return x_1XD[0, Q * X :].reshape(R, T, -1)
+        token_BT, position_BT, segment_BT = (
+            leaf.reshape(Z * R, T) for leaf in (micro.token_NZRT, micro.position_NZRT, micro.segment_NZRT)
+        )
+        attend_fn = make_packed_attention(segment_BT)
+        x_BTD = transformer.forward(model_config, params, token_BT, position_BT, attend_fn, mesh)
+        return x_BTD.reshape(Z, R, T, -1)
+    token = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
+    prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
+    position = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
+    attend_fn = make_shared_prefix_attention(micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT)
+    x = transformer.forward(model_config, params, token, position, attend_fn, mesh)
+    return x[:, Q * X :].reshape(Z, R, T, -1)
 
 
-def token_logps(model_config, params, micro: Batch, temperature: float, chunk: int) -> tuple[jax.Array, jax.Array]:
+def token_logps(
+    model_config, params, micro: Batch, temperature: float, chunk: int, mesh: Mesh | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Log-prob of every token given those before it, and the entropy of the distribution it came from.
 
-    Returns float32[R, T] twice; `logp_RT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the logits exist for
-    that many tokens at a time and are recomputed in the backward pass, so memory does not grow with T x V.
+    Returns float32[B, T] twice, B = Z x R; `logp_BT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the
+    logits of that many tokens of a shard exist at a time and are recomputed in the backward pass, so memory does not
+    grow with T x V.
     """
-    x_RTD = hidden_states(model_config, params, micro)
-    R, T, D = x_RTD.shape
+    x_ZRTD = hidden_states(model_config, params, micro, mesh)
+    Z, R, T, D = x_ZRTD.shape
     # Gathered to its use layout once, before the loop: inside it, every chunk would gather it again.
-    head_DV = transformer.head_matrix(model_config, params)
+    head_DV = transformer.head_matrix(model_config, params, mesh)
 
-    def score_fn(x_CD, target_C):
-        logits_CV = transformer.logits_from_hidden(model_config, params["final_norm"], head_DV, x_CD) / temperature
-        normaliser_C = jax.nn.logsumexp(logits_CV, axis=-1)
-        logp_C = jnp.take_along_axis(logits_CV, target_C[:, None], axis=-1)[:, 0] - normaliser_C
-        probs_CV = jnp.exp(logits_CV - normaliser_C[:, None])
-        return logp_C, normaliser_C - jnp.sum(probs_CV * logits_CV, axis=-1)
+    def score_fn(x_ZCD, target_ZC):
+        logits_ZCV = transformer.logits_from_hidden(model_config, params["final_norm"], head_DV, x_ZCD) / temperature
+        logits_ZCV = sharding.constrain(logits_ZCV, mesh, P(sharding.ROWS, None, "tensor"))
+        normaliser_ZC = jax.nn.logsumexp(logits_ZCV, axis=-1)
+        logp_ZC = jnp.take_along_axis(logits_ZCV, target_ZC[..., None], axis=-1)[..., 0] - normaliser_ZC
+        probs_ZCV = jnp.exp(logits_ZCV - normaliser_ZC[..., None])
+        return logp_ZC, normaliser_ZC - jnp.sum(probs_ZCV * logits_ZCV, axis=-1)
 
-    x_XD = x_RTD.reshape(R * T, D)
-    target_X = jnp.roll(micro.token_NRT, -1, axis=1).reshape(R * T)
+    x_ZND = x_ZRTD.reshape(Z, R * T, D)
+    target_ZN = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
     if 0 < chunk < R * T:
         padding = -(R * T) % chunk
-        x_XD = jnp.pad(x_XD, ((0, padding), (0, 0))).reshape(-1, chunk, D)
-        target_X = jnp.pad(target_X, (0, padding)).reshape(-1, chunk)
+        x_ZND = jnp.pad(x_ZND, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
+        target_ZN = jnp.pad(target_ZN, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
         body = jax.checkpoint(lambda _, xs: (None, score_fn(*xs)), prevent_cse=False)
-        logp_X, entropy_X = (out.reshape(-1)[: R * T] for out in lax.scan(body, None, (x_XD, target_X))[1])
+        chunks = (x_ZND.swapaxes(0, 1), target_ZN.swapaxes(0, 1))
+        outs = (out.swapaxes(0, 1).reshape(Z, -1)[:, : R * T] for out in lax.scan(body, None, chunks)[1])
+        logp_ZN, entropy_ZN = outs
     else:
-        logp_X, entropy_X = score_fn(x_XD, target_X)
+        logp_ZN, entropy_ZN = score_fn(x_ZND, target_ZN)
 
-    def shift(values_X):
+    def shift(values_ZN):
         """From 'predicted at t' to 'scores token t'; padding and prompt stay finite."""
-        return jnp.pad(values_X.reshape(R, T)[:, :-1], ((0, 0), (1, 0)))
+        return jnp.pad(values_ZN.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
 
-    return shift(logp_X), shift(entropy_X)
+    return shift(logp_ZN), shift(entropy_ZN)
 
 
-def make_score(model_config, temperature: float, chunk: int):
-    """Build the jitted `score(params, batch) -> logp_NRT`; micro-batches not in use are left at 0."""
+def make_score(model_config, temperature: float, chunk: int, mesh: Mesh | None = None):
+    """Build the jitted `score(params, batch) -> logp_NZRT`; micro-batches not in use are left at 0."""
+    out_sharding = None if mesh is None else NamedSharding(mesh, P(None, sharding.ROWS))
 
-    @functools.partial(jax.jit)
+    @functools.partial(jax.jit, out_shardings=out_sharding)
     def score(params, batch: Batch) -> jax.Array:
-        def body(index, logp_NRT):
+        def body(index, logp_NZRT):
             with jax.named_scope("score"):
-                logp_RT, _ = token_logps(model_config, params, micro_batch(batch, index), temperature, chunk)
-            return lax.dynamic_update_index_in_dim(logp_NRT, logp_RT, index, 0)
+                logp_BT, _ = token_logps(model_config, params, micro_batch(batch, index), temperature, chunk, mesh)
+            return lax.dynamic_update_index_in_dim(logp_NZRT, logp_BT.reshape(logp_NZRT.shape[1:]), index, 0)
 
-        return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(batch.token_NRT.shape, jnp.float32))
+        return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(batch.token_NZRT.shape, jnp.float32))
 
     return score

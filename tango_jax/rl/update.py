@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tango_jax.prompts.collate import MAX_SEGMENTS
 from tango_jax.records import Batch, TrainState
@@ -37,49 +39,77 @@ class LossConfig:
     logp_chunk: int
 
 
-def make_policy_loss(model_config, config: LossConfig) -> Callable:
+def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None) -> Callable:
     """`loss_fn(params, micro) -> (loss, sums)` of reinforcement learning: clipped surrogate + KL - entropy."""
 
     def loss_fn(params, micro: Batch):
-        logp_RT, entropy_RT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk)
-        mask_RT, weight_RT = micro.is_action_NRT, micro.weight_NRT
-        logp_RT = jnp.where(mask_RT, logp_RT, 0.0)
-        old_RT = micro.old_logp_NRT if config.has_old_logp else lax.stop_gradient(logp_RT)
+        logp_BT, entropy_BT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk, mesh)
+        rows = _Rows(micro)
+        logp_BT = jnp.where(rows.is_action_BT, logp_BT, 0.0)
+        old_BT = rows.old_logp_BT if config.has_old_logp else lax.stop_gradient(logp_BT)
         if config.ratio == "sequence":
-            ratio_log_RT = losses.sequence_log_ratio_BT(logp_RT, old_RT, mask_RT, micro.segment_NRT, MAX_SEGMENTS)
+            log_ratio_BT = losses.sequence_log_ratio_BT(
+                logp_BT, old_BT, rows.is_action_BT, rows.segment_BT, MAX_SEGMENTS
+            )
         else:
-            ratio_log_RT = losses.log_ratio_BT(logp_RT, old_RT)
-        loss_RT, is_clipped_RT = losses.clipped_loss_BT(ratio_log_RT, micro.adv_NRT, config.clip_low, config.clip_high)
+            log_ratio_BT = losses.log_ratio_BT(logp_BT, old_BT)
+        loss_BT, is_clipped_BT = losses.clipped_loss_BT(log_ratio_BT, rows.adv_BT, config.clip_low, config.clip_high)
         if config.importance_cap > 0:
-            loss_RT *= losses.truncated_importance_BT(old_RT, micro.sampler_logp_NRT, config.importance_cap)
-        sums = {"entropy": entropy_RT, "clip_fraction": is_clipped_RT}
+            loss_BT *= losses.truncated_importance_BT(old_BT, rows.sampler_logp_BT, config.importance_cap)
+        sums = {"entropy": entropy_BT, "clip_fraction": is_clipped_BT}
         if config.kl_coef > 0:
-            kl_RT = losses.kl_BT(logp_RT, micro.ref_logp_NRT, config.kl_kind)
-            loss_RT += config.kl_coef * kl_RT
-            sums["kl"] = kl_RT
+            kl_BT = losses.kl_BT(logp_BT, rows.ref_logp_BT, config.kl_kind)
+            loss_BT += config.kl_coef * kl_BT
+            sums["kl"] = kl_BT
         if config.entropy_coef != 0:
-            loss_RT -= config.entropy_coef * entropy_RT
-        gap_RT = jnp.where(mask_RT, jnp.abs(logp_RT - micro.sampler_logp_NRT), 0.0)
-        sums |= {"logprob_gap_mean": gap_RT, "logprob_gap_share": jnp.expm1(gap_RT) > GAP_TOLERANCE}
-        sums = {name: jnp.sum(jnp.where(mask_RT, value, 0.0)) for name, value in sums.items()}
-        return jnp.sum(weight_RT * loss_RT), (sums, {"logprob_gap_max": jnp.max(gap_RT)})
+            loss_BT -= config.entropy_coef * entropy_BT
+        gap_BT = jnp.where(rows.is_action_BT, jnp.abs(logp_BT - rows.sampler_logp_BT), 0.0)
+        sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}
+        sums = {name: jnp.sum(jnp.where(rows.is_action_BT, value, 0.0)) for name, value in sums.items()}
+        return jnp.sum(rows.weight_BT * loss_BT), (sums, {"logprob_gap_max": jnp.max(gap_BT)})
 
     return loss_fn
 
 
-def make_nll_loss(model_config, logp_chunk: int) -> Callable:
+class _Rows:
+    """A micro-batch's per-token fields as rows of all shards, [B = Z x R, T]."""
+
+    def __init__(self, micro: Batch):
+        def rows(leaf):
+            return leaf.reshape(-1, leaf.shape[-1])
+
+        self.segment_BT, self.is_action_BT = rows(micro.segment_NZRT), rows(micro.is_action_NZRT)
+        self.weight_BT, self.adv_BT = rows(micro.weight_NZRT), rows(micro.adv_NZRT)
+        self.sampler_logp_BT = rows(micro.sampler_logp_NZRT)
+        self.old_logp_BT, self.ref_logp_BT = rows(micro.old_logp_NZRT), rows(micro.ref_logp_NZRT)
+
+
+def make_nll_loss(model_config, logp_chunk: int, mesh: Mesh | None = None) -> Callable:
     """`loss_fn(params, micro) -> (loss, sums)` of supervised fine-tuning: weighted negative log-likelihood."""
 
     def loss_fn(params, micro: Batch):
-        logp_RT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk)
-        loss = -jnp.sum(jnp.where(micro.is_action_NRT, micro.weight_NRT * logp_RT, 0.0))
-        return loss, ({}, {})
+        logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
+        rows = _Rows(micro)
+        return -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0)), ({}, {})
 
     return loss_fn
 
 
-def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable) -> Callable:
-    """Build the jitted `update(state, batch) -> (state, metrics)`. The state is donated.
+def make_loss(loss_fn: Callable) -> Callable:
+    """Build the jitted `loss(params, batch) -> float32[]`: that of the whole batch, without an update."""
+
+    @jax.jit
+    def loss(params, batch: Batch):
+        def body(index, total):
+            return total + loss_fn(params, micro_batch(batch, index))[0]
+
+        return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(()))
+
+    return loss
+
+
+def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shardings=None) -> Callable:
+    """Build the jitted `update(state, batch) -> (state, metrics)`. The state is donated, and stays as `shardings` say.
 
     Metrics are device scalars: `loss`, `grad_norm`, `tokens`, means over action tokens and maxima from the loss.
     """
@@ -93,20 +123,26 @@ def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable) -> C
             with jax.named_scope("loss"):
                 (micro_loss, (micro_sums, micro_maxima)), micro_grads = value_and_grad(state.params, micro)
             grads, sums = jax.tree.map(jnp.add, (grads, sums), (micro_grads, micro_sums))
-            return grads, loss + micro_loss, sums, jax.tree.map(jnp.maximum, maxima, micro_maxima)
+            return pinned(grads), loss + micro_loss, sums, jax.tree.map(jnp.maximum, maxima, micro_maxima)
+
+        def pinned(grads):
+            # Without this the accumulators would be whole on every device.
+            return grads if shardings is None else lax.with_sharding_constraint(grads, shardings.params)
 
         _, (sums, maxima) = jax.eval_shape(loss_fn, state.params, jax.eval_shape(micro_batch, batch, 0))
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state.params, sums, maxima))
-        grads, loss, sums, maxima = lax.fori_loop(0, batch.num_micro, body, (start[0], jnp.zeros(()), *start[1:]))
+        start = (pinned(start[0]), jnp.zeros(()), *start[1:])
+        grads, loss, sums, maxima = lax.fori_loop(0, batch.num_micro, body, start)
         with jax.named_scope("update"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        tokens = jnp.sum(batch.is_action_NRT)
+        tokens = jnp.sum(batch.is_action_NZRT)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
         metrics |= {name: value / jnp.maximum(tokens, 1) for name, value in sums.items()} | maxima
         return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
-    return jax.jit(update, donate_argnums=0)
+    out_shardings = None if shardings is None else (shardings, NamedSharding(shardings.step.mesh, P()))
+    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
 
 
 def init_state(optimizer: optax.GradientTransformation, params) -> TrainState:

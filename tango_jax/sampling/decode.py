@@ -4,12 +4,15 @@ Every function is specialised by shapes alone: P prompts, B rows, the prompt buc
 `sampler.py` strings them together.
 """
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
 from tango_jax.models import transformer
@@ -30,6 +33,20 @@ class DecodeState:
     uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and step
     out_token_BS: jax.Array  # int32, new tokens, EOS included
     out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution
+
+
+def state_shardings(mesh: Mesh) -> DecodeState:
+    """How a decode state lies on a mesh of `sharding.DECODE_AXES`: rows over devices, heads over tensor groups."""
+    rows, heads = NamedSharding(mesh, P("rows")), NamedSharding(mesh, P("rows", "tensor"))
+    arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
+    return DecodeState(
+        **arrays
+        | {
+            "prefix": kv.Prefix(k=heads, v=heads, length_P=rows),
+            "suffix": kv.Suffix(k=heads, v=heads),
+            "step": NamedSharding(mesh, P()),
+        }
+    )
 
 
 def _emit(state: DecodeState, logits_BV, sampling: SamplingParams, stop_ids: tuple[int, ...]) -> DecodeState:

@@ -18,6 +18,7 @@ from tango_jax.models import transformer
 from tango_jax.records import Rollout
 from tango_jax.sampling import decode
 from tango_jax.sampling.logits import SamplingParams
+from tango_jax.sharding import Placement, decode_shardings, to_local
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +37,16 @@ class Sampler(NamedTuple):
     Rollout` takes any number of prompts, each a sequence of ids, and returns group_size responses per prompt,
     prompt-major. `max_new` is one limit on the new tokens or one per row; none is above the last cache bucket. A row's
     randomness depends on the key and on its number alone: its place in the call, or what `row_numbers` says.
-    `warm_up(weights, group_sizes)` compiles everything that such calls can need.
+    `warm_up(weights, group_sizes)` compiles everything that such calls can need. `parts` are the compiled functions
+    themselves, for planning.
+
+    With several processes `layout` concerns all of them; everything after it happens in each by itself.
     """
 
     layout: Callable
     sample: Callable
     warm_up: Callable
+    parts: "Parts"
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
@@ -58,50 +63,62 @@ def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> S
     return SamplingParams(np.float32(temperature), np.float32(top_p), np.int32(top_k))
 
 
-class _Jitted(NamedTuple):
-    """The four compiled parts; jax.jit specialises each by shape."""
+class Parts(NamedTuple):
+    """The compiled parts; jax.jit specialises each by shape."""
 
+    layout: Callable
     prefill: Callable
     decode: Callable
     grow: Callable
     compact: Callable
 
 
-def make_sampler(model_config, config: SamplerConfig, stop_ids: tuple[int, ...]) -> Sampler:
-    """Build a sampler of one policy.
+def make_sampler(
+    model_config, config: SamplerConfig, stop_ids: tuple[int, ...], placement: Placement | None = None
+) -> Sampler:
+    """Build a sampler of one policy; without a placement, for the default device.
+
+    On several devices rows are split over them, and the row buckets are rounded up to multiples of their number.
 
     Raises:
         ValueError: from `sample`, when a prompt is empty or longer than the last prompt bucket.
     """
-    first, largest = config.cache_buckets[0], config.cache_buckets[-1]
-    jitted = _Jitted(
-        prefill=jax.jit(functools.partial(decode.prefill, model_config, stop_ids, first, largest)),
-        decode=jax.jit(functools.partial(decode.decode, model_config, stop_ids), donate_argnums=1),
-        grow=jax.jit(decode.grow, static_argnums=0),
-        compact=jax.jit(decode.compact),
+    multiple = placement.row_multiple if placement else 1
+    config = dataclasses.replace(
+        config, row_buckets=tuple(sorted({-(-rows // multiple) * multiple for rows in config.row_buckets}))
     )
-    layout = jax.jit(functools.partial(transformer.split_layers, model_config))
+    parts = _make_parts(model_config, config, stop_ids, placement)
+
+    def layout(params):
+        weights = parts.layout(params)
+        return to_local(placement, weights) if placement else weights
+
+    def prompts_per_call(group_size: int) -> int:
+        return max(multiple, config.row_buckets[-1] // group_size // multiple * multiple)
 
     def sample(
         weights, prompts, group_size, key_data, temperature, top_p=1.0, top_k=0, max_new=None, row_numbers=None
     ):
         _check_prompts(prompts, config.prompt_buckets[-1], max_new)
         sampling = sampling_params(temperature, top_p, top_k)
-        per_call = max(1, config.row_buckets[-1] // group_size)
+        per_call = prompts_per_call(group_size)
         rows = len(prompts) * group_size
+        largest = config.cache_buckets[-1]
         limit_B = np.minimum(np.broadcast_to(largest if max_new is None else max_new, (rows,)), largest)
         number_B = np.arange(rows) if row_numbers is None else np.asarray(row_numbers)
         assert number_B.shape == (rows,), (number_B.shape, rows)
-        parts = []
+        chunks = []
         for start in range(0, len(prompts), per_call):
             chosen = slice(start * group_size, (start + per_call) * group_size)
-            parts.append(
+            num_prompts = per_call if group_size > 1 else bucket_of(min(rows - start, per_call), config.row_buckets)
+            chunks.append(
                 _sample_chunk(
-                    jitted,
+                    parts,
                     config,
                     stop_ids,
                     weights,
                     prompts[start : start + per_call],
+                    num_prompts,
                     group_size,
                     limit_B[chosen],
                     key_data,
@@ -110,21 +127,44 @@ def make_sampler(model_config, config: SamplerConfig, stop_ids: tuple[int, ...])
                 )
             )
         return Rollout(
-            tokens=tuple(tokens for part in parts for tokens in part.tokens),
-            logps=tuple(logps for part in parts for logps in part.logps),
-            is_truncated_B=np.concatenate([part.is_truncated_B for part in parts]),
-            decode_steps=sum(part.decode_steps for part in parts),
-            row_steps=sum(part.row_steps for part in parts),
+            tokens=tuple(tokens for part in chunks for tokens in part.tokens),
+            logps=tuple(logps for part in chunks for logps in part.logps),
+            is_truncated_B=np.concatenate([part.is_truncated_B for part in chunks]),
+            decode_steps=sum(part.decode_steps for part in chunks),
+            row_steps=sum(part.row_steps for part in chunks),
         )
 
     def warm_up(weights, group_sizes: Sequence[int]) -> None:
         for bucket in config.prompt_buckets:
             for group_size in sorted(set(group_sizes)):
-                tops = config.row_buckets if group_size == 1 else config.row_buckets[-1:]
-                for rows in tops:
-                    _visit_shapes(jitted, config, weights, rows // group_size, group_size, bucket)
+                for num_prompts in config.row_buckets if group_size == 1 else (prompts_per_call(group_size),):
+                    _visit_shapes(parts, config, weights, num_prompts, group_size, bucket)
 
-    return Sampler(layout, sample, warm_up)
+    return Sampler(layout, sample, warm_up, parts)
+
+
+def _make_parts(model_config, config: SamplerConfig, stop_ids, placement: Placement | None) -> Parts:
+    first, largest = config.cache_buckets[0], config.cache_buckets[-1]
+    # Joined matrices cannot be split over devices.
+    join = placement is None or placement.local.shape["tensor"] == 1
+    split = functools.partial(transformer.split_layers, model_config, join)
+    weights_at = state_at = None
+    if placement:
+        params = jax.eval_shape(lambda: transformer.init_params(model_config, jax.random.key(0)))
+        weights_at = decode_shardings(placement.decode, jax.eval_shape(split, params))
+        # Pinned, so that each part takes what any other has made without compiling once more.
+        state_at = decode.state_shardings(placement.local)
+    return Parts(
+        layout=jax.jit(split, out_shardings=weights_at),
+        prefill=jax.jit(
+            functools.partial(decode.prefill, model_config, stop_ids, first, largest), out_shardings=state_at
+        ),
+        decode=jax.jit(
+            functools.partial(decode.decode, model_config, stop_ids), donate_argnums=1, out_shardings=state_at
+        ),
+        grow=jax.jit(decode.grow, static_argnums=0, out_shardings=state_at),
+        compact=jax.jit(decode.compact, out_shardings=state_at),
+    )
 
 
 def _check_prompts(prompts, limit: int, max_new) -> None:
@@ -147,22 +187,21 @@ def _pad_prompts(prompts, count: int, bucket: int) -> tuple[np.ndarray, np.ndarr
     return token_PS, length_P
 
 
-def _sample_chunk(jitted, config, stop_ids, weights, prompts, group_size, limit_B, key_data, sampling, number_B):
+def _sample_chunk(
+    parts, config, stop_ids, weights, prompts, num_prompts, group_size, limit_B, key_data, sampling, number_B
+):
     """One decode batch from prefill to the last row's end."""
-    rows = len(prompts) * group_size
-    num_rows = bucket_of(rows, config.row_buckets) if group_size == 1 else config.row_buckets[-1]
-    num_prompts = num_rows // group_size
-    num_rows = num_prompts * group_size
+    rows, num_rows = len(prompts) * group_size, num_prompts * group_size
     bucket = bucket_of(max(map(len, prompts)), config.prompt_buckets)
     token_PS, length_P = _pad_prompts(prompts, num_prompts, bucket)
     limit_B, number_B = (np.pad(values, (0, num_rows - rows)).astype(np.int32) for values in (limit_B, number_B))
-    state = jitted.prefill(weights, token_PS, length_P, limit_B, key_data, number_B, sampling)
+    state = parts.prefill(weights, token_PS, length_P, limit_B, key_data, number_B, sampling)
 
     slots = np.arange(num_rows)  # which row of the batch each row of the state holds
     tokens, logps, steps, row_steps, done = [None] * rows, [None] * rows, 1, num_rows, 1
     while True:
         smaller = smaller_bucket(len(slots), config.row_buckets)
-        state = jitted.decode(weights, state, sampling, np.int32(smaller))
+        state = parts.decode(weights, state, sampling, np.int32(smaller))
         is_alive_B, steps = np.asarray(state.is_alive_B), int(state.step)
         row_steps, done = row_steps + len(slots) * (steps - done), steps
         alive = int(is_alive_B.sum())
@@ -174,9 +213,9 @@ def _sample_chunk(jitted, config, stop_ids, weights, prompts, group_size, limit_
             # Finished rows fill the bucket up; they are collected once and stay dead.
             keep = np.argsort(~is_alive_B, kind="stable")[:smaller].astype(np.int32)
             slots = np.where(is_alive_B, slots, rows)[keep]
-            state = jitted.compact(state, keep)
+            state = parts.compact(state, keep)
         else:
-            state = jitted.grow(bucket_of(steps + 1, config.cache_buckets), state)
+            state = parts.grow(bucket_of(steps + 1, config.cache_buckets), state)
     is_truncated_B = np.array([row[-1] not in stop_ids for row in tokens], bool)
     return Rollout(tuple(tokens), tuple(logps), is_truncated_B, steps, row_steps)
 
@@ -190,14 +229,14 @@ def _collect(state, slots, is_wanted_B, tokens, logps) -> None:
         logps[slots[b]] = out_logp_BS[b, : length_B[b]].copy()
 
 
-def _visit_shapes(jitted, config, weights, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
+def _visit_shapes(parts, config, weights, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
     """Run every shape that a batch starting here can take, with no row alive, so that nothing is generated."""
     rows = num_prompts * group_size
     token_PS, length_P = _pad_prompts([], num_prompts, prompt_bucket)
     sampling = sampling_params(1.0)
     key_data = np.zeros((2,), np.uint32)
     none_B = np.zeros((rows,), np.int32)
-    state = jitted.prefill(weights, token_PS, length_P, none_B, key_data, none_B, sampling)
+    state = parts.prefill(weights, token_PS, length_P, none_B, key_data, none_B, sampling)
     pending, seen = [state], set()
     while pending:
         state = pending.pop()
@@ -205,9 +244,9 @@ def _visit_shapes(jitted, config, weights, num_prompts: int, group_size: int, pr
         if shape in seen:
             continue
         seen.add(shape)
-        state = jitted.decode(weights, state, sampling, np.int32(0))
+        state = parts.decode(weights, state, sampling, np.int32(0))
         rows, length = state.out_token_BS.shape
         if length < config.cache_buckets[-1]:
-            pending.append(jitted.grow(bucket_of(length + 1, config.cache_buckets), state))
+            pending.append(parts.grow(bucket_of(length + 1, config.cache_buckets), state))
         if smaller := smaller_bucket(rows, config.row_buckets):
-            pending.append(jitted.compact(state, np.zeros((smaller,), np.int32)))
+            pending.append(parts.compact(state, np.zeros((smaller,), np.int32)))
