@@ -1,15 +1,17 @@
 """Where the arrays of a policy live: its meshes, the table of parameter shardings, and the moves between layouts.
 
-Training shards parameters, gradients and optimizer state over `fsdp` and `tensor`; each layer's matrices are gathered
-over fsdp, in the compute dtype, when they are used. Rows of a batch are split over `data` and `fsdp`: a batch has a
-leading axis Z, one slice per group of devices that shares rows. Decoding keeps the weights resident: whole, or split
-over `tensor` devices of one process; every process samples its own rows on its own devices (the `local` mesh).
+Training shards parameters, gradients and optimizer state over `fsdp` and `tensor`. Rows of a batch are split over
+`data` and `fsdp`: a batch has a leading axis Z, one slice per group of devices that shares rows. Forward and backward
+pass run under `jax.shard_map` (`over_shards`), so that what is sent is what the code says: a layer's matrices are
+gathered over fsdp in the compute dtype when they are used, and their gradients go back by reduce-scatter; heads, mlp
+width and vocabulary stay split over tensor, with one sum after attention, after the mlp, and in the loss.
 
-Placement is fixed when a policy is made. On a single device everything here does nothing.
+Decoding keeps the weights resident: whole, or split over `tensor` devices of one process; every process samples its own
+rows on its own devices (the `local` mesh). On a single device everything here does nothing.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,11 +26,10 @@ TRAIN_AXES = ("data", "fsdp", "tensor")
 DECODE_AXES = ("rows", "tensor")
 ROWS = ("data", "fsdp")  # mesh axes that split the rows of a training batch
 
-# How each parameter is stored; a layer's are stacked on L. Dropping fsdp gives the layout in which it is used. The
-# embedding is never split over the vocabulary: XLA would replicate the table to look tokens up. The head is, so that
-# logits stay split; a tied head is moved from one to the other once per micro-batch.
+# How each parameter is stored; a layer's are stacked on L. Without fsdp it is the layout of use. Embedding and head are
+# both split over the vocabulary, so that a tied table serves as either.
 STORED = {
-    "embed": P(None, ("tensor", "fsdp")),
+    "embed": P("tensor", "fsdp"),
     "head": P("fsdp", "tensor"),
     "final_norm": P(None),
     "layers/attention_norm": P(None, None),
@@ -46,7 +47,6 @@ STORED = {
     "layers/up": P(None, "fsdp", "tensor"),
     "layers/down": P(None, "tensor", "fsdp"),
 }
-HEAD_USE = P(None, "tensor")  # [D, V], tied or not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def resolve_axes(settings: ConfigDict, num_devices: int) -> tuple[int, int, int]
     Raises:
         ValueError: the product is not the number of devices. A single process may leave devices unused.
     """
-    sizes = [settings[name] for name in TRAIN_AXES]
+    sizes = [settings.data, settings.fsdp, settings.tensor]
     asked = ", ".join(f"{name}={size}" for name, size in zip(TRAIN_AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise ValueError(f"mesh axes {asked}: each is at least 1, and one of them may be -1 for the rest")
@@ -124,12 +124,11 @@ def check_model(model, settings: ConfigDict, placement: Placement) -> None:
     """Raises ValueError where an axis of the model cannot be split as the mesh says."""
     shape, decode_tensor = placement.train.shape, settings.decode_tensor
     for name, size, parts, axes in (
-        ("width", model.width, shape["fsdp"] * shape["tensor"], "fsdp x tensor"),
+        ("width", model.width, shape["fsdp"], "fsdp"),
         ("num_kv_heads", model.num_kv_heads, shape["tensor"], "tensor"),
         ("mlp_width", model.mlp_width, shape["tensor"], "tensor"),
         ("num_kv_heads", model.num_kv_heads, decode_tensor, "decode_tensor"),
         ("mlp_width", model.mlp_width, decode_tensor, "decode_tensor"),
-        ("width", model.width, decode_tensor, "decode_tensor"),
     ):
         if size % parts:
             raise ValueError(f"mesh {axes}={parts} does not divide the model's {name}={size}: choose a divisor")
@@ -140,69 +139,94 @@ def _mesh(devices: Sequence[jax.Device], shape: tuple[int, ...], axes: tuple[str
     return Mesh(np.array(devices).reshape(shape), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def constrain(x: jax.Array, mesh: Mesh | None, spec: P) -> jax.Array:
-    """x with the given sharding; on one device (or without a mesh) x itself."""
+def over_shards(fn: Callable, mesh: Mesh | None, out_specs) -> Callable:
+    """`fn(params, micro)` on every device by itself: parameters as they are stored, Z = 1 of the batch.
+
+    The gradient with respect to the parameters comes out as they are stored, summed over all rows.
+    """
     if mesh is None or mesh.size == 1:
+        return fn
+
+    def sharded(params, micro):
+        stored = jax.tree.map(lambda place: place.spec, param_shardings(mesh, params))
+        rows = jax.tree.map(lambda leaf: P(ROWS) if leaf.ndim else P(), micro)
+
+        def on_device(params, micro):
+            # Here, not where they are used: the sum of their gradients over rows is then made once, of what is stored.
+            return fn(jax.tree.map(_used_by_rows, params, stored), micro)
+
+        return jax.shard_map(on_device, mesh=mesh, in_specs=(stored, rows), out_specs=out_specs)(params, micro)
+
+    return sharded
+
+
+def _used_by_rows(param: jax.Array, stored: P) -> jax.Array:
+    """The parameter, for use by rows that differ between devices: its gradient is summed over them."""
+    return jax.lax.pcast(param, tuple(name for name in ROWS if name not in stored), to="varying")
+
+
+def sum_over_rows(values: Any, mesh: Mesh | None) -> Any:
+    """Inside `over_shards`: the sum of all shards' values, in each."""
+    return values if mesh is None or mesh.size == 1 else jax.lax.psum(values, ROWS)
+
+
+def max_over_rows(values: Any, mesh: Mesh | None) -> Any:
+    """Inside `over_shards`: the largest of all shards' values, in each. Not differentiable."""
+    return values if mesh is None or mesh.size == 1 else jax.lax.pmax(jax.lax.stop_gradient(values), ROWS)
+
+
+def tensor_size(mesh: Mesh | None) -> int:
+    return 1 if mesh is None else mesh.shape["tensor"]
+
+
+def tensor_index(mesh: Mesh | None) -> jax.Array | int:
+    """Inside `over_shards`: this device's place in its tensor group."""
+    return 0 if tensor_size(mesh) == 1 else jax.lax.axis_index("tensor")
+
+
+def enter_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Inside `over_shards`: x on its way into matrices that are split over tensor. One sum of gradients for all."""
+    return x if tensor_size(mesh) == 1 else jax.lax.pcast(x, "tensor", to="varying")
+
+
+def sum_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Inside `over_shards`: the sum of the parts that a tensor group's devices have computed."""
+    return x if tensor_size(mesh) == 1 else jax.lax.psum(x, "tensor")
+
+
+def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Like `sum_over_tensor`; not differentiable."""
+    x = jax.lax.stop_gradient(x)
+    return x if tensor_size(mesh) == 1 else jax.lax.pmax(x, "tensor")
+
+
+def gather(x: jax.Array, mesh: Mesh | None, stored: P) -> jax.Array:
+    """Inside `over_shards`: a parameter, whole over fsdp. Its gradient goes back by reduce-scatter."""
+    if mesh is None or mesh.shape["fsdp"] == 1 or "fsdp" not in stored:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, fit(spec, x.shape, mesh)))
+    return jax.lax.all_gather(x, "fsdp", axis=list(stored).index("fsdp"), tiled=True)
 
 
-def constrain_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """x [Z, ...] split over its leading axis."""
-    return constrain(x, mesh, P(ROWS))
+def gather_layer(layer: dict, mesh: Mesh | None, dtype) -> dict:
+    """One layer's parameters, sliced from the stack, in the dtype and layout of their use."""
+    if mesh is None or mesh.size == 1:
+        return layer
+    return {name: gather(leaf.astype(dtype), mesh, P(*STORED[f"layers/{name}"][1:])) for name, leaf in layer.items()}
 
 
 def fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The spec without the axes that do not divide their dimension (a vocabulary may have any size)."""
+    """The spec without axes of one device, and without those that do not divide their dimension (a vocabulary may have
+    any size)."""
     entries = [
-        entry if entry is None or size % _parts(entry, mesh) == 0 else None
+        entry if entry and mesh.shape[entry] > 1 and size % mesh.shape[entry] == 0 else None
         for entry, size in zip(spec, shape[: len(spec)], strict=True)
     ]
     return P(*entries)
 
 
-def _parts(entry: str | tuple[str, ...], mesh: Mesh) -> int:
-    return int(np.prod([mesh.shape[name] for name in (entry if isinstance(entry, tuple) else (entry,))]))
-
-
-def without_fsdp(spec: P) -> P:
-    """The layout in which a stored parameter is used."""
-    return P(*(_kept(entry) for entry in spec))
-
-
-def _kept(entry):
-    if isinstance(entry, tuple):
-        kept = tuple(name for name in entry if name != "fsdp")
-        return kept[0] if len(kept) == 1 else kept
-    return None if entry == "fsdp" else entry
-
-
-def gather(x: jax.Array, mesh: Mesh | None, stored: P, use: P) -> jax.Array:
-    """A parameter moved from its stored layout to that of its use; its gradient goes straight back.
-
-    By itself the gradient would first be completed on every device, then cut: an all-reduce where a reduce-scatter
-    does, which moves half the bytes.
-    """
-    if mesh is None or mesh.size == 1:
-        return x
-
-    @jax.custom_vjp
-    def moved(x):
-        return constrain(x, mesh, use)
-
-    moved.defvjp(lambda x: (moved(x), None), lambda _, grad: (constrain(grad, mesh, stored),))
-    return moved(x)
-
-
-def gather_layer(layer: dict, mesh: Mesh | None, dtype) -> dict:
-    """One layer's parameters, sliced from the stack, cast and ready for use."""
-    if mesh is None or mesh.size == 1:
-        return layer
-    return {
-        name: gather(leaf.astype(dtype), mesh, P(*STORED[f"layers/{name}"][1:]),
-                     without_fsdp(P(*STORED[f"layers/{name}"][1:])))
-        for name, leaf in layer.items()
-    }
+def _only(spec: P, axes: Sequence[str]) -> P:
+    """The spec with these mesh axes alone."""
+    return P(*(entry if entry in axes else None for entry in spec))
 
 
 def param_name(path) -> str:
@@ -211,20 +235,19 @@ def param_name(path) -> str:
     return "/".join(names[-2:]) if "layers" in names[-2:-1] else names[-1]
 
 
-def state_shardings(placement: Placement, abstract_tree: Any) -> Any:
+def param_shardings(mesh: Mesh, tree: Any) -> Any:
     """NamedShardings of a parameter tree, or of a TrainState: moments lie where their parameters do, counters
     everywhere.
 
     Raises:
         KeyError: a parameter without an entry in STORED.
     """
-    mesh = placement.train
 
     def sharding_of(path, leaf):
         spec = P() if leaf.ndim == 0 else fit(STORED[param_name(path)], leaf.shape, mesh)
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(sharding_of, abstract_tree)
+    return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
@@ -237,13 +260,11 @@ def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
 
     def sharding_of(path, leaf):
         name = param_name(path)
-        if name == "head_DV":
-            spec = HEAD_USE
-        elif name in STORED:
-            spec = without_fsdp(STORED[name])
-        else:  # an element of the tuple of layers, and the joined matrices that exist where tensor is 1
-            spec = P(*without_fsdp(STORED[f"layers/{name}"])[1:]) if f"layers/{name}" in STORED else P()
-        return NamedSharding(mesh, fit(spec, leaf.shape, mesh))
+        if f"layers/{name}" in STORED:  # an element of the tuple of layers: not stacked
+            spec = P(*STORED[f"layers/{name}"][1:])
+        else:  # joined matrices exist where tensor is 1
+            spec = STORED.get({"head_DV": "head"}.get(name, name), P())
+        return NamedSharding(mesh, fit(_only(spec, ("tensor",)), leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(sharding_of, abstract_weights)
 

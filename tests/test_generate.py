@@ -79,7 +79,7 @@ def scripted(policy, text_fn, calls=None):
                zip(texts, pairs, strict=True)]
         return SimpleNamespace(tokens=ids, is_truncated_B=np.array([text is None for text in texts]))
 
-    sampler = Sampler(lambda params: params, sample, None)
+    sampler = Sampler(lambda params: params, sample, None, None)
     return dataclasses.replace(policy, sampler=sampler, load_params=lambda: {})
 
 
@@ -292,7 +292,7 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tango_jax.generate.solve_all", interrupt)
-    with pytest.raises(SystemExit, match="^interrupted; the same command goes on after the last part in .*run$"):
+    with pytest.raises(SystemExit, match="^interrupted; the same command resumes from the last checkpoint in .*run$"):
         main([])
     config.task.name = "last_letter"
     with pytest.raises(SystemExit, match="^error: task.name=last_letter makes its own stage-1 examples"):

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from tango_jax import sharding
 
@@ -120,9 +119,10 @@ def matmul(x_BTD: jax.Array, w_DF: jax.Array) -> jax.Array:
 
 class Block(nn.Module):
     """One decoder layer. `attend_fn(q, k, v) -> (out_BTHE, cache)` is handed in, so that training, prefill and
-    decoding share every other line."""
+    decoding share every other line. With a mesh, it is one device's part of the layer (see sharding.py)."""
 
     config: ModelConfig
+    mesh: Mesh | None = None
 
     def _param(self, name: str, shape: tuple[int, ...], fan_in: int = 0, scale: float = 1.0) -> jax.Array:
         """A parameter in the compute dtype: norm scales (fan_in 0) start at one, matrices at N(0, scale^2 / fan_in)."""
@@ -145,12 +145,14 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, rope: tuple[jax.Array, jax.Array], attend_fn: Callable):
         c = self.config
-        D, F, H, K, E = c.width, c.mlp_width, c.num_heads, c.num_kv_heads, c.head_dim
+        parts = sharding.tensor_size(self.mesh)
+        D, F, H, K, E = c.width, c.mlp_width // parts, c.num_heads // parts, c.num_kv_heads // parts, c.head_dim
         # What a layer adds to the residual stream starts small against the embedding, as in GPT-2: token identity
         # survives to the last layer, and copying is learned sooner.
         residual_scale = (2 * c.num_layers) ** -0.5
 
         x_norm_BTD = rms_norm(x_BTD, self._param("attention_norm", (D,)), c.norm_eps)
+        x_norm_BTD = sharding.enter_tensor(x_norm_BTD, self.mesh)
         heads = {"q": H, "k": K, "v": K}
         flat = self._products("qkv", x_norm_BTD, {name: (D, count, E) for name, count in heads.items()})
         split = {name: out.reshape(*out.shape[:-1], heads[name], E) for name, out in zip(heads, flat, strict=True)}
@@ -162,12 +164,14 @@ class Block(nn.Module):
             k_BTKE = rms_norm(k_BTKE, self._param("k_norm", (E,)), c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
-        x_BTD = x_BTD + matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))
+        out_BTD = matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))
+        x_BTD = x_BTD + sharding.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
+        x_norm_BTD = sharding.enter_tensor(x_norm_BTD, self.mesh)
         gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
-        x_BTD = x_BTD + matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
-        return x_BTD, cache
+        out_BTD = matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
+        return x_BTD + sharding.sum_over_tensor(out_BTD, self.mesh), cache
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> dict:
@@ -197,9 +201,20 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-    stored = sharding.STORED["embed"]
-    embed_VD = params["embed"].astype(config.compute_dtype)
-    return sharding.gather(embed_VD, mesh, stored, sharding.without_fsdp(stored))[token_BT]
+    embed_VD = sharding.gather(params["embed"].astype(config.compute_dtype), mesh, sharding.STORED["embed"])
+    if embed_VD.shape[0] == config.vocab_size:
+        return embed_VD[token_BT]
+    row_BT, is_here_BT = own_vocabulary(config, token_BT, mesh)
+    x_BTD = jnp.where(is_here_BT[..., None], embed_VD[row_BT], 0)
+    return sharding.sum_over_tensor(x_BTD, mesh)
+
+
+def own_vocabulary(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Where the vocabulary is split over tensor: each token's place in this device's part, and whether it is there."""
+    size = config.vocab_size // sharding.tensor_size(mesh)
+    row_BT = token_BT - size * sharding.tensor_index(mesh)
+    is_here_BT = (row_BT >= 0) & (row_BT < size)
+    return jnp.where(is_here_BT, row_BT, 0), is_here_BT
 
 
 def apply_layers(
@@ -209,12 +224,11 @@ def apply_layers(
 
     On a mesh, a layer's parameters are gathered inside the scan (and again in the backward pass): one layer at a time.
     """
-    block = Block(config)
+    block = Block(config, mesh)
 
     def layer_fn(x_BTD, layer_params):
         layer_params = sharding.gather_layer(layer_params, mesh, config.compute_dtype)
-        x_BTD = block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0]
-        return sharding.constrain_rows(x_BTD, mesh), None
+        return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
 
     if config.remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
@@ -254,11 +268,9 @@ def apply_split_layers(config: ModelConfig, layers: tuple, x_BTD, rope, attend_f
 
 def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> jax.Array:
     """The output projection [D, V] in the head's dtype, tied or not."""
-    if config.tied_head:
-        head_DV, stored = params["embed"].T, P(*reversed(sharding.STORED["embed"]))
-    else:
-        head_DV, stored = params["head"], sharding.STORED["head"]
-    return sharding.gather(head_DV.astype(config.head_dtype), mesh, stored, sharding.HEAD_USE)
+    name = "embed" if config.tied_head else "head"
+    matrix = sharding.gather(params[name].astype(config.head_dtype), mesh, sharding.STORED[name])
+    return matrix.T if config.tied_head else matrix
 
 
 def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax.Array:
@@ -269,5 +281,5 @@ def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax
 
 def forward(config: ModelConfig, params: dict, token_BT, position_BT, attend_fn, mesh: Mesh | None = None) -> jax.Array:
     """Hidden states [B, T, D] before the final norm, for whole sequences (training and scoring)."""
-    x_BTD = sharding.constrain_rows(embed_tokens(config, params, token_BT, mesh), mesh)
+    x_BTD = embed_tokens(config, params, token_BT, mesh)
     return apply_layers(config, params["layers"], x_BTD, rope_tables(config, position_BT), attend_fn, mesh)

@@ -18,7 +18,7 @@ from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.sharding import Placement, check_model, make_placement, state_shardings, with_shardings
+from tango_jax.sharding import Placement, check_model, make_placement, param_shardings, with_shardings
 from tango_jax.source import Source
 
 
@@ -141,7 +141,7 @@ def _make_state(model: ModelConfig, optimizer, placement: Placement) -> tuple[Ca
     def fresh(key_data):
         return init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data)))
 
-    shardings = state_shardings(placement, jax.eval_shape(fresh, np.zeros((2,), np.uint32)))
+    shardings = param_shardings(placement.train, jax.eval_shape(fresh, np.zeros((2,), np.uint32)))
     # The update donates its state: what is handed to `restart` must not be part of it.
     restart = jax.jit(
         lambda params: init_state(optimizer, jax.tree.map(jnp.copy, params)), out_shardings=shardings

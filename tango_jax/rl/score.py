@@ -56,12 +56,12 @@ def token_logps(
     head_DV = transformer.head_matrix(model_config, params, mesh)
 
     def score_fn(x_ZCD, target_ZC):
-        logits_ZCV = transformer.logits_from_hidden(model_config, params["final_norm"], head_DV, x_ZCD) / temperature
-        logits_ZCV = sharding.constrain(logits_ZCV, mesh, P(sharding.ROWS, None, "tensor"))
-        normaliser_ZC = jax.nn.logsumexp(logits_ZCV, axis=-1)
-        logp_ZC = jnp.take_along_axis(logits_ZCV, target_ZC[..., None], axis=-1)[..., 0] - normaliser_ZC
-        probs_ZCV = jnp.exp(logits_ZCV - normaliser_ZC[..., None])
-        return logp_ZC, normaliser_ZC - jnp.sum(probs_ZCV * logits_ZCV, axis=-1)
+        logits_ZCV = transformer.logits_from_hidden(
+            model_config, params["final_norm"], head_DV, sharding.enter_tensor(x_ZCD, mesh)
+        ) / temperature
+        if head_DV.shape[1] == model_config.vocab_size:
+            return _score_logits(logits_ZCV, target_ZC, True, None)
+        return _score_logits(logits_ZCV, *transformer.own_vocabulary(model_config, target_ZC, mesh), mesh)
 
     x_ZND = x_ZRTD.reshape(Z, R * T, D)
     target_ZN = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
@@ -83,16 +83,35 @@ def token_logps(
     return shift(logp_ZN), shift(entropy_ZN)
 
 
+def _score_logits(logits_BCV, target_BC, is_here_BC, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of the targets and entropy. With a mesh, V is this device's part of the vocabulary and `is_here` says
+    which targets lie in it."""
+    top_BC = sharding.max_over_tensor(logits_BCV.max(-1), mesh)
+    total_BC = sharding.sum_over_tensor(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1), mesh)
+    normaliser_BC = top_BC + jnp.log(total_BC)
+    chosen_BC = jnp.take_along_axis(logits_BCV, target_BC[..., None], axis=-1)[..., 0]
+    chosen_BC = sharding.sum_over_tensor(jnp.where(is_here_BC, chosen_BC, 0.0), mesh)
+    probs_BCV = jnp.exp(logits_BCV - normaliser_BC[..., None])
+    mean_logit_BC = sharding.sum_over_tensor(jnp.sum(probs_BCV * logits_BCV, axis=-1), mesh)
+    return chosen_BC - normaliser_BC, normaliser_BC - mean_logit_BC
+
+
 def make_score(model_config, temperature: float, chunk: int, mesh: Mesh | None = None):
     """Build the jitted `score(params, batch) -> logp_NZRT`; micro-batches not in use are left at 0."""
     out_sharding = None if mesh is None else NamedSharding(mesh, P(None, sharding.ROWS))
+
+    def score_shard(params, micro: Batch):
+        logp_BT, _ = token_logps(model_config, params, micro, temperature, chunk, mesh)
+        return logp_BT.reshape(micro.token_NZRT.shape)
+
+    score_micro = sharding.over_shards(score_shard, mesh, P(sharding.ROWS))
 
     @functools.partial(jax.jit, out_shardings=out_sharding)
     def score(params, batch: Batch) -> jax.Array:
         def body(index, logp_NZRT):
             with jax.named_scope("score"):
-                logp_BT, _ = token_logps(model_config, params, micro_batch(batch, index), temperature, chunk, mesh)
-            return lax.dynamic_update_index_in_dim(logp_NZRT, logp_BT.reshape(logp_NZRT.shape[1:]), index, 0)
+                logp_ZRT = score_micro(params, micro_batch(batch, index))
+            return lax.dynamic_update_index_in_dim(logp_NZRT, logp_ZRT, index, 0)
 
         return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(batch.token_NZRT.shape, jnp.float32))
 

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tango_jax import sharding
 from tango_jax.prompts.collate import MAX_SEGMENTS
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl import losses
@@ -66,9 +67,10 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
         gap_BT = jnp.where(rows.is_action_BT, jnp.abs(logp_BT - rows.sampler_logp_BT), 0.0)
         sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}
         sums = {name: jnp.sum(jnp.where(rows.is_action_BT, value, 0.0)) for name, value in sums.items()}
-        return jnp.sum(rows.weight_BT * loss_BT), (sums, {"logprob_gap_max": jnp.max(gap_BT)})
+        loss, sums = sharding.sum_over_rows((jnp.sum(rows.weight_BT * loss_BT), sums), mesh)
+        return loss, (sums, sharding.max_over_rows({"logprob_gap_max": jnp.max(gap_BT)}, mesh))
 
-    return loss_fn
+    return sharding.over_shards(loss_fn, mesh, P())
 
 
 class _Rows:
@@ -90,9 +92,10 @@ def make_nll_loss(model_config, logp_chunk: int, mesh: Mesh | None = None) -> Ca
     def loss_fn(params, micro: Batch):
         logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
         rows = _Rows(micro)
-        return -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0)), ({}, {})
+        loss = -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0))
+        return sharding.sum_over_rows(loss, mesh), ({}, {})
 
-    return loss_fn
+    return sharding.over_shards(loss_fn, mesh, P())
 
 
 def make_loss(loss_fn: Callable) -> Callable:
