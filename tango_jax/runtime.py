@@ -66,7 +66,7 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     except (ValueError, FloatingPointError) as error:
         _leave(f"error: {error}", 1)
     except KeyboardInterrupt:
-        _leave(f"interrupted; the same command resumes in {workdir}", 1)
+        _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", 1)
     except hosts.Preempted:
         console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
         sys.exit(hosts.PREEMPTED)
