@@ -22,7 +22,7 @@ from tango_jax.rl import advantages, losses, rewards
 from tango_jax.rl.policy import Policy, pack_shape
 from tango_jax.rl.schedule import Turn, alpha_at
 from tango_jax.scores import verifier_scores
-from tango_jax.sharding import place_batch
+from tango_jax.sharding import fetch, place_batch
 
 STEP_LABELS = {  # where each arm's step rewards come from
     "tango": "verifier",
@@ -159,7 +159,8 @@ def solve(loop: Loop, states, problems, group_size: int, key_data, is_greedy: bo
     mine = hosts.own_part(problems)
     with loop.timer("sample"):
         prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in mine]
-        rollout = sample(policy, states["generator"].params, prompts, len(problems), group_size, key_data, is_greedy)
+        params = states["generator"].params
+        rollout = sample(loop, policy, params, prompts, len(problems), group_size, key_data, is_greedy)
     with loop.timer("grade"):
         solutions, report = read_solutions(loop.task, policy.tokenizer, mine, rollout, group_size)
     solutions, rollout = hosts.gather(solutions), gather_rollout(rollout)
@@ -178,9 +179,8 @@ def verify(loop: Loop, states, solutions, group_size: int, key_data, is_greedy: 
     with loop.timer("verify"):
         prompts, shortened = verifier_prompts(policy, solutions)
         start, stop = hosts.own_range(len(solutions))
-        rollout = sample(
-            policy, states["verifier"].params, prompts[start:stop], len(solutions), group_size, key_data, is_greedy
-        )
+        params, mine = states["verifier"].params, prompts[start:stop]
+        rollout = sample(loop, policy, params, mine, len(solutions), group_size, key_data, is_greedy)
         verifications = read_verifications(policy.tokenizer, solutions[start:stop], rollout, group_size)
         verifications, rollout = hosts.gather(verifications), gather_rollout(rollout)
     metrics = rollout_metrics("verifier", rollout) | {"verifier/prompts_shortened": shortened}
@@ -203,10 +203,13 @@ def verifier_prompts(policy: Policy, solutions) -> tuple[list[list[int]], int]:
     return [ids for ids, _ in built], sum(is_shortened for _, is_shortened in built)
 
 
-def sample(policy: Policy, params, prompts, num_prompts: int, group_size: int, key_data, is_greedy: bool) -> Rollout:
+def sample(
+    loop: Loop, policy: Policy, params, prompts, num_prompts: int, group_size: int, key_data, is_greedy: bool
+) -> Rollout:
     """Responses to this process's share of `num_prompts` prompts; a row's randomness depends on its number in all."""
     config = policy.config
-    weights = policy.sampler.layout(params)  # concerns every process, also one without a prompt
+    with loop.timer("reshard"):  # concerns every process, also one without a prompt
+        weights = jax.block_until_ready(policy.sampler.layout(params))
     if not prompts:
         return Rollout((), (), np.zeros(0, bool), 0, 0)
     first = hosts.own_range(num_prompts)[0] * group_size
@@ -277,14 +280,18 @@ def update_policy(loop: Loop, policy: Policy, state, prompts, rollout: Rollout, 
         for number in range(loss.minibatches):
             batch = minibatch(policy, number, prompts, rollout, adv_BT, is_action_BT)
             if loss.kl_coef > 0:
-                batch = batch.replace(ref_logp_NZRT=policy.score(loop.references[policy.role], batch))
+                reference = fetch(loop.references[policy.role], policy.shardings.params)
+                batch = batch.replace(ref_logp_NZRT=policy.score(reference, batch))
+                del reference  # it may be a copy, of something that waits in host memory
             if policy.updates_per_batch > 1:
                 batch = batch.replace(old_logp_NZRT=policy.score(state.params, batch))
             batches.append(batch)
+        state = policy.fetched(state)
         for _ in range(loss.epochs):
             for batch in batches:
                 state, device_metrics = policy.update(state, batch)
         metrics = {f"{policy.role}/{name}": float(value) for name, value in jax.device_get(device_metrics).items()}
+        state = policy.parked(state)
     return state, metrics
 
 

@@ -119,6 +119,8 @@ def role_config() -> ConfigDict:
                 "fsdp": -1,  # parameters, gradients and optimizer state are sharded over it; rows too
                 "tensor": 1,  # heads and mlp width are split over it; devices of one process
                 "decode_tensor": 1,  # devices of one process that share a copy of the weights for sampling
+                # True: the optimizer state waits in host memory between the role's updates, its reference policy always
+                "offload": False,
             },
         }
     )

@@ -24,6 +24,7 @@ from tango_jax.records import Batch
 
 TRAIN_AXES = ("data", "fsdp", "tensor")
 DECODE_AXES = ("rows", "tensor")
+HOST_MEMORY = "pinned_host"
 ROWS = ("data", "fsdp")  # mesh axes that split the rows of a training batch
 
 # How each parameter is stored; a layer's are stacked on L. Without fsdp it is the layout of use. Embedding and head are
@@ -280,6 +281,26 @@ def to_local(placement: Placement, tree: Any) -> Any:
         return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
     return jax.tree.map(local_array, tree)
+
+
+def park(tree: Any) -> Any:
+    """Arrays moved to the host memory that their devices reach; `fetch` brings them back."""
+    places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST_MEMORY), tree)
+    return jax.device_put(tree, places)
+
+
+def fetch(tree: Any, shardings: Any) -> Any:
+    """Arrays moved to where the shardings say; those that are there already are not copied."""
+    return jax.device_put(tree, shardings)
+
+
+def check_host_memory(placement: Placement) -> None:
+    """Raises ValueError where the platform has no host memory that arrays may live in."""
+    device = placement.local.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        raise ValueError(f"mesh.offload=True needs {HOST_MEMORY} memory; {device.device_kind} has {', '.join(kinds)}: "
+                         "set it to False")
 
 
 def batch_sharding(placement: Placement, leaf) -> NamedSharding:

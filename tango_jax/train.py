@@ -30,6 +30,7 @@ from tango_jax.report import write_results
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
 from tango_jax.sft import run_stage_one
+from tango_jax.sharding import park
 from tango_jax.workdir import make_policies
 
 # What each arm trains: (generator, verifier, turns of the verifier after its warm-up).
@@ -87,7 +88,8 @@ def train(
 
     start_params = run_stage_one(policies, config, task, workdir, console, preemption)
     fingerprints = {role: tree_fingerprint(start_params[role]) for role in ROLES}
-    references = {role: start_params[role] if config[role].loss.kl_coef > 0 else None for role in ROLES}
+    references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
+    references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     counters, position, seconds = Counters(), 0, 0.0
     restored = checkpointer.restore({role: policies[role].abstract_state() for role in ROLES})
@@ -103,7 +105,8 @@ def train(
         counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
         position, seconds = meta["metrics_bytes"], meta["seconds"]
         console.log(f"resumed after turn {counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
-    del start_params  # where no KL is measured, nothing else needs them
+    del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
+    states = {role: policies[role].parked(states[role]) for role in ROLES}
     loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
     started -= seconds
     with console.stage("Compiling", total=2) as progress:

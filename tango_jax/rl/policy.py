@@ -18,7 +18,16 @@ from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.sharding import Placement, check_model, make_placement, param_shardings, with_shardings
+from tango_jax.sharding import (
+    Placement,
+    check_host_memory,
+    check_model,
+    fetch,
+    make_placement,
+    param_shardings,
+    park,
+    with_shardings,
+)
 from tango_jax.source import Source
 
 
@@ -44,6 +53,16 @@ class Policy:
     def abstract_state(self) -> TrainState:
         """Shapes and shardings of a state, without arrays."""
         return with_shardings(jax.eval_shape(self.init, np.zeros((2,), np.uint32)), self.shardings)
+
+    def parked(self, state: TrainState) -> TrainState:
+        """The state between updates: with `mesh.offload`, its moments in host memory."""
+        return state.replace(opt_state=park(state.opt_state)) if self.config.mesh.offload else state
+
+    def fetched(self, state: TrainState) -> TrainState:
+        """The state as an update takes it."""
+        if not self.config.mesh.offload:
+            return state
+        return state.replace(opt_state=fetch(state.opt_state, self.shardings.opt_state))
 
     @property
     def updates_per_batch(self) -> int:
@@ -92,6 +111,8 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> 
     try:
         placement = make_placement(config.mesh, devices)
         check_model(model, config.mesh, placement)
+        if config.mesh.offload and devices is None:
+            check_host_memory(placement)
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     mesh = placement.train
