@@ -100,6 +100,8 @@ class Checkpointer:
                 self._write(step, state, record)
                 committed = True
         except (OSError, ValueError, RuntimeError) as error:  # what Orbax and tensorstore raise for a failed write
+            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                raise  # another process is gone: nothing is wrong with the disk
             raise CheckpointError(self._describe_failure(step, error)) from error
         finally:
             if committed:

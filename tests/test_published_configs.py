@@ -215,7 +215,7 @@ def test_batch_arithmetic(name, rows, generator, verifier):
         assert all(bucket % 8 == 0 for bucket in role.row_buckets)  # equal shares on the devices of a node
         assert rows == calls * role.row_buckets[-1]
         shape = pack_shape(role)
-        batch = abstract_batch(shape, rows, rl.prompts_per_step, role.max_prompt, role.max_response)
+        batch = abstract_batch(shape, rows, rl.prompts_per_step, role.max_prompt, role.max_response, shards=1)
         (N, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
         assert (N, R * T + Q * X) == (micros, tokens)
         assert T == role.max_response + 1 and X == role.max_prompt
@@ -244,7 +244,8 @@ def test_models_by_shape_alone(name, role, tmp_path):
     assert len(weights["layers"]) == model.num_layers and weights["embed"].dtype == "bfloat16"
 
     rows = rl.prompts_per_step * rl.samples_per_prompt
-    batch = abstract_batch(pack_shape(settings), rows, rl.prompts_per_step, settings.max_prompt, settings.max_response)
+    lengths, shards = (settings.max_prompt, settings.max_response), policy.placement.num_local_shards
+    batch = abstract_batch(pack_shape(settings), rows, rl.prompts_per_step, *lengths, shards)
     assert jax.eval_shape(policy.score, state.params, batch).shape == batch.token_NZRT.shape
     after, metrics = jax.eval_shape(policy.update, state, batch)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
@@ -255,7 +256,7 @@ def test_models_by_shape_alone(name, role, tmp_path):
     if settings.sft.steps:
         sft = make_sft(policy)
         shape = sft_pack_shape(settings)
-        batch = abstract_batch(shape, settings.sft.batch_size, 0, shape.row_length - 100, 100)
+        batch = abstract_batch(shape, settings.sft.batch_size, 0, shape.row_length - 100, 100, shards)
         assert batch.token_NZRT.shape[1:] == (shards, shape.rows, shape.row_length)
         after, _ = jax.eval_shape(sft.update, jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), batch)
         assert sum(leaf.size for leaf in jax.tree.leaves(after.params)) == count

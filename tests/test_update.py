@@ -405,7 +405,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
         return types.SimpleNamespace(params=random_params(8)), {"loss": np.float32(len(calls))}
 
     reference = random_params(9)
-    # A fourth prompt, so that both minibatches hold whole groups, every second one; response 2 ran into the length limit.
+    # A fourth prompt, so that both minibatches hold whole groups, every second one; response 2 ran into the limit.
     prompts, order = (*PROMPTS, [3, 4]), [0, 1, 2, 3, 4, 5, 0, 1]
     rollout = Rollout(
         tokens=tuple(RESPONSES[b] for b in order),
@@ -505,7 +505,8 @@ def test_every_batch_fits_the_shape_that_its_maxima_give():
                 np.testing.assert_array_equal(batch.token_NZRT[n, z, r, where], sequence.response)
                 q = batch.prefix_of_NZR[n[0], z[0], r[0]]
                 length = batch.prefix_length_NZQ[n[0], z[0], q]
-                prefix = [*batch.prefix_token_NZQX[n[0], z[0], q, :length], batch.token_NZRT[n[0], z[0], r[0], where[0] - 1]]
+                last = batch.token_NZRT[n[0], z[0], r[0], where[0] - 1]
+                prefix = [*batch.prefix_token_NZQX[n[0], z[0], q, :length], last]
                 assert prefix == sequence.prompt
         assert len(shapes) == 1
 
