@@ -38,9 +38,9 @@ def get_config(argument: str = "") -> ConfigDict:
     config.verifier.sft.pack_length = 1536
     config.verifier.sft.steps, config.verifier.sft.batch_size = 24, 4  # its examples are three times as long
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 4, 4
-    config.rl.warmup_steps, config.rl.generator_steps = 2, 6
+    config.rl.warmup_steps, config.rl.generator_steps = 1, 6
     config.rl.alpha_initial = 0.5
-    config.eval.every, config.eval.problems, config.eval.pool = 6, 32, 16
-    config.checkpoint.every, config.checkpoint.keep = 4, 1
+    config.eval.every, config.eval.problems, config.eval.pool = 6, 16, 8
+    config.checkpoint.every, config.checkpoint.keep = 2, 1
     config.ablation.arms = tuple(arm for arm in ARMS if arm != "gold_steps")
     return config
