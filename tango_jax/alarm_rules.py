@@ -5,8 +5,9 @@ limits stricter. Out: a `Finding`, or None, also while there are too few rows to
 after every turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -16,14 +17,14 @@ Finding = tuple[str, str, str]  # what was seen; the limit, with the config key 
 Rule = Callable[[Sequence[dict], ConfigDict, float], Finding | None]
 
 
-def values(rows: Sequence[dict], name: str) -> list[float]:
-    """The metric in the rows that have it; a value that was not finite is null there and left out."""
-    return [row[name] for row in rows if row.get(name) is not None]
+def values(rows: Iterable[dict], name: str, count: int) -> list[float]:
+    """The metric in the first `count` rows that have it; a value that was not finite is null there and left out."""
+    return list(islice((row[name] for row in rows if row.get(name) is not None), count))
 
 
 def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> float | None:
     """Mean of the last `count` values; None while there are fewer than `least`."""
-    found = values(rows, name)[-count:]
+    found = values(reversed(rows), name, count)
     return float(np.mean(found)) if len(found) >= least else None
 
 
@@ -57,7 +58,7 @@ def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
 
 
 def _reference(role: str, rows, limits, ease: float) -> Finding | None:
-    kls = values(rows, f"{role}/kl")
+    kls = values(rows, f"{role}/kl", 1)
     if not kls or kls[0] <= limits.first_kl * ease:
         return None
     return (
@@ -82,10 +83,10 @@ def _kl(role: str, rows, limits, ease: float) -> Finding | None:
 
 def _ratio_to_start(rows, name: str, limits, floor: float) -> tuple[float, float, float] | None:
     """(ratio, mean of the first values, mean of the last ones); below `floor` a mean counts as `floor`."""
-    found = values(rows, name)
-    if len(found) < limits.window:
+    last = recent_mean(rows, name, limits.window, least=limits.window)
+    if last is None:
         return None
-    first, last = float(np.mean(found[: limits.window])), float(np.mean(found[-limits.window :]))
+    first = float(np.mean(values(rows, name, limits.window)))
     return max(last, floor) / max(first, floor), first, last
 
 
@@ -137,14 +138,16 @@ def _steps(rows, limits, ease: float) -> Finding | None:
 def _one_verdict(rows, limits, ease: float) -> Finding | None:
     """The verifier's own turns and its answers in the generator's turns count alike."""
     found = []
-    for row in rows:
+    for row in reversed(rows):
+        if len(found) == limits.window:
+            break
         prefix = "verifier/" if row.get("verifier/rate_correct") is not None else "verifier/live_"
         rates = [row.get(f"{prefix}{name}") for name in ("rate_correct", "rate_invalid", "outcome_balanced_accuracy")]
         if None not in rates:
             found.append(rates)
     if len(found) < limits.window:
         return None
-    correct, invalid, accuracy = np.mean(found[-limits.window :], axis=0)
+    correct, invalid, accuracy = np.mean(found, axis=0)
     rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
     verdict = max(rates, key=rates.get)
     # Where nearly all solutions are of one kind, one verdict is right, and balanced accuracy is high.
@@ -165,7 +168,7 @@ def _one_verdict(rows, limits, ease: float) -> Finding | None:
 
 
 def _grader(rows, limits, ease: float) -> Finding | None:
-    recent = [row for row in rows if row.get("grader/errors") is not None][-limits.window :]
+    recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
     errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
     graded = sum(round(row["generator/tokens_sampled"] / row["generator/length_mean"]) for row in recent)
     if not recent or (errors + timeouts) / graded <= limits.grader_failures * ease:
@@ -190,12 +193,12 @@ def _standing_still(role: str, reward: str, rows, limits, ease: float) -> Findin
             "a reward near 0 means that the task is too hard, or that parser or grader reject everything; one near 1 "
             f"that it is too easy; else raise {role}.temperature or rl.samples_per_prompt",
         )
-    kls = values(rows, f"{role}/kl")
+    kls = values(reversed(rows), f"{role}/kl", 2 * limits.window)
+    largest = max(map(abs, kls[: limits.window]), default=0.0)
     # The first values are those of a policy that had no time to move.
-    recent = kls[limits.window :][-limits.window :]
-    if len(recent) == limits.window and max(map(abs, recent)) < limits.still_kl / ease:
+    if len(kls) == 2 * limits.window and largest < limits.still_kl / ease:
         return (
-            f"after {len(kls)} turns the KL of the {role} to its reference is at most {max(map(abs, recent)):.2g}: its "
+            f"the KL of the {role} to its reference was at most {largest:.2g} in its last {limits.window} turns: its "
             "weights hardly move",
             f"alarms.still_kl={limits.still_kl}",
             f"raise {role}.optimizer.lr, and keep {role}.model.param_dtype=float32: bfloat16 loses small updates",

@@ -57,7 +57,7 @@ CASES = [
           ("entropy", "entropy", since(6, 0.04, 0.5), "from 0.5 to 0.04 nats per token, 0.08", since(6, 0.051, 0.5)),
           ("entropy", "entropy", since(6, 1.6, 0.5), "from 0.5 to 1.6 nats per token, 3.2", since(6, 1.49, 0.5)),
           ("standing_still", "groups_without_signal", 0.96, "in 96.0% of the", 0.949),
-          ("standing_still", "kl", 9e-7, "after 15 turns the KL of the", since(12, 1.1e-6, 0.0)))),
+          ("standing_still", "kl", 9e-7, "was at most 9e-07 in its last 5 turns", since(12, 1.1e-6, 0.0)))),
     ("verifier/one_verdict", ONE_VERDICT, "96.0% of the verdicts are CORRECT, with a balanced accuracy of 0.50",
      ONE_VERDICT | {"verifier/rate_correct": 0.949}),
     ("verifier/one_verdict", ONE_VERDICT | {"verifier/rate_correct": 0.02}, "98.0% of the verdicts are INCORRECT",
