@@ -79,6 +79,8 @@ class RunLog:
             self._followers.append(_WeightsAndBiases(directory, config, console, stage))
         for index, row in enumerate(rows):
             self._follow(index, row)
+        if self._ringing:
+            console.log(f"alarms that go on from before: {', '.join(sorted(self._ringing))}")
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
         """Write one row everywhere; that of a turn is judged first."""
