@@ -159,9 +159,9 @@ def alarm_config() -> ConfigDict:
     a run is resumed."""
     return ConfigDict(
         {
-            "window": 5,  # values, one a turn, that are averaged; fewer ring nothing, except for gaps and the grader
+            "window": 5,  # turns that are averaged; with fewer only log-prob gaps, first KL and the grader can ring
             "margin": 0.9,  # an alarm is over when what it saw is inside the limit by this share of it
-            "verdict_rate": 0.95,  # share of one verdict, where balanced accuracy is also below the next
+            "verdict_rate": 0.95,  # share of one verdict; rings where the balanced accuracy is also below the next
             "verdict_accuracy": 0.6,
             "truncation": 0.1,  # share of responses that end at the length limit
             "logprob_gap": 0.02,  # nats between sampler and trainer, mean; float32 has 3e-7, bfloat16 about 2e-4
@@ -174,7 +174,7 @@ def alarm_config() -> ConfigDict:
             "steps_high": 1.5,
             "grader_failures": 0.01,  # share of answers with an error or a timeout
             "groups_without_signal": 0.95,  # share of groups in which all samples have the same reward
-            "still_kl": 1e-6,  # a role below this after two windows does not move
+            "still_kl": 1e-6,  # a role whose KL is below this in a window after its first does not move
         }
     )
 
