@@ -24,6 +24,8 @@ __all__ = [
 
 # A run may go on on other machines: these change no result beyond rounding.
 ANY_HARDWARE = ("distributed.", "generator.mesh.", "verifier.mesh.")
+# A run may be watched otherwise: these change no result at all.
+ANY_WATCHING = ("loggers.", "alarms.")
 
 
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
@@ -129,7 +131,7 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
     """Write the config, or, where one was written before, insist that nothing differs that a resumed run depends on.
 
-    Keys that start with one of `may_change`, and those of ANY_HARDWARE, are free to differ.
+    Keys that start with one of `may_change`, of ANY_HARDWARE or of ANY_WATCHING, are free to differ.
 
     The first process does; all of them must call it.
 
@@ -158,7 +160,7 @@ def check_same_settings(config: ConfigDict, path: Path, may_change: tuple[str, .
     changed = [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old | new)
-        if old.get(key) != new.get(key) and not key.startswith((*may_change, *ANY_HARDWARE))
+        if old.get(key) != new.get(key) and not key.startswith((*may_change, *ANY_HARDWARE, *ANY_WATCHING))
     ]
     if changed:
         raise ValueError(

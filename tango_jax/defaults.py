@@ -156,6 +156,31 @@ def task_config() -> ConfigDict:
     )
 
 
+def alarm_config() -> ConfigDict:
+    """When a run warns (alarms.py, whose messages name these keys); it never stops for an alarm. These may change when
+    a run is resumed."""
+    return ConfigDict(
+        {
+            "window": 5,  # turns that are averaged; with fewer only log-prob gaps, first KL and the grader can ring
+            "margin": 0.9,  # an alarm is over when what it saw is inside the limit by this share of it
+            "verdict_rate": 0.95,  # share of one verdict; rings where the balanced accuracy is also below the next
+            "verdict_accuracy": 0.6,
+            "truncation": 0.1,  # share of responses that end at the length limit
+            "logprob_gap": 0.02,  # nats between sampler and trainer, mean; float32 has 3e-7, bfloat16 about 2e-4
+            "logprob_gap_share": 0.02,  # of tokens whose probabilities differ by more than 10 %
+            "first_kl": 0.01,  # nats per token at a role's first update, where it should be 0
+            "kl": 0.5,  # nats per token
+            "entropy_low": 0.1,  # of the mean over the first `window` turns of the role
+            "entropy_high": 3.0,
+            "steps_low": 0.5,  # of the mean over the first `window` turns
+            "steps_high": 1.5,
+            "grader_failures": 0.01,  # share of answers with an error or a timeout
+            "groups_without_signal": 0.95,  # share of groups in which all samples have the same reward
+            "still_kl": 1e-6,  # a role whose KL is below this in a window after its first does not move
+        }
+    )
+
+
 def default_config() -> ConfigDict:
     config = ConfigDict(
         {
@@ -207,6 +232,12 @@ def default_config() -> ConfigDict:
                 "enabled": False,  # True: ask SLURM, Cloud TPU, GKE or OpenMPI; the JAX_* variables need no switch
                 "heartbeat_s": 60,  # a process that is silent for so long ends the job
                 "connect_s": 300,  # how long to wait for the others at the start
+            },
+            "alarms": alarm_config(),
+            # Beside metrics.jsonl, with the same names; each needs a package of its own. These may change, too.
+            "loggers": {
+                "tensorboard": False,  # event files in <workdir>/tensorboard
+                "wandb": "",  # Weights & Biases: the project; empty: off. Its own WANDB_* variables say the rest
             },
             "compile_cache": "~/.cache/tango_jax/xla",  # compiled programs are reused across runs; empty: off
             "transcripts": 6,  # annotated examples in transcripts.md

@@ -33,10 +33,13 @@ class MetricsWriter:
         self._file.seek(0, os.SEEK_END)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
-        """Write one line; 0-d arrays become numbers, and NaN and infinity, which JSON lacks, become null."""
+        """Write one line, see `make_row`."""
+        self.append(make_row(step, phase, metrics))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write a row of `make_row`; it is with the operating system when this returns."""
         if self._file is None:
             return
-        row = {"step": int(step), "phase": phase} | {name: _scalar(name, value) for name, value in metrics.items()}
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
 
@@ -57,6 +60,11 @@ class MetricsWriter:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def make_row(step: int, phase: str, metrics: dict[str, Any]) -> dict[str, Any]:
+    """One flat object: 0-d arrays become numbers, and NaN and infinity, which JSON lacks, become null."""
+    return {"step": int(step), "phase": phase} | {name: _scalar(name, value) for name, value in metrics.items()}
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:

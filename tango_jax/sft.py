@@ -23,7 +23,7 @@ from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.data.task import SftExample, Task
-from tango_jax.metrics import MetricsWriter
+from tango_jax.loggers import RunLog
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Batch
@@ -89,7 +89,7 @@ def run_stage_one(
         elif sft.steps:
             start = params["generator"] if sft.start == "generator" else None
             title = f"Stage 1.{number}: SFT of the {role}"
-            params[role] = run_sft(policy, task, config.seed, workdir, console, title, preemption, start)
+            params[role] = run_sft(policy, task, config, workdir, console, title, preemption, start)
         elif policy.load_params:
             params[role] = policy.load_params()
         else:
@@ -98,7 +98,8 @@ def run_stage_one(
 
 
 def run_sft(
-    policy: Policy, task: Task, seed: int, workdir: Path, console: Console, title: str, preemption, start_params=None
+    policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str, preemption,
+    start_params=None,
 ):
     """Train until `sft.steps`, resuming where an earlier attempt stopped. Returns the finished parameters.
 
@@ -109,7 +110,7 @@ def run_sft(
         Preempted: the state is saved.
     """
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
-    jitted, key_data = make_sft(policy), rng.step_key(seed, "init", policy.role)
+    jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
     checkpointer = Checkpointer(directory / "checkpoints")
     restored = checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
     done, offset, loss, seconds = 0, 0, float("inf"), 0.0
@@ -123,7 +124,7 @@ def run_sft(
     if done < sft.steps:
         heldout = sft_batch(policy, task, "heldout", 0, sft.eval_examples)
         with (
-            MetricsWriter(directory / "metrics.jsonl", resume_at=offset, enabled=hosts.is_first()) as writer,
+            RunLog(directory, config, console, resume_at=offset, stage=f"sft {policy.role}") as writer,
             console.stage(title, total=sft.steps, done=done) as progress,
         ):
             start, pending = time.monotonic() - seconds, None

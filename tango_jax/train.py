@@ -24,7 +24,8 @@ from tango_jax.cycle import Counters, Loop, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
-from tango_jax.metrics import CompileCounter, MetricsWriter, PhaseTimer, read_metrics
+from tango_jax.loggers import RunLog
+from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
 from tango_jax.records import Rollout
 from tango_jax.report import write_results
 from tango_jax.rl.policy import Policy
@@ -115,7 +116,7 @@ def train(
 
     pool = fixed_pool(task, config.eval.pool)
     with (
-        MetricsWriter(workdir / "metrics.jsonl", resume_at=position, enabled=hosts.is_first()) as writer,
+        RunLog(workdir, config, console, resume_at=position) as writer,
         console.stage(f"Stage 2: reinforcement learning ({config.arm})", schedule.num_turns, counters.turn) as progress,
     ):
         record = Record(writer, checkpointer, fingerprints, started)
@@ -137,7 +138,7 @@ def train(
 class Record(NamedTuple):
     """What of a run is kept while it goes on."""
 
-    writer: MetricsWriter
+    writer: RunLog
     checkpointer: Checkpointer
     fingerprints: dict[str, str]  # of the parameters that the run started from
     started: float  # time.monotonic(), less the seconds of earlier attempts
@@ -234,7 +235,7 @@ def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> boo
     return generator_steps_after(schedule, index) // config.eval.every > before // config.eval.every
 
 
-def write_evaluation(loop: Loop, states, pool, writer: MetricsWriter, step: int, generator_step: int) -> None:
+def write_evaluation(loop: Loop, states, pool, writer: RunLog, step: int, generator_step: int) -> None:
     with loop.timer("evaluate"):
         metrics, *_ = evaluate(loop, states, pool)
     writer.write(step, "eval", {"generator_step": generator_step} | metrics | loop.timer.pop())

@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 from tango_jax.checks import at_least, one_of, require, within
 from tango_jax.config import ARMS
 from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.loggers import check_installed
 from tango_jax.models.transformer import REMAT_MODES
 from tango_jax.prompts.templates import load_template
 from tango_jax.rl.advantages import ALGORITHMS
@@ -30,6 +31,7 @@ def check(config: ConfigDict) -> None:
     for name in ("every", "keep"):
         at_least(f"checkpoint.{name}", config.checkpoint[name], 1)
     at_least("transcripts", config.transcripts, 0)
+    _check_watching(config.alarms, config.loggers)
     for name in ("arms", "seeds"):
         require(len(config.ablation[name]) > 0, f"ablation.{name} is empty: name at least one")
     for arm in config.ablation.arms:
@@ -41,6 +43,23 @@ def check(config: ConfigDict) -> None:
         require(all(config.generator[name] == config.verifier[name] for name in same),
                 "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
     check_task(config)
+
+
+def _check_watching(limits: ConfigDict, loggers: ConfigDict) -> None:
+    at_least("alarms.window", limits.window, 1)
+    require(0 < limits.margin <= 1, f"alarms.margin={limits.margin} must be above 0 and at most 1")
+    for name in ("verdict_rate", "verdict_accuracy", "truncation", "logprob_gap_share", "grader_failures",
+                 "groups_without_signal"):
+        within(f"alarms.{name}", limits[name], 0.0, 1.0)
+    for name in ("logprob_gap", "first_kl", "kl", "still_kl"):
+        at_least(f"alarms.{name}", limits[name], 0.0)
+    for name in ("entropy", "steps"):
+        low, high = limits[f"{name}_low"], limits[f"{name}_high"]
+        require(0 <= low < 1 < high, f"alarms.{name}_low={low} and alarms.{name}_high={high} must lie below and above "
+                "1, where a role begins")
+    letters = sorted(set("/\\#?%:") & set(loggers.wandb))
+    require(not letters, f"loggers.wandb={loggers.wandb!r} is no project name: W&B allows no {' '.join(letters)} in it")
+    check_installed(loggers)
 
 
 def _check_generate(generate: ConfigDict, teacher: ConfigDict) -> None:

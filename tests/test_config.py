@@ -225,6 +225,12 @@ MISTAKES = [
     ("verifier.use_chat=True", r"verifier\.use_chat=True needs a verifier\.checkpoint"),
     ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
+    ("alarms.window=0", r"alarms\.window=0 must be at least 1"),
+    ("alarms.margin=0.0", r"alarms\.margin=0\.0 must be above 0 and at most 1"),
+    ("alarms.truncation=10.0", r"alarms\.truncation=10\.0 must lie between 0\.0 and 1\.0"),
+    ("alarms.kl=-1.0", r"alarms\.kl=-1\.0 must be at least 0\.0"),
+    ("alarms.steps_high=0.9", r"alarms\.steps_low=0\.5 and alarms\.steps_high=0\.9 must lie below and above 1"),
+    ("loggers.wandb=me/tango", r"loggers\.wandb='me/tango' is no project name: W&B allows no / in it"),
     ("task.name=math", r"generator\.checkpoint is empty, and task\.name=math has no tokenizer: name a folder"),
     (f"{MATH} generator.sft.steps=1 task.stage_one=", r"generator\.sft\.steps=1 needs text to imitate: set task"),
     (f"{MATH} arm=gold_steps", r"arm=gold_steps needs a task with step labels; task\.name=math has none"),
@@ -357,6 +363,13 @@ def test_seeds_may_be_added_to_an_experiment(small, tmp_path):
         save_config(load_config(small, ["ablation.seeds=(2,)"]), path)
     with pytest.raises(ValueError, match="seed: 0 -> 1"):
         save_config(load_config(f"{small}:1"), path, may_change=("ablation.",))
+
+
+def test_a_run_may_go_on_with_other_loggers_and_alarms(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small), path)
+    save_config(load_config(small, ["loggers.wandb=tango", "alarms.kl=1.0"]), path)
+    assert json.loads(path.read_text())["alarms.kl"] == 1.0
 
 
 def test_a_setting_that_one_version_lacks_is_a_difference(small, tmp_path):
