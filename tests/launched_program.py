@@ -47,33 +47,32 @@ def write_start(folder: Path, start: int) -> None:
     path.with_suffix(".tmp").rename(path)
 
 
-def wait_for_signal(signals: list) -> int:
+def wait_for_signal(preemption: hosts.Preemption) -> int:
     """Like the turns of a run: all agree on whether one of them was asked to end."""
     try:
-        while not hosts.agree_max(len(signals)):
+        while not preemption.is_due():
             time.sleep(0.05)
     except jax.errors.JaxRuntimeError as error:
         print(f"lost another process: {str(error)[:200]}", flush=True)
-        return 76
-    return 75
+        return hosts.PEER_LOST
+    return hosts.PREEMPTED
 
 
 def main(folder: Path) -> int:
     config = default_config()
     config.distributed.heartbeat_s = 10
     hosts.connect(config.distributed)
-    signals = []
-    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    preemption = hosts.Preemption()
     process = jax.process_index()
     start = len(list(folder.glob(f"start_{process}_*.json")))
     write_start(folder, start)
-    hosts.agree_max(0)  # connects the processes: from here on the loss of one is an error to the others at once
+    hosts.warm_up()  # connects the processes: from here on the loss of one is an error to the others at once
     print(f"process {process} of {jax.process_count()} is up, start {start}", flush=True)
     todo = folder / f"do_{process}_{start}"
     words = todo.read_text().split() if todo.exists() else ["exit", "0"]
     if words[0] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    return wait_for_signal(signals) if words[0] == "wait" else int(words[1])
+    return wait_for_signal(preemption) if words[0] == "wait" else int(words[1])
 
 
 if __name__ == "__main__":
