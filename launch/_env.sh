@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# Sourced by launch/test.sh and launch/quickstart.sh. Afterwards the working directory is the repository root and
-# `python` is that of .venv, which holds what requirements.txt names. Nothing is done twice.
-# PYTHON=/path/to/python3.12 picks the interpreter that .venv is made with.
+# Sourced by the other scripts. Afterwards the working directory is the repository root and `python` is that of .venv,
+# which holds what requirements.txt names, and jax's own packages for TANGO_PLATFORM (cpu, gpu or tpu). Nothing is done
+# twice. Two variables change that:
+#   PYTHON=/path/to/python3.12         the interpreter that .venv is made with
+#   TANGO_PYTHON=/path/to/bin/python   an environment that has the requirements already (a container image, conda, a
+#                                      cluster's module): it is used as it is, and no .venv is made
+
+platform=${TANGO_PLATFORM:-cpu}
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -53,17 +58,43 @@ make_venv() {
 }
 
 install_requirements() {
-    # The stamp is a copy of the file that was installed, written last: a broken installation is repaired by the next run.
-    local stamp=$venv/installed_requirements.txt
-    cmp -s "$root/requirements.txt" "$stamp" && return
-    say "installing requirements.txt into .venv (1 to 5 minutes; only when that file has changed)"
-    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$root/requirements.txt" ||
+    # The stamp says what was installed and is written last: a broken installation is repaired by the next run.
+    local stamp=$venv/installed_requirements.txt accelerator=() wanted
+    case $platform in
+        gpu) accelerator=("jax[cuda12]") ;;
+        tpu) accelerator=("jax[tpu]") ;;
+    esac
+    wanted=$(cat "$root/requirements.txt" && echo "${accelerator[@]}")
+    # The prefix: what was installed for a GPU does for a CPU too.
+    [[ -f $stamp && "$(<"$stamp")" == "$wanted"* ]] && return
+    say "installing requirements.txt ${accelerator[*]} into .venv (1 to 5 minutes; only when that file has changed)"
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$root/requirements.txt" "${accelerator[@]}" ||
         fail "pip could not install requirements.txt; the reason is above." \
             "Check the network and the disk space (1.5 GB), then run this script again."
-    cp "$root/requirements.txt" "$stamp"
+    printf '%s\n' "$wanted" >"$stamp"
 }
 
-make_venv
-install_requirements
-export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
+use_ready_environment() {
+    # Found, not imported: that would take seconds.
+    local bin has_requirements='import importlib.util as u; assert all(map(u.find_spec, ("jax", "flax", "orbax")))'
+    if ! usable "$TANGO_PYTHON" os || ! "$TANGO_PYTHON" -c "$has_requirements" 2>/dev/null; then
+        fail "TANGO_PYTHON=$TANGO_PYTHON is $(version_of "$TANGO_PYTHON"), or lacks jax, flax or orbax." \
+            "Install requirements.txt there (Python 3.11 to 3.13), or unset TANGO_PYTHON to have .venv made."
+    fi
+    bin=$(cd -- "$(dirname -- "$(command -v -- "$TANGO_PYTHON")")" && pwd)
+    [[ -x $bin/python ]] || fail "TANGO_PYTHON=$TANGO_PYTHON has no \`python\` beside it, which the scripts call."
+    export PATH=$bin:$PATH
+}
+
+case $platform in
+    cpu | gpu | tpu) ;;
+    *) fail "TANGO_PLATFORM=$platform is none of cpu, gpu, tpu." ;;
+esac
+if [[ -n "${TANGO_PYTHON:-}" ]]; then
+    use_ready_environment
+else
+    make_venv
+    install_requirements
+    export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
+fi
 cd -- "$root" || fail "cannot enter $root."
