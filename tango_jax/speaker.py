@@ -111,11 +111,16 @@ def write_many(
 
 
 def _buckets(max_prompt: int, max_new: int, rows: int) -> SamplerConfig:
-    """Doubling sizes: a short question does not pay for a long one's padding, nor few rows for many."""
+    """Doubling sizes: a short question does not pay for a long one's padding, nor a short answer for a long cache.
+
+    Each size is compiled once, which takes longer for a large model than it saves for a few rows: with many rows there
+    are fewer sizes.
+    """
+    start = 64 if rows == 1 else 256
     return SamplerConfig(
-        prompt_buckets=_doubling(64, max_prompt),
-        cache_buckets=_doubling(128, max_new),
-        row_buckets=_doubling(max(1, rows // 8), rows),
+        prompt_buckets=_doubling(start, max_prompt),
+        cache_buckets=_doubling(2 * start, max_new),
+        row_buckets=(rows // 4, rows) if rows >= 4 else (rows,),
     )
 
 
