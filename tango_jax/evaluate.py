@@ -15,13 +15,13 @@ of k and weighted votes are compared with the majority and with an oracle. The f
 samples.png and rows/SET.jsonl. Interrupted, the same command goes on with the shard that was in hand.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 
-from tango_jax import hosts, rng
-from tango_jax.console import Console
+from tango_jax import hosts, rng, runtime
 from tango_jax.cycle import solve, verify
-from tango_jax.evaluation.command import configure, evaluate_checkpoint
+from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.grading import grade
 from tango_jax.prompts.read import make_solution
@@ -66,16 +66,20 @@ def evaluate(loop, states, pool: list[Solution]) -> tuple[dict, list[Solution], 
     fixed = evaluate_verifier(loop, states, pool, key_data, "pool")[0] if pool else {}
     return metrics | fixed | live, solutions, verifications
 
+
 def main(argv: Sequence[str] | None = None) -> None:
-    settings = None
     try:
         settings = parse_settings(__doc__, argv)
-        configure(settings)
-        evaluate_checkpoint(settings, Console(enabled=hosts.is_first()))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on{f' in {settings.out}' if settings else ''}")
+    signal.signal(signal.SIGTERM, _stop)
+    with runtime.session(process_config(settings), settings.out) as console:
+        evaluate_checkpoint(settings, console)
+
+
+def _stop(signum, frame) -> None:
+    """The shard in hand is lost, as with any end; the exit code tells a launcher to start again."""
+    raise hosts.Preempted
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from tango_jax.config import default_config
+from tango_jax.models.hf_layout import abstract_params
 from tango_jax.prompts.templates import load_template
 from tango_jax.records import Rollout
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
+from tango_jax.sharding import Placement, check_model, make_placement, state_shardings
 from tango_jax.source import NUMERICS, Source, kind_of
 from tango_jax.workdir import open_checkpoint, read_config
 
@@ -33,6 +36,7 @@ class SpeakerSettings:
     rows: int = 1  # decoded at once
     default_tokens: int = 2048  # of a prompt, and of a response
     max_new_flag: str = "max_new"  # what the command line calls it, for the error message
+    decode_tensor: int = 1  # devices of a process that share a copy of the weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +50,15 @@ class Speaker:
     max_prompt: int
     min_steps: int
     rows: int = 1
+    placement: Placement | None = None  # None: the default device alone
 
 
 def open_speaker(role: str, name: str, settings: SpeakerSettings) -> Speaker:
     """Open a checkpoint as `role` ("generator" or "verifier"); no weights are read yet.
 
     Raises:
-        ValueError: nothing of that name, a checkpoint that cannot be run, or a response longer than its positions.
+        ValueError: nothing of that name, a checkpoint that cannot be run, a response longer than its positions, or
+            devices that the model cannot be split over.
     """
     numerics, min_steps = {"remat": "none"}, MIN_STEPS
     if kind_of(name) == "workdir":
@@ -69,14 +75,30 @@ def open_speaker(role: str, name: str, settings: SpeakerSettings) -> Speaker:
         raise ValueError(f"--{settings.max_new_flag}={max_new} leaves no room for a prompt in the {positions} "
                          f"positions of {name}: lower it")
     max_prompt = min(settings.max_prompt or own.max_prompt, positions - max_new)
-    sampler = make_sampler(source.model_config, _buckets(max_prompt, max_new, settings.rows), source.tokenizer.stop_ids)
+    placement = _placement(source, settings)
+    buckets = _buckets(max_prompt, max_new, settings.rows)
+    sampler = make_sampler(source.model_config, buckets, source.tokenizer.stop_ids, placement)
     template = load_template(role, settings.template or own.template)
-    return Speaker(source, sampler, None, template, max_prompt, min_steps, settings.rows)
+    return Speaker(source, sampler, None, template, max_prompt, min_steps, settings.rows, placement)
+
+
+def _placement(source: Source, settings: SpeakerSettings) -> Placement | None:
+    """All devices of the job share the reading, and those of a process its rows; one row alone needs one device."""
+    if jax.device_count() == 1 or settings.rows == 1:
+        return None
+    mesh = default_config().generator.mesh.copy_and_resolve_references()
+    mesh.decode_tensor = settings.decode_tensor
+    placement = make_placement(mesh)
+    check_model(source.model_config, mesh, placement)
+    return placement
 
 
 def with_weights(speaker: Speaker) -> Speaker:
-    """The same speaker, its weights read and laid out for sampling."""
-    return dataclasses.replace(speaker, weights=speaker.sampler.layout(speaker.source.load_params()))
+    """The same speaker, its weights read and laid out for sampling. All processes of a job must call it."""
+    shardings = None
+    if speaker.placement is not None:
+        shardings = state_shardings(speaker.placement, abstract_params(speaker.source.model_config))
+    return dataclasses.replace(speaker, weights=speaker.sampler.layout(speaker.source.load_params(shardings)))
 
 
 def write_many(

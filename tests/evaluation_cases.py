@@ -12,7 +12,6 @@ from tango_jax.evaluation import command
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
-from tango_jax.sampling.sampler import Sampler
 from tango_jax.speaker import Speaker
 
 ROWS = Path(__file__).parent / "fixtures/rows"
@@ -49,7 +48,7 @@ def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None
         ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
         return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
 
-    source, sampler = SimpleNamespace(tokenizer=tokenizer), Sampler(None, sample, None)
+    source, sampler = SimpleNamespace(tokenizer=tokenizer), SimpleNamespace(sample=sample)
     return Speaker(source, sampler, None, template, max_prompt, 3, rows)
 
 

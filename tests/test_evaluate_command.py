@@ -172,7 +172,7 @@ def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch)
         prompts.extend(tokenizer.decode(prompt) for prompt in given)
         return original(weights, given, *arguments, **named)
 
-    verifier = verifier.__class__(**{**vars(verifier), "sampler": verifier.sampler._replace(sample=sample)})
+    verifier.sampler.sample = sample
     for subset in ("gsm8k", "math", "olympiadbench", "omnimath"):
         shutil.copy(ROWS / "processbench.jsonl", tmp_path / f"{subset}.json")
     settings = settings_of(tmp_path / "out", checkpoint="a/b", sets=f"processbench:{tmp_path}")
@@ -381,7 +381,7 @@ def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer,
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}"], "is a file; name a folder"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("tango_jax.evaluate.configure", lambda settings: None)
+    monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
     out = [] if any(flag.startswith("--out") for flag in flags) else [f"--out={tmp_path / 'out'}"]
     with pytest.raises(SystemExit) as error:
         main([*flags, *out])

@@ -17,6 +17,7 @@ from tiny_checkpoints import save_run, write_tiny_folder
 
 from tango_jax.config import load_config
 from tango_jax.evaluate import main
+from tango_jax.hosts import PREEMPTED
 
 SHORT = ["--template=last_letter", "--verifier_template=last_letter", "--max_new=8", "--verifier_max_new=8",
          "--max_prompt=250", "--verifier_max_prompt=250", "--samples=2", "--rows=2"]  # fmt: skip
@@ -79,13 +80,20 @@ def test_every_set_goes_through_the_sampler(whole):
 
 
 def test_a_kill_changes_nothing(whole, environment, tmp_path):
+    """Killed while it solves, told to stop while it judges."""
     flags, wanted = whole
-    process = start(environment, *flags, f"--out={tmp_path}")
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("parts/*/solved-00001.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert finish(process).code == -signal.SIGKILL and not (tmp_path / "tables.md").exists()
+    for number, awaited, code in (
+        (signal.SIGKILL, "parts/*/solved-00001.jsonl", -signal.SIGKILL),
+        (signal.SIGTERM, "parts/*/judged-00001.jsonl", PREEMPTED),
+    ):
+        process = start(environment, *flags, f"--out={tmp_path}")
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob(awaited)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(number)
+        done = finish(process)
+        assert done.code == code, done.stderr
+        assert not (tmp_path / "tables.md").exists()
     before = {name: content for name, content in files_of(tmp_path).items() if name.endswith(".jsonl")}
     done = finish(start(environment, *flags, f"--out={tmp_path}"))
     assert done.code == 0, done.stderr
@@ -115,7 +123,7 @@ def test_a_workdir_brings_its_settings_and_judges_itself(folder, tmp_path, monke
         role.checkpoint, role.max_prompt, role.max_response = str(folder), 128, 8
     config.task.test_words = (2, 3)
     save_run(tmp_path / "run", config)
-    monkeypatch.setattr("tango_jax.evaluate.configure", lambda settings: None)
+    monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
     main([f"--checkpoint={tmp_path / 'run'}", "--sets=last_letter,last_letter_steps", "--problems=2", "--rows=2",
           f"--out={tmp_path / 'out'}"])  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "out/rows/last_letter.jsonl").read_text().splitlines()]

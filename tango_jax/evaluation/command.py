@@ -8,6 +8,8 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from ml_collections import ConfigDict
+
 from tango_jax import hosts, runtime
 from tango_jax.config import default_config
 from tango_jax.console import Console
@@ -45,15 +47,13 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         count = len(one.problems) if isinstance(one, SolveSet) else len(one.claims)
         what = "problems to solve" if isinstance(one, SolveSet) else "solutions to judge"
         console.log(f"{one.name}: {count} {what}, from {one.source}")
-    settings.out.mkdir(parents=True, exist_ok=True)
-    keep_settings(settings, hosts.is_first())
+    keep_settings(settings)
 
     solve_shards, solved = solve_all(sets, opened, settings, console)
     judge_shards, judged = judge_all(sets, solve_shards, solved, opened, settings, console)
     results = []
-    for one in sets:  # every process in the same order: `gather` waits for all of them
-        rows = _gathered(one, solve_shards, solved)
-        verifications = _gathered(one, judge_shards, judged)
+    for one in sets:
+        rows, verifications = _rows_of(one, solve_shards, solved), _rows_of(one, judge_shards, judged)
         is_solved = isinstance(one, SolveSet)
         results.append(solve_result(one, rows, verifications) if is_solved else judge_result(one, verifications))
         if hosts.is_first():
@@ -66,16 +66,15 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
 def solve_all(
     sets: Sequence, opened: dict[str, Speaker], settings: Settings, console: Console
 ) -> tuple[list[Shard], list[list[SolvedRow]]]:
-    """This process's share of the problems, solved."""
+    """Every problem, solved."""
     shards = [
         Shard(one, items, settings.out, "solved", index)
         for one in sets if isinstance(one, SolveSet)
         for index, items in enumerate(one.shards(settings.shard))
     ]  # fmt: skip
-    own = list(hosts.own_part(shards))
     rows = finish(
         "Solving",
-        own,
+        shards,
         read_fn=lambda shard: read_solved(shard, samples_of(settings)),
         open_fn=lambda: with_weights(opened["generator"]),
         work_fn=lambda speaker, shard: solve_shard(speaker, shard, settings),
@@ -86,7 +85,7 @@ def solve_all(
         },
         console=console,
     )
-    return own, rows
+    return shards, rows
 
 
 def judge_all(
@@ -97,13 +96,12 @@ def judge_all(
     settings: Settings,
     console: Console,
 ) -> tuple[list[Shard], list[list[JudgedRow]]]:
-    """This process's share of the given solutions, and, where a verifier is named, its own solutions, judged."""
-    given = [
+    """The given solutions and, where a verifier is named, those of the generator, judged."""
+    shards = [
         Shard(one, claims, settings.out, "judged", index)
         for one in sets if isinstance(one, JudgeSet)
         for index, claims in enumerate(one.shards(settings.shard))
     ]  # fmt: skip
-    shards = list(hosts.own_part(given))
     if settings.verifier is not None:
         shards += [
             Shard(shard.set, claims_of(shard.set, rows), settings.out, "judged", shard.index)
@@ -125,10 +123,9 @@ def judge_all(
     return shards, rows
 
 
-def _gathered(one, shards: Sequence[Shard], rows: Sequence[list]) -> list:
-    """The rows of one set from all processes, in order."""
-    own = [row for shard, part in zip(shards, rows, strict=True) if shard.set is one for row in part]
-    return sorted(hosts.gather(own), key=lambda row: (row.number, row.sample, getattr(row, "vote", 0)))
+def _rows_of(one, shards: Sequence[Shard], rows: Sequence[list]) -> list:
+    """The rows of one set, in order."""
+    return [row for shard, part in zip(shards, rows, strict=True) if shard.set is one for row in part]
 
 
 def write_rows(settings: Settings, one, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> None:
@@ -172,13 +169,9 @@ def _summary_row(result: SetResult) -> list[str]:
     return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
 
 
-def configure(settings: Settings) -> None:
-    """Join the other processes, and set allocator and compile cache; before the first array is made.
-
-    Raises:
-        ValueError: what the environment says of other processes is incomplete.
-    """
+def process_config(settings: Settings) -> ConfigDict:
+    """The settings of the process, as `runtime.session` wants them."""
     config = default_config().copy_and_resolve_references()
     config.distributed.enabled = settings.distributed
-    config.generator.checkpoint = settings.judge or ""
-    runtime.configure(config)
+    config.generator.checkpoint = settings.judge
+    return config

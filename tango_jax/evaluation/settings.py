@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax import hosts
 from tango_jax.checks import at_least, require, within
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.manifest import complete_steps
@@ -17,7 +18,7 @@ from tango_jax.source import kind_of
 from tango_jax.speaker import SpeakerSettings
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
-FREE = ("out", "rows", "distributed")  # may change when an evaluation goes on
+FREE = ("out", "rows", "distributed", "decode_tensor")  # may change when an evaluation goes on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Settings:
     seed: int
     shard: int
     rows: int
+    decode_tensor: int
     distributed: bool
 
     @property
@@ -54,12 +56,16 @@ class Settings:
         return self.verifier or self.checkpoint
 
     def speaker(self, role: str) -> SpeakerSettings:
-        if role == "generator":
-            return SpeakerSettings(self.template, self.max_prompt, self.max_new, self.use_chat, self.dtype, self.rows)
-        return SpeakerSettings(
-            self.verifier_template, self.verifier_max_prompt, self.verifier_max_new, self.use_chat, self.dtype,
-            self.rows, VERIFIER_TOKENS, "verifier_max_new",
-        )  # fmt: skip
+        own = {
+            "generator": SpeakerSettings(self.template, self.max_prompt, self.max_new),
+            "verifier": SpeakerSettings(
+                self.verifier_template, self.verifier_max_prompt, self.verifier_max_new,
+                default_tokens=VERIFIER_TOKENS, max_new_flag="verifier_max_new",
+            ),
+        }[role]  # fmt: skip
+        return dataclasses.replace(
+            own, use_chat=self.use_chat, dtype=self.dtype, rows=self.rows, decode_tensor=self.decode_tensor
+        )
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
@@ -93,30 +99,42 @@ def check(settings: Settings) -> None:
     require(0 < settings.top_p <= 1, f"--top_p={settings.top_p} must lie in (0, 1]")
     for name in ("problems", "max_prompt", "max_new", "verifier_max_prompt", "verifier_max_new", "seed"):
         at_least(f"--{name}", getattr(settings, name), 0)
-    for name in ("shard", "rows"):
+    for name in ("shard", "rows", "decode_tensor"):
         at_least(f"--{name}", getattr(settings, name), 1)
     require(not settings.out.is_file(), f"--out={settings.out} is a file; name a folder, which may exist or not")
 
 
-def keep_settings(settings: Settings, may_write: bool) -> None:
+def keep_settings(settings: Settings) -> None:
     """Write the settings into the output folder, or insist that those of an earlier attempt are the same.
 
+    The first process does; all of them must call it.
+
     Raises:
-        ValueError: the folder holds another evaluation; names what differs.
+        ValueError: the folder holds another evaluation (names what differs), or it cannot be written.
     """
-    path, new = settings.out / "settings.json", _comparable(settings)
-    if path.exists():
+    mistake = ""
+    if hosts.is_first():
         try:
-            old = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
-        changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
-                   if old.get(name) != new.get(name)]
-        if changed:
-            raise ValueError(f"{settings.out} holds another evaluation ({'; '.join(changed[:5])}): go on with the same "
-                             "settings, or choose another --out")
-    elif may_write:
+            _write_or_compare(settings.out / "settings.json", _comparable(settings))
+        except (ValueError, OSError) as error:
+            mistake = str(error)
+    if mistake := hosts.from_first(mistake):
+        raise ValueError(mistake)
+
+
+def _write_or_compare(path: Path, new: dict) -> None:
+    if not path.exists():
         write_json_atomic(path, new)
+        return
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
+    changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
+               if old.get(name) != new.get(name)]  # fmt: skip
+    if changed:
+        raise ValueError(f"{path.parent} holds another evaluation ({'; '.join(changed[:5])}): go on with the same "
+                         "settings, or choose another --out")
 
 
 def _comparable(settings: Settings) -> dict:
@@ -155,5 +173,6 @@ def _parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shard", type=int, default=16, help="problems done at once: what an interruption costs")
     parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
+    parser.add_argument("--decode_tensor", type=int, default=1, help="devices of a process that share the weights")
     parser.add_argument("--distributed", action="store_true", help="ask SLURM, Cloud TPU or GKE who else is there")
     return parser

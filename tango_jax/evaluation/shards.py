@@ -1,7 +1,7 @@
 """Work in shards that survive an interruption: rows of solutions and judgements, their files, and what is left to do.
 
 A shard is a few problems of one set. Its file appears whole or not at all, so a kill costs the shard in hand. Several
-processes take consecutive shares of the shards; each writes its own files, into one folder if they share a disk.
+processes share the shards that are missing; each writes those that it did, and all know all rows afterwards.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tango_jax import hosts
 from tango_jax.console import Console
 from tango_jax.data.teacher_rows import write_part
 
@@ -106,17 +107,19 @@ def finish(
         work_fn: does a shard.
         shown_fn: a few numbers of a shard for the progress bar.
     """
-    found = [read_fn(shard) for shard in shards]
+    # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
+    found = hosts.from_first([read_fn(shard) for shard in shards])
     missing = [index for index, rows in enumerate(found) if rows is None]
     if not missing:
         return found
-    total = sum(len(shard.items) for shard in shards)
-    done = total - sum(len(shards[index].items) for index in missing)
-    ready = open_fn()
-    with console.stage(title, total, done) as progress:
-        for index in missing:
+    ready, own = open_fn(), hosts.own_part(missing)
+    done = sum(len(shard.items) for shard, rows in zip(shards, found, strict=True) if rows is not None)
+    with console.stage(title, done + sum(len(shards[index].items) for index in own), done) as progress:
+        for index in own:
             shard = shards[index]
             found[index] = work_fn(ready, shard)
             write_part(shard.path, found[index])
             progress.advance(len(shard.items), phase=shard.set.name, **shown_fn(found[index]))
+    for index, rows in hosts.gather([(index, found[index]) for index in own]):
+        found[index] = rows
     return found
