@@ -5,8 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from small_tokenizers import byte_level
 
 from tango_jax.console import Console
+from tango_jax.data.hf_tokenizer import make_tokenizer
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.evaluation import command
 from tango_jax.evaluation.settings import parse_settings
@@ -15,9 +17,23 @@ from tango_jax.records import Rollout
 from tango_jax.speaker import Speaker
 
 ROWS = Path(__file__).parent / "fixtures/rows"
+FILES = {  # rows of every set to solve
+    "math500": "math500.jsonl", "aime24": "aime_capitals.jsonl", "aime25": "aime.jsonl", "amc23": "amc23.jsonl",
+    "olympiadbench": "olympiadbench.jsonl", "gsm8k": "gsm8k.jsonl", "bgqa": "bgqa.jsonl", "cruxeval": "cruxeval.jsonl",
+    "strategyqa": "strategyqa.json", "tablebench": "tablebench.jsonl",
+}  # fmt: skip
 SILENT = Console(enabled=False)
 PROMPT = "{problem}\n"
 CLAIM = "{problem}\n{solution}\n{num_steps}\n"
+
+
+def small_tokenizer():
+    backend = byte_level("smollm")
+    return make_tokenizer(backend, backend.get_vocab_size(), (), (backend.token_to_id("<|im_end|>"),))
+
+
+def sets_flag(files=FILES) -> str:
+    return ",".join(f"{name}:{ROWS / file}" for name, file in files.items())
 
 
 def tagged(answer, steps=3) -> str:
@@ -83,3 +99,8 @@ def evaluate(monkeypatch, settings, generator=None, verifier=None) -> dict:
 def figures(result) -> dict:
     """(name, k) -> value."""
     return {(metric.name, metric.k): metric.estimate.value for metric in result.metrics}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 from conftest import ROOT, finish
-from test_evaluate_command import FILES, ROWS, files_of, sets_flag
+from evaluation_cases import FILES, ROWS, files_of, sets_flag
 from tiny_checkpoints import save_run, write_tiny_folder
 
 from tango_jax.config import load_config

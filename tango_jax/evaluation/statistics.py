@@ -101,9 +101,12 @@ def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.nda
 
 
 def interval(draws_R: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out."""
+    """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
+
+    NaN where all draws are the same: resampling rows that are all alike tells nothing, least of all that it is certain.
+    """
     draws_R = draws_R[np.isfinite(draws_R)]
-    if not draws_R.size:
+    if not draws_R.size or np.ptp(draws_R) == 0:
         return float("nan"), float("nan")
     low, high = np.percentile(draws_R, [2.5, 97.5])
     return float(low), float(high)
