@@ -171,7 +171,7 @@ def _parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of weights and computing")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shard", type=int, default=16, help="problems done at once: what an interruption costs")
+    parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")
     parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
     parser.add_argument("--decode_tensor", type=int, default=1, help="devices of a process that share the weights")
     parser.add_argument("--distributed", action="store_true", help="ask SLURM, Cloud TPU or GKE who else is there")
