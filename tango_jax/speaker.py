@@ -17,7 +17,7 @@ from tango_jax.models.hf_layout import abstract_params
 from tango_jax.prompts.templates import load_template
 from tango_jax.records import Rollout
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.sharding import Placement, check_model, make_placement, state_shardings
+from tango_jax.sharding import Placement, check_model, make_placement, param_shardings
 from tango_jax.source import NUMERICS, Source, kind_of
 from tango_jax.workdir import open_checkpoint, read_config
 
@@ -97,7 +97,7 @@ def with_weights(speaker: Speaker) -> Speaker:
     """The same speaker, its weights read and laid out for sampling. All processes of a job must call it."""
     shardings = None
     if speaker.placement is not None:
-        shardings = state_shardings(speaker.placement, abstract_params(speaker.source.model_config))
+        shardings = param_shardings(speaker.placement.train, abstract_params(speaker.source.model_config))
     return dataclasses.replace(speaker, weights=speaker.sampler.layout(speaker.source.load_params(shardings)))
 
 
