@@ -1,13 +1,32 @@
-"""Greedy evaluation of both roles: the generator on held-out problems, the verifier on fixed and on live solutions."""
+"""Evaluation: any checkpoint on published sets from the command line, and both roles, greedy, during training.
 
-import numpy as np
+    python -m tango_jax.evaluate --checkpoint=MODEL --sets=math500,gsm8k --samples=8 --verifier=MODEL --out=runs/eval
+    python -m tango_jax.evaluate --verifier=runs/mine --sets=processbench --out=runs/processbench
+    python -m tango_jax.evaluate --checkpoint=MODEL.gguf --sets=gsm8k:test.jsonl --problems=100 --out=runs/gsm8k
 
-from tango_jax import rng
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates and
+lengths. Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together: math), bgqa, cruxeval, strategyqa,
+tablebench (together: out_of_domain), gsm8k, last_letter. Sets to judge: processbench (or processbench_gsm8k, _math,
+_olympiadbench, _omnimath), last_letter_steps. NAME:SOURCE takes the rows from a JSONL, JSON or parquet file or a hub
+id; a group takes a folder with a file for each of its sets.
+
+Every problem is solved greedily once, and --samples times sampled. With --verifier every solution is judged, and best
+of k and weighted votes are compared with the majority and with an oracle. The folder then holds tables.md, tables.csv,
+samples.png and rows/SET.jsonl. Interrupted, the same command goes on with the shard that was in hand.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from tango_jax import hosts, rng, runtime
 from tango_jax.cycle import solve, verify
+from tango_jax.evaluation.command import evaluate_checkpoint, process_config
+from tango_jax.evaluation.settings import parse_settings
 from tango_jax.grading import grade
 from tango_jax.prompts.read import make_solution
 from tango_jax.records import Solution, Verification
-from tango_jax.scores import verifier_scores
+from tango_jax.scores import generator_scores, verifier_scores
 
 
 def fixed_pool(task, size: int) -> list[Solution]:
@@ -26,17 +45,9 @@ def evaluate_generator(loop, states, key_data) -> tuple[dict, list[Solution]]:
     asked, there_are = loop.config.eval.problems, loop.task.num_test
     problems = [loop.task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
     solutions, rollout, _ = solve(loop, states, problems, 1, key_data, is_greedy=True)
-    metrics = {
-        "generator/accuracy": np.mean([solution.is_correct for solution in solutions]),
-        "generator/format": np.mean([solution.format_score for solution in solutions]),
-        "generator/eval_truncation_rate": rollout.is_truncated_B.mean(),
-    }
-    if all(solution.gold_steps is not None for solution in solutions):
-        labels = [label for solution in solutions for label in solution.gold_steps]
-        metrics["generator/step_accuracy"] = np.mean(labels) if labels else 0.0
-    for size in sorted({solution.problem.size for solution in solutions}):
-        chosen = [solution.is_correct for solution in solutions if solution.problem.size == size]
-        metrics[f"generator/accuracy_by_size/{size}"] = np.mean(chosen)
+    scores = generator_scores(solutions, rollout.is_truncated_B)
+    names = {"truncation_rate": "eval_truncation_rate"}  # turns have a truncation_rate of their own
+    metrics = {f"generator/{names.get(name, name)}": value for name, value in scores.items()}
     return metrics, solutions
 
 
@@ -54,3 +65,22 @@ def evaluate(loop, states, pool: list[Solution]) -> tuple[dict, list[Solution], 
     live, verifications = evaluate_verifier(loop, states, solutions, key_data, "live")
     fixed = evaluate_verifier(loop, states, pool, key_data, "pool")[0] if pool else {}
     return metrics | fixed | live, solutions, verifications
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        settings = parse_settings(__doc__, argv)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    signal.signal(signal.SIGTERM, _stop)
+    with runtime.session(process_config(settings), settings.out) as console:
+        evaluate_checkpoint(settings, console)
+
+
+def _stop(signum, frame) -> None:
+    """The shard in hand is lost, as with any end; the exit code tells a launcher to start again."""
+    raise hosts.Preempted
+
+
+if __name__ == "__main__":
+    main()

@@ -9,70 +9,28 @@ line of standard input is one.
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import rich.console
 from rich.text import Text
 
 from tango_jax import rng
-from tango_jax.config import default_config
 from tango_jax.grading import parse_solution, parse_verification
-from tango_jax.prompts.templates import generator_prompt, load_template, verifier_prompt
+from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Problem
-from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.source import NUMERICS, Source, kind_of
-from tango_jax.workdir import open_checkpoint, read_config
+from tango_jax.speaker import Speaker, SpeakerSettings, open_speaker, with_weights
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
-ROLE_KEYS = ("template", "max_prompt", "max_response")
-
-
-@dataclasses.dataclass(frozen=True)
-class Speaker:
-    """A role that is ready to write."""
-
-    source: Source
-    sampler: Sampler
-    weights: object
-    template: str
-    max_prompt: int
-    min_steps: int
 
 
 def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
     """Open a checkpoint and read its weights; a workdir's settings go where the command line says nothing."""
-    config, numerics = default_config(), {"remat": "none"}
-    config.task.min_steps = 3
-    if kind_of(name) == "workdir":
-        config = read_config(Path(name).expanduser())
-    else:
-        numerics |= {key: args.dtype for key in NUMERICS[:3]}
-    given = {"template": getattr(args, f"{role}_template"), "max_prompt": args.max_prompt, "max_response": args.max_new}
-    template, max_prompt, max_new = (given[key] or config[role][key] for key in ROLE_KEYS)
-    source = open_checkpoint(name, role, True if args.use_chat else None, **numerics)
-    room = source.model_config.max_position - max_new
-    if room < 1:
-        raise ValueError(f"--max_new={max_new} leaves no room for a prompt in the {source.model_config.max_position} "
-                         f"positions of {name}: lower it")
-    max_prompt = min(max_prompt, room)
-    # Doubling buckets: a short question does not pay for a long one's padding.
-    prompt_buckets = [*(size for size in _doubling(64) if size < max_prompt), max_prompt]
-    cache_buckets = [*(size for size in _doubling(128) if size < max_new), max_new]
-    sampler = make_sampler(
-        source.model_config,
-        SamplerConfig(tuple(prompt_buckets), tuple(cache_buckets), (1,)),
-        source.tokenizer.stop_ids,
+    settings = SpeakerSettings(
+        getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
-    weights = sampler.layout(source.load_params())
-    return Speaker(source, sampler, weights, load_template(role, template), max_prompt, config.task.min_steps)
-
-
-def _doubling(start: int) -> list[int]:
-    return [start << power for power in range(16)]
+    return with_weights(open_speaker(role, name, settings))
 
 
 def write(speaker: Speaker, prompt: list[int], args: argparse.Namespace, name: str) -> str:

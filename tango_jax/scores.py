@@ -1,4 +1,7 @@
-"""How well verifications agree with the facts: per-class F1, balanced accuracy, rates."""
+"""How good solutions are, and how well verifications agree with the facts: accuracy, per-class F1, rates.
+
+In: records, during training or from a finished checkpoint. Out: flat numbers. Stage: after parsing and grading.
+"""
 
 from collections.abc import Sequence
 
@@ -24,6 +27,22 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
             recalls.append(hits / present)
     scores["f1"] = (scores["f1_correct"] + scores["f1_incorrect"]) / 2
     scores["balanced_accuracy"] = float(np.mean(recalls)) if recalls else 0.0
+    return scores
+
+
+def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]) -> dict[str, float]:
+    """Accuracy in all and by problem size, format score, and, where all have gold labels, the share of right steps."""
+    scores = {
+        "accuracy": float(np.mean([solution.is_correct for solution in solutions])),
+        "format": float(np.mean([solution.format_score for solution in solutions])),
+        "truncation_rate": float(np.mean(is_truncated)),
+    }
+    if all(solution.gold_steps is not None for solution in solutions):
+        labels = [label for solution in solutions for label in solution.gold_steps]
+        scores["step_accuracy"] = float(np.mean(labels)) if labels else 0.0
+    for size in sorted({solution.problem.size for solution in solutions}):
+        chosen = [solution.is_correct for solution in solutions if solution.problem.size == size]
+        scores[f"accuracy_by_size/{size}"] = float(np.mean(chosen))
     return scores
 
 

@@ -1,9 +1,11 @@
 """Agreement of verifications with the facts, against counts made by hand."""
 
+import dataclasses
+
 import pytest
 
 from tango_jax.records import Problem, Solution, Verification
-from tango_jax.scores import class_scores, verifier_scores
+from tango_jax.scores import class_scores, generator_scores, verifier_scores
 
 T, F, N = True, False, None
 
@@ -74,3 +76,15 @@ def test_without_gold_steps_there_are_no_step_scores():
     scores = verifier_scores([solution(True, None)], [verification("CORRECT", (T, T))])
     assert {name.split("_")[0] for name in scores} == {"outcome", "rate", "format"}
     assert scores["outcome_f1_correct"] == 1.0
+
+
+def test_generator_scores():
+    sized = [Problem("p", "q", "a", size) for size in (2, 2, 3)]
+    solutions = [solution(True, (T, F)), solution(False, (F, F)), solution(True, (T,))]
+    solutions = [dataclasses.replace(one, problem=problem) for one, problem in zip(solutions, sized, strict=True)]
+    assert generator_scores(solutions, [False, True, True]) == pytest.approx({
+        "accuracy": 2 / 3, "format": 1, "truncation_rate": 2 / 3, "step_accuracy": 2 / 5,
+        "accuracy_by_size/2": 1 / 2, "accuracy_by_size/3": 1,
+    })  # fmt: skip
+    unlabelled = generator_scores([solution(False, None), solution(False, (T,))], [False, False])
+    assert unlabelled == {"accuracy": 0, "format": 1, "truncation_rate": 0, "accuracy_by_size/0": 0}

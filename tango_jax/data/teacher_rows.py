@@ -53,7 +53,7 @@ def part_path(workdir: Path, shard: int) -> Path:
 def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
     """The file is there whole, on disk, or not at all."""
     text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
-    _write_atomic(path, lambda partial: partial.write_text(text, encoding="ascii"))
+    write_atomic(path, lambda partial: partial.write_text(text, encoding="ascii"))
 
 
 def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:
@@ -128,7 +128,7 @@ def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset
     for row in rows:
         parts[row.question in validation].append(row)
     for name, part in zip(FILES, parts, strict=True):
-        _write_atomic(workdir / name, lambda partial, part=part: _write_parquet(partial, part))
+        write_atomic(workdir / name, lambda partial, part=part: _write_parquet(partial, part))
     return len(parts[0]), len(parts[1])
 
 
@@ -149,7 +149,8 @@ def _write_parquet(path: Path, rows: Sequence[TeacherRow]) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
-def _write_atomic(path: Path, write_fn: Callable[[Path], object]) -> None:
+def write_atomic(path: Path, write_fn: Callable[[Path], object]) -> None:
+    """`write_fn(path)` into a file that is always either the old one or the new one, whole and on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     write_fn(partial)

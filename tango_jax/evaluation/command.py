@@ -1,0 +1,177 @@
+"""`python -m tango_jax.evaluate` from settings to tables: solve, judge, count, write.
+
+In: settings. Out: the folder `settings.out` with rows, tables and, for several samples, a figure. The generator's
+weights are gone before the verifier's are read. Stage: after training, on any checkpoint.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from tango_jax import hosts, runtime
+from tango_jax.config import default_config
+from tango_jax.console import Console
+from tango_jax.data.teacher_rows import write_atomic
+from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
+from tango_jax.evaluation.plot import plot_samples
+from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
+from tango_jax.evaluation.sets import JudgeSet, SolveSet, open_sets
+from tango_jax.evaluation.settings import Settings, keep_settings
+from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, finish
+from tango_jax.evaluation.tables import csv_text, markdown, percent
+from tango_jax.evaluation.verifier import first_wrong, judge_shard, read_judged
+from tango_jax.speaker import Speaker, open_speaker, with_weights
+
+SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
+           "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip
+TABLES = ("tables.md", "tables.csv")
+
+
+def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]:
+    """The whole evaluation, or what is left of it; results are returned by every process and written by the first.
+
+    Raises:
+        ValueError: sets, checkpoints or an output folder that will not do, before any model is run.
+    """
+    sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed)
+    # Only what is needed: a hub id is downloaded when it is opened.
+    needs_solver = any(isinstance(one, SolveSet) for one in sets)
+    needs_judge = not all(isinstance(one, SolveSet) for one in sets) or settings.verifier is not None
+    names = {"generator": settings.checkpoint if needs_solver else None,
+             "verifier": settings.judge if needs_judge else None}  # fmt: skip
+    opened = {role: open_speaker(role, name, settings.speaker(role)) for role, name in names.items() if name}
+    console.log(f"machine: {runtime.describe_machine()}")
+    for one in sets:
+        count = len(one.problems) if isinstance(one, SolveSet) else len(one.claims)
+        what = "problems to solve" if isinstance(one, SolveSet) else "solutions to judge"
+        console.log(f"{one.name}: {count} {what}, from {one.source}")
+    keep_settings(settings)
+
+    solve_shards, solved = solve_all(sets, opened, settings, console)
+    judge_shards, judged = judge_all(sets, solve_shards, solved, opened, settings, console)
+    results = []
+    for one in sets:
+        rows, verifications = _rows_of(one, solve_shards, solved), _rows_of(one, judge_shards, judged)
+        is_solved = isinstance(one, SolveSet)
+        results.append(solve_result(one, rows, verifications) if is_solved else judge_result(one, verifications))
+        if hosts.is_first():
+            write_rows(settings, one, rows, verifications)
+    if hosts.is_first():
+        write_tables(settings, results, console)
+    return results
+
+
+def solve_all(
+    sets: Sequence, opened: dict[str, Speaker], settings: Settings, console: Console
+) -> tuple[list[Shard], list[list[SolvedRow]]]:
+    """Every problem, solved."""
+    shards = [
+        Shard(one, items, settings.out, "solved", index)
+        for one in sets if isinstance(one, SolveSet)
+        for index, items in enumerate(one.shards(settings.shard))
+    ]  # fmt: skip
+    rows = finish(
+        "Solving",
+        shards,
+        read_fn=lambda shard: read_solved(shard, samples_of(settings)),
+        open_fn=lambda: with_weights(opened["generator"]),
+        work_fn=lambda speaker, shard: solve_shard(speaker, shard, settings),
+        shown_fn=lambda rows: {
+            "correct": sum(row.is_correct for row in rows) / len(rows),
+            "truncated": sum(row.is_truncated for row in rows) / len(rows),
+            "tokens": sum(row.num_tokens for row in rows) / len(rows),
+        },
+        console=console,
+    )
+    return shards, rows
+
+
+def judge_all(
+    sets: Sequence,
+    solve_shards: Sequence[Shard],
+    solved: Sequence[list[SolvedRow]],
+    opened: dict[str, Speaker],
+    settings: Settings,
+    console: Console,
+) -> tuple[list[Shard], list[list[JudgedRow]]]:
+    """The given solutions and, where a verifier is named, those of the generator, judged."""
+    shards = [
+        Shard(one, claims, settings.out, "judged", index)
+        for one in sets if isinstance(one, JudgeSet)
+        for index, claims in enumerate(one.shards(settings.shard))
+    ]  # fmt: skip
+    if settings.verifier is not None:
+        shards += [
+            Shard(shard.set, claims_of(shard.set, rows), settings.out, "judged", shard.index)
+            for shard, rows in zip(solve_shards, solved, strict=True)
+        ]
+    rows = finish(
+        "Judging",
+        shards,
+        read_fn=lambda shard: read_judged(shard, settings.votes),
+        open_fn=lambda: with_weights(opened["verifier"]),
+        work_fn=lambda speaker, shard: judge_shard(speaker, shard, settings),
+        shown_fn=lambda rows: {
+            "correct": sum(row.verdict == "CORRECT" for row in rows) / len(rows),
+            "aligned": sum(row.is_aligned for row in rows) / len(rows),
+            "tokens": sum(row.num_tokens for row in rows) / len(rows),
+        },
+        console=console,
+    )
+    return shards, rows
+
+
+def _rows_of(one, shards: Sequence[Shard], rows: Sequence[list]) -> list:
+    """The rows of one set, in order."""
+    return [row for shard, part in zip(shards, rows, strict=True) if shard.set is one for row in part]
+
+
+def write_rows(settings: Settings, one, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> None:
+    """One line per solution with its verifications, for people and for other programs."""
+    by_claim: dict[tuple[int, int], list[dict]] = {}
+    for row in judged:
+        fields = {key: value for key, value in dataclasses.asdict(row).items() if key not in ("number", "sample")}
+        by_claim.setdefault((row.number, row.sample), []).append(fields | {"first_wrong": first_wrong(row)})
+    if isinstance(one, SolveSet):
+        lines = [dataclasses.asdict(row) for row in rows]
+    else:
+        lines = [
+            {"number": claim.number, "sample": claim.sample, "problem_id": claim.solution.problem.id,
+             "question": claim.solution.problem.question, "steps": claim.solution.steps,
+             "is_correct": claim.solution.is_correct, "gold_steps": claim.solution.gold_steps,
+             "gold_first_wrong": claim.first_wrong}
+            for claim in one.claims
+        ]  # fmt: skip
+    for line in lines:
+        line["verifications"] = by_claim.get((line["number"], line["sample"]), [])
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomic(settings.out / "rows" / f"{one.name}.jsonl", lambda path: path.write_text(text, encoding="ascii"))
+
+
+def write_tables(settings: Settings, results: Sequence[SetResult], console: Console) -> None:
+    means = averages(results)
+    texts = (markdown(settings, results, means), csv_text(results, means))
+    for name, text in zip(TABLES, texts, strict=True):
+        write_atomic(settings.out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    figure = plot_samples(results, settings.out / "samples.png")
+    console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), [_summary_row(one) for one in results])
+    console.log("files:")
+    for path in (*(settings.out / name for name in TABLES), *[settings.out / "samples.png"] * figure,
+                 settings.out / "rows"):  # fmt: skip
+        console.log(f"  {path}")
+
+
+def _summary_row(result: SetResult) -> list[str]:
+    """Of a set, each figure of SUMMARY, the one with the most samples."""
+    found = {metric.name: metric.estimate for metric in result.metrics}  # metrics ascend in k
+    return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
+
+
+def process_config(settings: Settings) -> ConfigDict:
+    """The settings of the process, as `runtime.session` wants them."""
+    config = default_config().copy_and_resolve_references()
+    config.distributed.enabled = settings.distributed
+    config.generator.checkpoint = settings.judge
+    return config

@@ -1,0 +1,124 @@
+"""A generator solves problems: a shard of a set in; graded solutions, greedy and sampled, out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tango_jax import rng
+from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.evaluation.sets import Claim, SolveSet
+from tango_jax.evaluation.settings import Settings
+from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
+from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
+from tango_jax.grading import grade_many, parse_solution
+from tango_jax.prompts.read import make_solution
+from tango_jax.prompts.templates import generator_prompt
+from tango_jax.records import Problem
+from tango_jax.speaker import Speaker, write_many
+
+
+def samples_of(settings: Settings) -> list[int]:
+    """The numbers of a problem's solutions."""
+    return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
+
+
+def solve_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[SolvedRow]:
+    """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
+    solve_set: SolveSet = shard.set
+    prompts = [generator_prompt(speaker.template, speaker.source.tokenizer, problem) for _, problem in shard.items]
+    fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= speaker.max_prompt]
+    numbers = [shard.items[p][0] for p in fitting]
+    chosen = [prompts[p] for p in fitting]
+    written: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
+    passes = [] if settings.skip_greedy else [((GREEDY,), 0.0, 1.0)]
+    if settings.samples:
+        passes.append((tuple(range(settings.samples)), settings.temperature, settings.top_p))
+    for samples, temperature, top_p in passes if fitting else ():
+        # Of several seeds and sets none shares its randomness; the first 4 of 8 samples are the 4 of another run.
+        row_PM = np.array([[number * MAX_SAMPLES + max(0, sample) for sample in samples] for number in numbers])
+        key = rng.step_key(settings.seed, "evaluate", solve_set.name)
+        rollout = write_many(speaker, chosen, row_PM, key, temperature, top_p)
+        keys = [(number, sample) for number in numbers for sample in samples]
+        written |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+    return _rows(speaker, solve_set, shard.items, written, samples_of(settings))
+
+
+def _rows(
+    speaker: Speaker, solve_set: SolveSet, problems: Sequence[tuple[int, Problem]], written: dict, samples: list[int]
+) -> list[SolvedRow]:
+    keys = [(number, sample) for number, _ in problems for sample in samples]
+    owners = [problem for _, problem in problems for _ in samples]
+    texts = [speaker.source.tokenizer.decode(written[key][0]) if key in written else "" for key in keys]
+    graded = grade_many(texts, [problem.answer for problem in owners], solve_set.grade_kind)
+    failures = [""] * len(texts)
+    if graded.errors + graded.timeouts + graded.overlong:
+        failures = [_failure(text, problem.answer, solve_set.grade_kind) for text, problem in
+                    zip(texts, owners, strict=True)]
+    parsed = [parse_solution(text, solve_set.min_steps) for text in texts]
+    classes = _classes(keys, [record.answer for record in parsed], graded.correct, solve_set.grade_kind)
+    return [
+        SolvedRow(
+            number=key[0], sample=key[1], problem_id=problem.id, question=problem.question, gold=problem.answer,
+            size=problem.size, text=text, answer=record.answer, answer_class=classes[key], is_correct=bool(is_correct),
+            format_score=float(record.format_score), num_steps=len(record.steps),
+            is_truncated=bool(written[key][1]) if key in written else False,
+            num_tokens=len(written[key][0]) if key in written else 0, is_too_long=key not in written, grader=failure,
+        )
+        for key, problem, text, record, is_correct, failure in zip(
+            keys, owners, texts, parsed, graded.correct, failures, strict=True
+        )
+    ]  # fmt: skip
+
+
+def _failure(text: str, gold: str, kind: str) -> str:
+    """What kept the grader from reading one answer; outcomes are remembered, so asking again costs little."""
+    report = grade_many([text], [gold], kind)
+    names = {"error": report.errors, "timeout": report.timeouts, "overlong": report.overlong}
+    return next((name for name, count in names.items() if count), "")
+
+
+def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
+    """The answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
+    groups: dict[int, list[int]] = {}
+    for index, (number, sample) in enumerate(keys):
+        if sample != GREEDY:
+            groups.setdefault(number, []).append(index)
+    members = list(groups.values())
+    found = answer_classes(
+        [[answers[i] for i in group] for group in members], [[correct[i] for i in group] for group in members], kind
+    )
+    classes = dict.fromkeys(keys, NO_ANSWER)
+    for group, numbers in zip(members, found, strict=True):
+        classes |= {keys[i]: number for i, number in zip(group, numbers, strict=True)}
+    return classes
+
+
+def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
+    """The rows of an earlier attempt at a shard, if they are whole.
+
+    Raises:
+        ValueError: they are whole, and of other problems.
+    """
+    rows = read_shard(shard.path, SolvedRow)
+    wanted = [(number, sample, problem) for number, problem in shard.items for sample in samples]
+    if rows is None or len(rows) != len(wanted):
+        return None
+    for row, (number, sample, problem) in zip(rows, wanted, strict=True):
+        found = (row.number, row.sample, row.problem_id, row.question, row.gold)
+        if found != (number, sample, problem.id, problem.question, problem.answer):
+            raise ValueError(f"{shard.path} holds a solution of {row.problem_id}, {row.question[:60]!r}, where the "
+                             f"problem now is {problem.id}, {problem.question[:60]!r}: the rows of {shard.set.name} "
+                             "have changed since; bring the old ones back, or choose another --out")
+    return rows
+
+
+def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
+    """The solutions as a verifier sees them."""
+    problems = dict(solve_set.problems)
+    return [
+        Claim(
+            row.number, row.sample, make_solution(solve_set, problems[row.number], row.text, (), row.is_correct),
+            may_be_judged=not row.is_too_long,
+        )
+        for row in rows
+    ]  # fmt: skip

@@ -1,0 +1,249 @@
+"""Rows to figures: what was written and judged in; named estimates with intervals out.
+
+The same functions score during training (`scores.py`); here each figure that is reported gets its interval too.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tango_jax.data.processbench import NO_ERROR
+from tango_jax.evaluation.generator import claims_of
+from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
+from tango_jax.evaluation.sets import JudgeSet, SolveSet
+from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
+from tango_jax.evaluation.statistics import (
+    Estimate,
+    axis,
+    differences_of,
+    mean_of_draws,
+    means_of,
+    of_sums,
+    resample,
+    share_of,
+)
+from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
+from tango_jax.evaluation.voting import Ballot, rules
+from tango_jax.records import Solution
+from tango_jax.scores import generator_scores, verifier_scores
+
+AVERAGE = "average"
+VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}
+
+
+class Metric(NamedTuple):
+    """One figure of one set."""
+
+    set: str
+    name: str
+    k: int  # samples it takes; 0 where that means nothing
+    count: int  # problems or solutions behind it
+    estimate: Estimate
+
+
+class SetResult(NamedTuple):
+    """All that is known of one set."""
+
+    name: str
+    source: str
+    role: str  # whose figures these are: generator or verifier
+    count: int  # problems, or given solutions
+    is_whole: bool
+    metrics: tuple[Metric, ...]
+    draws_R: np.ndarray  # bootstrap draws of the headline figure, for averages over sets
+    notes: tuple[str, ...]
+
+
+def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> SetResult:
+    """Figures of the generator and, where solutions were judged, of the verifier and of both together."""
+    count = len(solve_set.problems)
+    by_claim = _by_claim(judged)
+    greedy = [row for row in rows if row.sample == GREEDY]
+    sampled = [row for row in rows if row.sample != GREEDY]
+    metrics, draws_R = [], np.zeros(0)
+    if greedy:
+        correct = [row.is_correct for row in greedy]
+        metrics.append(Metric(solve_set.name, "greedy", 1, count, share_of(correct)))
+        draws_R = resample(np.array(correct)[:, None], lambda sums_RC: sums_RC[:, 0] / count)
+    if sampled:
+        metrics += _selection(solve_set.name, sampled, by_claim)
+    described = greedy or sampled
+    solutions = [claim.solution for claim in claims_of(solve_set, described)]
+    scores = generator_scores(solutions, [row.is_truncated for row in described])
+    for name in ("format", "truncation_rate", "step_accuracy"):
+        if name in scores:
+            metrics.append(_plain(solve_set.name, name, len(described), scores[name]))
+    tokens = float(np.mean([row.num_tokens for row in described]))
+    metrics.append(_plain(solve_set.name, "response_tokens", len(described), tokens))
+    if judged:
+        metrics += _verifier(solve_set.name, solutions, [by_claim[row.number, row.sample] for row in described])
+    notes = _solve_notes(rows) + _judge_notes(judged)
+    return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_R,
+                     notes)
+
+
+def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
+    """Figures of the verifier on given solutions."""
+    name, by_claim = judge_set.name, _by_claim(judged)
+    votes = [by_claim[claim.number, claim.sample] for claim in judge_set.claims]
+    metrics, draws_R = [], np.zeros(0)
+    if all(claim.first_wrong is not None for claim in judge_set.claims):
+        columns_NC = _first_error_columns([claim.first_wrong for claim in judge_set.claims], votes)
+        draws_R = resample(columns_NC, _first_error_f1)
+        erroneous, correct = columns_NC[:, 1] > 0, columns_NC[:, 3] > 0
+        metrics = [
+            Metric(name, "f1", 0, len(votes), of_sums(columns_NC, _first_error_f1)),
+            Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_NC[erroneous, 0])),
+            Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_NC[correct, 2])),
+            Metric(name, "rate_misaligned", 0, len(judged), share_of([not row.is_aligned for row in judged])),
+        ]
+    else:
+        metrics = _verifier(name, [claim.solution for claim in judge_set.claims], votes)
+    return SetResult(name, judge_set.source, "verifier", len(votes), judge_set.is_whole, tuple(metrics), draws_R,
+                     _judge_notes(judged))
+
+
+def averages(results: Sequence[SetResult]) -> list[Metric]:
+    """The mean of the headline figure over each group of the paper of which every set was evaluated."""
+    by_name = {result.name: result for result in results if result.draws_R.size}
+    found = []
+    for group, title, headline in ((MATHEMATICS, "mathematics", "greedy"), (OUT_OF_DOMAIN, "out_of_domain", "greedy"),
+                                   (PROCESSBENCH, "processbench", "f1")):  # fmt: skip
+        if all(name in by_name for name in group):
+            values = [value_of(by_name[name], headline).value for name in group]
+            estimate = mean_of_draws(values, [by_name[name].draws_R for name in group])
+            found.append(Metric(f"{title}_{AVERAGE}", headline, 0, len(group), estimate))
+    return found
+
+
+def value_of(result: SetResult, name: str, k: int | None = None) -> Estimate | None:
+    """A figure by its name; None if the set does not have it."""
+    return next((m.estimate for m in result.metrics if m.name == name and k in (None, m.k)), None)
+
+
+def _by_claim(judged: Sequence[JudgedRow]) -> dict[tuple[int, int], list[JudgedRow]]:
+    by_claim: dict[tuple[int, int], list[JudgedRow]] = {}
+    for row in sorted(judged, key=lambda row: row.vote):
+        by_claim.setdefault((row.number, row.sample), []).append(row)
+    return by_claim
+
+
+def _plain(set_name: str, name: str, count: int, value: float) -> Metric:
+    return Metric(set_name, name, 0, count, Estimate(float(value), float("nan"), float("nan")))
+
+
+def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
+    """The samples of each problem, in the order of problems."""
+    groups: dict[int, list[SolvedRow]] = {}
+    for row in sorted(sampled, key=lambda row: (row.number, row.sample)):
+        groups.setdefault(row.number, []).append(row)
+    ballots = []
+    for rows in groups.values():
+        scores = [scores_of(by_claim[row.number, row.sample]) for row in rows] if by_claim else []
+        names = scores[0] if scores else ()
+        ballots.append(
+            Ballot(
+                np.array([row.answer_class for row in rows]),
+                np.array([row.is_correct for row in rows]),
+                {name: np.array([score[name] for score in scores]) for name in names},
+            )
+        )
+    return ballots
+
+
+def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> list[Metric]:
+    """Every rule at every number of samples; with a verifier also what each gains over the majority, all samples."""
+    ballots = ballots_of(sampled, by_claim)
+    num_samples, metrics = len(ballots[0].is_correct_n), []
+    for k in axis(num_samples):
+        rows = [rules(ballot, k) for ballot in ballots]
+        names = list(rows[0])
+        values_NC = np.array([[row[name] for name in names] for row in rows])
+        metrics += [Metric(set_name, name, k, len(ballots), estimate)
+                    for name, estimate in zip(names, means_of(values_NC), strict=True)]
+        if k == num_samples > 1 and by_claim:
+            by_rule = names[names.index("majority") + 1 :]
+            gains = differences_of(values_NC[:, -len(by_rule) :], values_NC[:, names.index("majority")])
+            metrics += [Metric(set_name, f"{name}_minus_majority", k, len(ballots), estimate)
+                        for name, estimate in zip(by_rule, gains, strict=True)]
+    return metrics
+
+
+def _verifier(set_name: str, solutions: Sequence[Solution], votes: Sequence[list[JudgedRow]]) -> list[Metric]:
+    """Scores of `scores.py` over all votes, with intervals for the F1s: the votes on a solution stay together."""
+    owners = [solution for solution, rows in zip(solutions, votes, strict=True) for _ in rows]
+    scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
+    outcome, steps = [], []
+    for solution, rows in zip(solutions, votes, strict=True):
+        outcome.append(_class_columns([VERDICTS[row.verdict] for row in rows], [solution.is_correct] * len(rows)))
+        if solution.gold_steps is not None:
+            judged = [mark for row in rows
+                      for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
+            steps.append(_class_columns(judged, list(solution.gold_steps) * len(rows)))
+    intervals = {"outcome_f1": of_sums(np.array(outcome), _macro_f1)}
+    if "step_f1" in scores:
+        intervals["step_f1"] = of_sums(np.array(steps), _macro_f1)
+    wanted = ("outcome_f1", "outcome_balanced_accuracy", "step_f1", "step_balanced_accuracy", "rate_correct",
+              "rate_invalid", "rate_misaligned", "format")  # fmt: skip
+    metrics = []
+    for name in (name for name in wanted if name in scores):
+        low, high = intervals[name][1:] if name in intervals else [float("nan")] * 2
+        metrics.append(Metric(set_name, f"verifier_{name}", 0, len(owners), Estimate(float(scores[name]), low, high)))
+    return metrics
+
+
+def _class_columns(predicted: Sequence[bool | None], actual: Sequence[bool]) -> list[int]:
+    """Counts behind scores.class_scores: hits, claims and occurrences of correct, then of incorrect."""
+    pairs = list(zip(predicted, actual, strict=True))
+    return [
+        count for label in (True, False)
+        for count in (sum(p is label and a == label for p, a in pairs), sum(p is label for p, _ in pairs),
+                      sum(a == label for _, a in pairs))
+    ]  # fmt: skip
+
+
+def _macro_f1(sums_RC: np.ndarray) -> np.ndarray:
+    """Mean F1 of the two classes; one that neither occurs nor is claimed has 0, as in scores.py."""
+    parts = [2 * sums_RC[:, c] / np.maximum(1, sums_RC[:, c + 1] + sums_RC[:, c + 2]) for c in (0, 3)]
+    return (parts[0] + parts[1]) / 2
+
+
+def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]) -> np.ndarray:
+    """Columns: hit and occurrence of an erroneous solution, hit and occurrence of a correct one."""
+    columns = []
+    for label, rows in zip(labels, votes, strict=True):
+        hit = voted_first_wrong(rows) == label
+        columns.append([0, 0, hit, 1] if label == NO_ERROR else [hit, 1, 0, 0])
+    return np.array(columns, float)
+
+
+def _first_error_f1(sums_RC: np.ndarray) -> np.ndarray:
+    """Harmonic mean of the two accuracies (ProcessBench); NaN where one kind of solution does not occur."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        erroneous, correct = sums_RC[:, 0] / sums_RC[:, 1], sums_RC[:, 2] / sums_RC[:, 3]
+        f1 = 2 * erroneous * correct / (erroneous + correct)
+    return np.where(erroneous + correct == 0, 0.0, f1)
+
+
+def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
+    too_long = len({row.number for row in rows if row.is_too_long})
+    failed = {kind: sum(row.grader == kind for row in rows) for kind in ("error", "timeout", "overlong")}
+    notes = [f"{too_long} problems whose prompt is over the limit count as wrong"] if too_long else []
+    if any(failed.values()):
+        listed = ", ".join(f"{count} {kind}" for kind, count in failed.items() if count)
+        notes.append(f"answers that the grader could not read count as wrong: {listed}, of {len(rows)}")
+    return tuple(notes)
+
+
+def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
+    shortened = sum(row.is_shortened for row in judged)
+    unread = sum(row.is_too_long for row in judged)
+    cut = sum(row.is_truncated for row in judged)
+    notes = []
+    for count, what in ((shortened, "verifications of a solution that was shortened to fit"),
+                        (unread, "solutions were not judged: none was written, or the problem alone is too long"),
+                        (cut, "verifications were cut off at the length limit")):  # fmt: skip
+        if count:
+            notes.append(f"{count} of {len(judged)} {what}")
+    return tuple(notes)

@@ -1,0 +1,202 @@
+"""What is evaluated: names from the command line in; problems to solve, or solutions to judge, out.
+
+A name may carry its rows, `math500:rows.jsonl` or `math500:hub:owner/name/split`; any other name with rows is a set of
+one's own. Everything is read before any model is.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.config import default_config
+from tango_jax.data.problem_sets import BENCHMARKS, load_problems
+from tango_jax.data.problems import make_task
+from tango_jax.data.processbench import SUBSETS, hub_source, load_processbench, solution_text
+from tango_jax.data.rows import SUFFIXES
+from tango_jax.data.teacher_rows import MAX_PROBLEMS
+from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
+from tango_jax.grading import grade_many
+from tango_jax.prompts.read import make_solution
+from tango_jax.records import Problem, Solution
+from tango_jax.source import kind_of
+from tango_jax.speaker import MIN_STEPS
+from tango_jax.workdir import read_config
+
+GROUPS = {"math": MATHEMATICS, "out_of_domain": OUT_OF_DOMAIN, "processbench": PROCESSBENCH}
+LAST_LETTER, LAST_LETTER_STEPS = "last_letter", "last_letter_steps"
+SYNTHETIC_PROBLEMS = 200  # as many as training looks at
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_DRAW_STREAM = 4
+
+
+class SolveSet(NamedTuple):
+    """Problems for a generator. For `prompts.read` it is the task: kind of grading, step labels, least steps."""
+
+    name: str
+    source: str
+    problems: tuple[tuple[int, Problem], ...]  # with their numbers in the source, ascending
+    grade_kind: str
+    min_steps: int
+    gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None
+    is_whole: bool  # no problem of the source is left out
+
+    def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
+        return [self.problems[start : start + size] for start in range(0, len(self.problems), size)]
+
+
+class Claim(NamedTuple):
+    """A solution that a verifier judges."""
+
+    number: int  # of its problem
+    sample: int  # of that problem's solutions
+    solution: Solution
+    first_wrong: int | None = None  # index of the first wrong step, -1 for none; None: not known
+    may_be_judged: bool = True  # False: there is nothing to read
+
+
+class JudgeSet(NamedTuple):
+    """Given solutions for a verifier."""
+
+    name: str
+    source: str
+    claims: tuple[Claim, ...]
+    is_whole: bool
+
+    def shards(self, size: int) -> list[tuple[Claim, ...]]:
+        return [self.claims[start : start + size] for start in range(0, len(self.claims), size)]
+
+
+def open_sets(
+    names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int
+) -> list[SolveSet | JudgeSet]:
+    """Every set that is asked for, in order.
+
+    Args:
+        names: as on the command line; those of GROUPS stand for several.
+        checkpoint, judge: what solves and what judges; the workdir of a run brings its own last_letter.
+        problems: of each set, drawn by `seed`; 0: all.
+
+    Raises:
+        ValueError: an unknown name, rows that cannot be read, or a set that needs a checkpoint which is not given.
+    """
+    opened: dict[str, SolveSet | JudgeSet] = {}
+    for name, source in _resolve(names):
+        if name in opened:
+            raise ValueError(f"--sets names {name} twice: take one of them out")
+        if name in PROCESSBENCH:
+            opened[name] = _processbench(name, source, problems, seed)
+        elif name == LAST_LETTER_STEPS:
+            opened[name] = _last_letter_steps(judge, problems)
+        elif checkpoint is None:
+            raise ValueError(f"--sets: {name} has problems to solve: name a --checkpoint that solves them")
+        elif name == LAST_LETTER:
+            opened[name] = _last_letter(checkpoint, problems)
+        else:
+            opened[name] = _benchmark(name, source, problems, seed, _min_steps(checkpoint))
+    return list(opened.values())
+
+
+def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
+    """(name, source) of every set, groups taken apart; the source is empty where the set makes its own rows."""
+    resolved = []
+    for text in names:
+        name, _, source = text.partition(":")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"--sets: {text!r} must look like NAME or NAME:SOURCE")
+        if name in (LAST_LETTER, LAST_LETTER_STEPS) and source:
+            raise ValueError(f"--sets: {name} makes its own problems and takes no rows ({source}): leave them out")
+        if name in GROUPS:
+            resolved += [(member, _member_source(name, member, source)) for member in GROUPS[name]]
+        elif name in PROCESSBENCH:
+            resolved.append((name, source or hub_source(name.removeprefix("processbench_"))))
+        elif source or name in BENCHMARKS or name in (LAST_LETTER, LAST_LETTER_STEPS):
+            resolved.append((name, source or name))
+        else:
+            known = (*BENCHMARKS, LAST_LETTER, LAST_LETTER_STEPS, *PROCESSBENCH, *GROUPS)
+            raise ValueError(f"--sets: unknown set {name!r}; use one of {', '.join(known)}, or {name}:SOURCE for rows "
+                             "of your own")
+    return resolved
+
+
+def _member_source(group: str, member: str, folder: str) -> str:
+    """Of one set in a group: its usual source, or the file of its name in a folder."""
+    if not folder:
+        return hub_source(member.removeprefix("processbench_")) if group == "processbench" else member
+    stems = (member, member.removeprefix("processbench_")) if group == "processbench" else (member,)
+    paths = [Path(folder).expanduser() / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES]
+    found = [path for path in paths if path.is_file()]
+    if not found:
+        raise ValueError(f"--sets: {group}:{folder} must be a folder with the files of its sets; there is none of "
+                         f"{', '.join(path.name for path in paths)}")
+    return str(found[0])
+
+
+def drawn(count: int, wanted: int, seed: int) -> np.ndarray:
+    """The numbers, ascending, of `wanted` of `count` problems; all of them for 0 or too many."""
+    if not 0 < wanted < count:
+        return np.arange(count)
+    # Drawn, not the first: some files are sorted by subject.
+    return np.sort(np.random.default_rng((seed, _DRAW_STREAM)).permutation(count)[:wanted])
+
+
+def _benchmark(name: str, source: str, problems: int, seed: int, min_steps: int) -> SolveSet:
+    row_format = BENCHMARKS[name].row_format if name in BENCHMARKS else None
+    loaded = load_problems(source, row_format)
+    if len(loaded.problems) > MAX_PROBLEMS:
+        raise ValueError(f"--sets: {source} has {len(loaded.problems)} problems; at most {MAX_PROBLEMS} can be "
+                         "evaluated: split the file")
+    numbers = drawn(len(loaded.problems), problems, seed)
+    chosen = tuple((int(number), loaded.problems[number]) for number in numbers)
+    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None, len(chosen) == len(loaded.problems))
+
+
+def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
+    assert name.removeprefix("processbench_") in SUBSETS, name
+    rows = load_processbench(source)
+    claims = []
+    for number in drawn(len(rows), problems, seed):
+        row = rows[number]
+        solution = Solution(
+            problem=Problem(row.id, row.problem, ""), text=solution_text(row.steps), steps=row.steps, step_ends=(),
+            format_score=1.0, is_correct=row.is_answer_correct, gold_steps=None,
+        )  # fmt: skip
+        claims.append(Claim(int(number), 0, solution, row.label))
+    return JudgeSet(name, source, tuple(claims), len(claims) == len(rows))
+
+
+def _min_steps(checkpoint: str) -> int:
+    """Of a well-formed solution: as the run had it, or as the mathematics sets want it."""
+    is_run = kind_of(checkpoint) == "workdir"
+    return read_config(Path(checkpoint).expanduser()).task.min_steps if is_run else MIN_STEPS
+
+
+def task_config(checkpoint: str) -> ConfigDict:
+    """Settings of the synthetic task: those of the run that a checkpoint comes from, or the defaults."""
+    config = default_config()
+    if kind_of(checkpoint) == "workdir":
+        own = read_config(Path(checkpoint).expanduser()).task
+        if own.name == LAST_LETTER:
+            config.task = own
+    return config
+
+
+def _last_letter(checkpoint: str, problems: int) -> SolveSet:
+    task = make_task(task_config(checkpoint), {})
+    chosen = tuple((index, task.test_problem(index)) for index in range(problems or SYNTHETIC_PROBLEMS))
+    return SolveSet(LAST_LETTER, "synthetic", chosen, task.grade_kind, task.min_steps, task.gold_steps, True)
+
+
+def _last_letter_steps(checkpoint: str, problems: int) -> JudgeSet:
+    """The fixed pool of training: solutions of which about half the wrong steps are known to be wrong."""
+    task = make_task(task_config(checkpoint), {})
+    pool = [task.pool_solution(index) for index in range(problems or SYNTHETIC_PROBLEMS)]
+    correct = grade_many([text for _, text in pool], [problem.answer for problem, _ in pool], task.grade_kind).correct
+    claims = tuple(
+        Claim(number, 0, make_solution(task, problem, text, (), is_correct))
+        for number, ((problem, text), is_correct) in enumerate(zip(pool, correct, strict=True))
+    )
+    return JudgeSet(LAST_LETTER_STEPS, "synthetic", claims, True)

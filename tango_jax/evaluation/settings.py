@@ -1,0 +1,178 @@
+"""What the command line of `python -m tango_jax.evaluate` says, checked before any work.
+
+In: arguments. Out: one frozen record. What a resumed evaluation depends on is kept in the output folder and compared.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tango_jax import hosts
+from tango_jax.checks import at_least, require, within
+from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.manifest import complete_steps
+from tango_jax.metrics import write_json_atomic
+from tango_jax.source import kind_of
+from tango_jax.speaker import SpeakerSettings
+
+VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
+FREE = ("out", "rows", "distributed", "decode_tensor")  # may change when an evaluation goes on
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One evaluation."""
+
+    checkpoint: str | None  # what solves problems
+    verifier: str | None  # what judges solutions
+    sets: tuple[str, ...]  # names, each with ":SOURCE" behind it if it is not the usual one
+    out: Path
+    samples: int  # per problem, besides the greedy one
+    temperature: float
+    top_p: float
+    skip_greedy: bool
+    votes: int  # verifications of each solution
+    verifier_temperature: float
+    problems: int  # of each set, drawn by `seed`; 0: all
+    max_prompt: int
+    max_new: int
+    verifier_max_prompt: int
+    verifier_max_new: int
+    template: str | None
+    verifier_template: str | None
+    use_chat: bool
+    dtype: str
+    seed: int
+    shard: int
+    rows: int
+    decode_tensor: int
+    distributed: bool
+
+    @property
+    def judge(self) -> str:
+        """What judges the sets that need no solver."""
+        return self.verifier or self.checkpoint
+
+    def speaker(self, role: str) -> SpeakerSettings:
+        own = {
+            "generator": SpeakerSettings(self.template, self.max_prompt, self.max_new),
+            "verifier": SpeakerSettings(
+                self.verifier_template, self.verifier_max_prompt, self.verifier_max_new,
+                default_tokens=VERIFIER_TOKENS, max_new_flag="verifier_max_new",
+            ),
+        }[role]  # fmt: skip
+        return dataclasses.replace(
+            own, use_chat=self.use_chat, dtype=self.dtype, rows=self.rows, decode_tensor=self.decode_tensor
+        )
+
+
+def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
+    """Settings from arguments; argparse ends on --help and on unknown arguments.
+
+    Raises:
+        ValueError: values that cannot be; names the value, the limit and the fix.
+    """
+    fields = vars(_parser(doc).parse_args(argv))
+    fields["sets"] = tuple(dict.fromkeys(part.strip() for part in fields["sets"].split(",") if part.strip()))
+    settings = Settings(**fields)
+    check(settings)
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError on the first mistake."""
+    require(bool(settings.sets), "--sets is empty: name at least one")
+    require(bool(settings.judge), "no model is named: --checkpoint solves, --verifier judges; give one or both")
+    for name in (settings.checkpoint, settings.verifier):
+        if name is not None:
+            kind_of(name)
+    within("--samples", settings.samples, 0, MAX_SAMPLES)
+    within("--votes", settings.votes, 1, MAX_SAMPLES)
+    require(settings.samples > 0 or not settings.skip_greedy,
+            "--skip_greedy leaves nothing to write: set --samples to at least 1")
+    for name in ("temperature", "verifier_temperature"):
+        value = getattr(settings, name)
+        require(value > 0, f"--{name}={value} must be above 0: the greedy attempt is made without being asked for, and "
+                "one vote is greedy")
+    require(0 < settings.top_p <= 1, f"--top_p={settings.top_p} must lie in (0, 1]")
+    for name in ("problems", "max_prompt", "max_new", "verifier_max_prompt", "verifier_max_new", "seed"):
+        at_least(f"--{name}", getattr(settings, name), 0)
+    for name in ("shard", "rows", "decode_tensor"):
+        at_least(f"--{name}", getattr(settings, name), 1)
+    require(not settings.out.is_file(), f"--out={settings.out} is a file; name a folder, which may exist or not")
+
+
+def keep_settings(settings: Settings) -> None:
+    """Write the settings into the output folder, or insist that those of an earlier attempt are the same.
+
+    The first process does; all of them must call it.
+
+    Raises:
+        ValueError: the folder holds another evaluation (names what differs), or it cannot be written.
+    """
+    mistake = ""
+    if hosts.is_first():
+        try:
+            _write_or_compare(settings.out / "settings.json", _comparable(settings))
+        except (ValueError, OSError) as error:
+            mistake = str(error)
+    if mistake := hosts.from_first(mistake):
+        raise ValueError(mistake)
+
+
+def _write_or_compare(path: Path, new: dict) -> None:
+    if not path.exists():
+        write_json_atomic(path, new)
+        return
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
+    changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
+               if old.get(name) != new.get(name)]  # fmt: skip
+    if changed:
+        raise ValueError(f"{path.parent} holds another evaluation ({'; '.join(changed[:5])}): go on with the same "
+                         "settings, or choose another --out")
+
+
+def _comparable(settings: Settings) -> dict:
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in FREE}
+    fields["sets"] = list(settings.sets)
+    # A run that goes on training between two attempts is another model.
+    for role in ("checkpoint", "verifier"):
+        name = getattr(settings, role)
+        if name is not None and kind_of(name) == "workdir":
+            fields[f"{role}_step"] = max(complete_steps(Path(name).expanduser() / "checkpoints"), default=0)
+    return fields
+
+
+def _parser(doc: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tango_jax.evaluate", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", help="what solves the problems, and judges if there is no --verifier")
+    parser.add_argument("--verifier", help="what judges: every solution of --checkpoint, and the sets made for it")
+    parser.add_argument("--sets", required=True, help="names, separated by commas; NAME:SOURCE takes other rows")
+    parser.add_argument("--out", "--workdir", type=Path, default=Path("runs/eval"), help="folder of the results")
+    parser.add_argument("--samples", type=int, default=0, help="sampled solutions of each problem; 0: greedy alone")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled solutions")
+    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--skip_greedy", action="store_true", help="sampled solutions alone")
+    parser.add_argument("--votes", type=int, default=1, help="verifications of a solution; 1: greedy, more: sampled")
+    parser.add_argument("--verifier_temperature", type=float, default=1.0, help="of several votes")
+    parser.add_argument("--problems", type=int, default=0, help="of each set, drawn by --seed; 0: all (synthetic: 200)")
+    for role, prefix, tokens in (("generator", "", 2048), ("verifier", "verifier_", VERIFIER_TOKENS)):
+        default = f"0: {tokens}, or as in the run"
+        parser.add_argument(f"--{prefix}max_prompt", type=int, default=0, help=f"tokens of the {role}; {default}")
+        parser.add_argument(f"--{prefix}max_new", type=int, default=0, help=f"tokens of a response; {default}")
+        parser.add_argument(f"--{prefix}template", help="name or file (default: math, or as in the run)")
+    parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of weights and computing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")
+    parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
+    parser.add_argument("--decode_tensor", type=int, default=1, help="devices of a process that share the weights")
+    parser.add_argument("--distributed", action="store_true", help="ask SLURM, Cloud TPU or GKE who else is there")
+    return parser

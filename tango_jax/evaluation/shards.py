@@ -1,0 +1,125 @@
+"""Work in shards that survive an interruption: rows of solutions and judgements, their files, and what is left to do.
+
+A shard is a few problems of one set. Its file appears whole or not at all, so a kill costs the shard in hand. Several
+processes share the shards that are missing; each writes those that it did, and all know all rows afterwards.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tango_jax import hosts
+from tango_jax.console import Console
+from tango_jax.data.teacher_rows import write_part
+
+GREEDY = -1  # the number of the greedy attempt among a problem's samples
+
+
+@dataclasses.dataclass(frozen=True)
+class SolvedRow:
+    """One solution."""
+
+    number: int  # of the problem in its source
+    sample: int  # GREEDY, or from 0
+    problem_id: str
+    question: str
+    gold: str
+    size: int
+    text: str
+    answer: str | None
+    answer_class: int  # of this problem's sampled answers, see voting.py
+    is_correct: bool
+    format_score: float
+    num_steps: int
+    is_truncated: bool
+    num_tokens: int
+    is_too_long: bool  # the prompt was over the limit and nothing was written: wrong
+    grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedRow:
+    """One verification of one solution."""
+
+    number: int
+    sample: int
+    vote: int  # from 0
+    claim: str  # digest of the question and the solution
+    text: str
+    verdict: str
+    judgements: tuple[bool | None, ...]
+    is_aligned: bool
+    format_score: float
+    is_truncated: bool
+    num_tokens: int
+    is_shortened: bool  # the solution was cut to fit the prompt
+    is_too_long: bool  # not even the problem fits, or there was nothing to judge: no verdict
+
+
+class Shard(NamedTuple):
+    """A piece of work and the file that it ends in."""
+
+    set: Any  # SolveSet or JudgeSet
+    items: Sequence  # problems or claims
+    out: Path
+    stage: str  # solved or judged
+    index: int
+
+    @property
+    def path(self) -> Path:
+        return self.out / "parts" / self.set.name / f"{self.stage}-{self.index:05d}.jsonl"
+
+
+def digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def read_shard(path: Path, row_class: type) -> list | None:
+    """The rows of a shard's file; None where there is none, or it is damaged and the work must be done again."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+        return [row_class(**_tuples(json.loads(line))) for line in lines]
+    except (OSError, ValueError, TypeError, AttributeError):  # not there; no text or JSON; other fields
+        return None
+
+
+def _tuples(fields: dict) -> dict:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def finish(
+    title: str,
+    shards: Sequence[Shard],
+    read_fn: Callable[[Shard], list | None],
+    open_fn: Callable[[], Any],
+    work_fn: Callable[[Any, Shard], list],
+    shown_fn: Callable[[list], dict[str, float]],
+    console: Console,
+) -> list[list]:
+    """The rows of every shard, those of an earlier attempt included; `open_fn` is called only if one is missing.
+
+    Args:
+        read_fn: a shard's rows from its file, or None.
+        open_fn: makes what `work_fn` needs: a speaker with its weights.
+        work_fn: does a shard.
+        shown_fn: a few numbers of a shard for the progress bar.
+    """
+    # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
+    found = hosts.from_first([read_fn(shard) for shard in shards])
+    missing = [index for index, rows in enumerate(found) if rows is None]
+    if not missing:
+        return found
+    ready, own = open_fn(), hosts.own_part(missing)
+    done = sum(len(shard.items) for shard, rows in zip(shards, found, strict=True) if rows is not None)
+    with console.stage(title, done + sum(len(shards[index].items) for index in own), done) as progress:
+        for index in own:
+            shard = shards[index]
+            found[index] = work_fn(ready, shard)
+            write_part(shard.path, found[index])
+            progress.advance(len(shard.items), phase=shard.set.name, **shown_fn(found[index]))
+    for index, rows in hosts.gather([(index, found[index]) for index in own]):
+        found[index] = rows
+    return found

@@ -1,0 +1,175 @@
+"""Figures as people read them: results in; one Markdown page and one CSV file out, with the published figures beside.
+
+The page gives percent, the CSV file shares between 0 and 1, one figure a line.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, comparable, rows_for
+from tango_jax.evaluation.results import AVERAGE, Metric, SetResult, value_of
+from tango_jax.evaluation.settings import Settings
+from tango_jax.evaluation.statistics import Estimate
+
+LABELS = {
+    "pass": "pass@k: an oracle picks (upper bound)",
+    "majority": "maj@k: majority vote",
+    "best_of_by_verdict": "best of k by the verdict",
+    "best_of_by_steps": "best of k by the share of approved steps",
+    "vote_by_verdict": "votes weighted by the verdict",
+    "vote_by_steps": "votes weighted by the share of approved steps",
+}
+TITLES = {"math500": "MATH-500", "aime24": "AIME 2024", "aime25": "AIME 2025", "amc23": "AMC 2023", "gsm8k": "GSM8K",
+          "olympiadbench": "OlympiadBench", "bgqa": "BGQA", "cruxeval": "CRUXEval", "strategyqa": "StrategyQA",
+          "tablebench": "TableBench", "processbench_gsm8k": "GSM8K", "processbench_math": "MATH",
+          "processbench_olympiadbench": "OlympiadBench", "processbench_omnimath": "Omni-MATH"}  # fmt: skip
+FIRST_WRONG = ("f1", "accuracy_erroneous", "accuracy_correct", "rate_misaligned")
+VERDICTS_AND_STEPS = (
+    "verifier_outcome_f1", "verifier_outcome_balanced_accuracy", "verifier_step_f1", "verifier_step_balanced_accuracy",
+    "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned", "verifier_format",
+)  # fmt: skip
+VERIFIER = (*FIRST_WRONG, *VERDICTS_AND_STEPS)
+CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high", "from")
+
+
+def markdown(settings: Settings, results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
+    """The whole page."""
+    solved = [result for result in results if result.role == "generator"]
+    judged = [result for result in results if result.role == "verifier"]
+    parts = ["# Evaluation", _introduction(settings)]
+    if any(value_of(result, "greedy") for result in solved):
+        parts.append("## Generator, greedy: accuracy of one attempt (pass@1)")
+        others = tuple(r.name for r in solved if r.name not in (*MATHEMATICS, *OUT_OF_DOMAIN))
+        for group, title in ((MATHEMATICS, "mathematics"), (OUT_OF_DOMAIN, "out_of_domain"), (others, "")):
+            parts += _comparison(group, f"{title}_{AVERAGE}", "greedy", solved, averages)
+    for result in solved:
+        parts += _samples(result)
+    if any(metric.name in VERIFIER for result in results for metric in result.metrics):
+        parts.append("## Verifier")
+        parts += _comparison(PROCESSBENCH, f"processbench_{AVERAGE}", "f1", judged, averages)
+    parts += _verifier_details(results)
+    parts += _set_table(results)
+    return "\n\n".join(parts) + "\n"
+
+
+def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
+    """Every figure, then the published ones of the same sets."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for metric in [metric for result in results for metric in result.metrics] + list(averages):
+        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *map(_digits, metric.estimate),
+                         "measured"])
+    for result in results:
+        if comparable(result.name, result.count, result.is_whole):
+            headline = "f1" if result.name in PROCESSBENCH else "greedy"
+            for row in rows_for((result.name,)):
+                writer.writerow([result.name, headline, "", result.count, _digits(row.scores[result.name] / 100), "",
+                                 "", f"{SOURCE}, table {row.table}: {row.model}"])
+    return stream.getvalue()
+
+
+def percent(estimate: Estimate | None) -> str:
+    """`34.2 [28.1, 40.3]`; a dash where there is no figure."""
+    if estimate is None or math.isnan(estimate.value):
+        return "–"
+    value = f"{100 * estimate.value:.1f}"
+    return value if math.isnan(estimate.low) else f"{value} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def title_of(set_name: str) -> str:
+    return TITLES.get(set_name, set_name)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _introduction(settings: Settings) -> str:
+    lines = [f"- {role}: `{name}`" for role, name in (("solves", settings.checkpoint), ("judges", settings.verifier))
+             if name is not None]
+    if settings.samples:
+        lines.append(f"- {settings.samples} samples of each problem at temperature {settings.temperature:g}, top_p "
+                     f"{settings.top_p:g}, seed {settings.seed}" + "; and one greedy" * (not settings.skip_greedy))
+    if settings.votes > 1:
+        lines.append(f"- {settings.votes} verifications of each solution at temperature "
+                     f"{settings.verifier_temperature:g}")
+    lines.append("- percent, with 95 % intervals over problems: Wilson's for shares of yes and no, bootstrap for the "
+                 "rest; nothing was chosen by looking at these sets")
+    return "\n".join(lines)
+
+
+def _comparison(
+    group: Sequence[str], average: str, headline: str, results: Sequence[SetResult], averages: Sequence[Metric]
+) -> list[str]:
+    """One table: this evaluation's figures of the group's sets, and below them the published ones."""
+    chosen = {result.name: result for result in results if result.name in group and value_of(result, headline)}
+    if not chosen:
+        return []
+    names = [name for name in group if name in chosen]
+    mean = next((metric.estimate for metric in averages if metric.set == average), None)
+    head = ["model", *(title_of(name) for name in names), *["Avg."] * (mean is not None)]
+    rows = [["this evaluation", *(percent(value_of(chosen[name], headline)) for name in names),
+             *[percent(mean)] * (mean is not None)]]  # fmt: skip
+    shown = tuple(name for name in names if comparable(name, chosen[name].count, chosen[name].is_whole))
+    for row in rows_for(shown):
+        cells = [f"{row.scores[name]:.1f}" if name in shown else "–" for name in names]
+        published_mean = f"{sum(row.scores[name] for name in names) / len(names):.1f}" if shown == tuple(names) else "–"
+        rows.append([f"{row.model} (table {row.table})", *cells, *[published_mean] * (mean is not None)])
+    parts = [table(head, rows)]
+    if len(rows) > 1:
+        parts.append(f"Published: {SOURCE}, greedy, zero-shot; their own prompts and graders.")
+    left_out = [title_of(name) for name in names if name in TITLES and name not in shown and name != "gsm8k"]
+    if left_out:
+        parts.append(f"Not the whole set, so without published figures: {', '.join(left_out)}.")
+    return parts
+
+
+def _samples(result: SetResult) -> list[str]:
+    """Every rule by the number of samples, and what it gains over the majority with all of them."""
+    ks = sorted({metric.k for metric in result.metrics if metric.name == "pass"})
+    if not ks:
+        return []
+    names = [name for name in LABELS if value_of(result, name)]
+    gains = {name: value_of(result, f"{name}_minus_majority") for name in names}
+    has_gains = any(gains.values())
+    head = ["accuracy with k samples", *(f"k = {k}" for k in ks), *[f"k = {ks[-1]}, minus majority"] * has_gains]
+    rows = [[LABELS[name], *(percent(value_of(result, name, k)) for k in ks), *[percent(gains[name])] * has_gains]
+            for name in names]  # fmt: skip
+    return [f"## {title_of(result.name)}, sampled: {result.count} problems", table(head, rows)]
+
+
+def _verifier_details(results: Sequence[SetResult]) -> list[str]:
+    """All other figures of the verifier: one table a kind of set, only the columns that some set has."""
+    parts = []
+    for title, names in (("### First wrong steps", FIRST_WRONG), ("### Verdicts and steps", VERDICTS_AND_STEPS)):
+        chosen = [result for result in results if any(value_of(result, name) for name in names)]
+        shown = [name for name in names if any(value_of(result, name) for result in chosen)]
+        if chosen:
+            head = ["set", *(name.removeprefix("verifier_").replace("_", " ") for name in shown)]
+            parts += [title, table(head, [[result.name, *(percent(value_of(result, name)) for name in shown)]
+                                          for result in chosen])]
+    return parts
+
+
+def _set_table(results: Sequence[SetResult]) -> list[str]:
+    """Where the rows come from, how solutions look, and what to know of them."""
+    rows = []
+    for result in results:
+        tokens = value_of(result, "response_tokens")
+        rows.append([
+            result.name, f"`{result.source}`", f"{result.count}{'' if result.is_whole else ' (a part)'}",
+            percent(value_of(result, "format")), percent(value_of(result, "truncation_rate")),
+            f"{tokens.value:.0f}" if tokens else "–",
+        ])  # fmt: skip
+    parts = ["## Sets", table(["set", "rows from", "rows", "format score", "truncated", "tokens"], rows)]
+    notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
+    return [*parts, "\n".join(notes)] if notes else parts
+
+
+def _digits(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6g}"

@@ -1,0 +1,103 @@
+"""A verifier judges solutions: a shard of claims in; its verifications, and what they say of first errors, out."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tango_jax import rng
+from tango_jax.data.processbench import NO_ERROR
+from tango_jax.evaluation.generator import samples_of
+from tango_jax.evaluation.sets import Claim
+from tango_jax.evaluation.settings import Settings
+from tango_jax.evaluation.shards import JudgedRow, Shard, digest, read_shard
+from tango_jax.grading import parse_verification
+from tango_jax.prompts.templates import verifier_prompt
+from tango_jax.records import Verification
+from tango_jax.speaker import Speaker, write_many
+
+
+def judge_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[JudgedRow]:
+    """`votes` verifications of every claim, claim by claim: one is greedy, several are sampled."""
+    votes, per_problem = settings.votes, len(samples_of(settings))
+    prompts = [_prompt(speaker, claim) for claim in shard.items]
+    asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
+    written: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
+    if asked:
+        places = [shard.items[c].number * (per_problem + 1) + shard.items[c].sample + 1 for c in asked]
+        row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
+        key = rng.step_key(settings.seed, "judge", shard.set.name)
+        temperature = settings.verifier_temperature if votes > 1 else 0.0
+        rollout = write_many(speaker, [prompts[c][0] for c in asked], row_PM, key, temperature)
+        keys = [(c, vote) for c in asked for vote in range(votes)]
+        written = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+    return [
+        _row(speaker, claim, vote, prompts[c], written.get((c, vote)))
+        for c, claim in enumerate(shard.items)
+        for vote in range(votes)
+    ]
+
+
+def _prompt(speaker: Speaker, claim: Claim) -> tuple[list[int], bool] | None:
+    """Prompt ids and whether the solution was shortened; None where there is nothing to judge or no room for it."""
+    if not claim.may_be_judged:
+        return None
+    solution = claim.solution
+    try:
+        return verifier_prompt(
+            speaker.template, speaker.source.tokenizer, solution.problem, solution.text, len(solution.steps),
+            speaker.max_prompt,
+        )  # fmt: skip
+    except ValueError:  # too long even without the solution
+        return None
+
+
+def _row(speaker: Speaker, claim: Claim, vote: int, prompt: tuple | None, written: tuple | None) -> JudgedRow:
+    tokens, is_truncated = written or ((), False)
+    solution, text = claim.solution, speaker.source.tokenizer.decode(tokens)
+    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    return JudgedRow(
+        number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
+        text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
+        format_score=float(parsed.format_score), is_truncated=bool(is_truncated), num_tokens=len(tokens),
+        is_shortened=prompt is not None and prompt[1], is_too_long=prompt is None,
+    )  # fmt: skip
+
+
+def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
+    """The rows of an earlier attempt at a shard, if they are whole and of these solutions."""
+    rows = read_shard(shard.path, JudgedRow)
+    wanted = [
+        (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
+        for claim in shard.items for vote in range(votes)
+    ]  # fmt: skip
+    if rows is None or [(row.number, row.sample, row.vote, row.claim) for row in rows] != wanted:
+        return None
+    return rows
+
+
+def as_verification(row: JudgedRow) -> Verification:
+    """The record that `scores.py` takes."""
+    return Verification(row.text, row.judgements, row.verdict, row.format_score, row.is_aligned, ())
+
+
+def first_wrong(row: JudgedRow) -> int | None:
+    """Index of the first step that is called wrong, NO_ERROR if none is; None where the judgements fit no steps."""
+    if not row.is_aligned:
+        return None
+    return next((k for k, judgement in enumerate(row.judgements) if not judgement), NO_ERROR)
+
+
+def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
+    """What most of the aligned votes say; of equally many the one that was cast first. None if none is aligned."""
+    cast = [index for row in rows if (index := first_wrong(row)) is not None]
+    return Counter(cast).most_common(1)[0][0] if cast else None
+
+
+def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
+    """How well one solution fares over its votes: the share that calls it correct, and of steps that are approved.
+
+    An invalid verdict and a misaligned verification approve of nothing.
+    """
+    approved = [sum(row.judgements) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
+    return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}

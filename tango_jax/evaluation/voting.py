@@ -1,0 +1,110 @@
+"""One answer out of many samples: the samples of a problem, and what the verifier said of them, in; accuracies out.
+
+All rules are exact expectations over which k of the n samples one has, and over ties, which are drawn evenly. Above
+MAX_SUBSETS choices of k, that many are drawn, seeded, the same ones for every rule, so that rules are compared on
+equal terms.
+"""
+
+import itertools
+from collections.abc import Sequence
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+
+from tango_jax.evaluation.statistics import pass_at_k
+from tango_jax.grading import grade_many
+
+RIGHT = 0  # the class of every answer that the grader accepts
+NO_ANSWER = -1  # votes for nothing
+MAX_SUBSETS = 1000
+_COUNT = 1e-6  # what a vote counts beside its weight: it decides between classes of equal weight
+_TIE = 1e-9
+
+
+class Ballot(NamedTuple):
+    """The n samples of one problem."""
+
+    answer_class_n: np.ndarray  # int: RIGHT, other classes of equal answers, or NO_ANSWER
+    is_correct_n: np.ndarray  # bool
+    score_n: dict[str, np.ndarray]  # float by the name of what the verifier is asked; empty without a verifier
+
+
+def answer_classes(
+    groups: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]], kind: str
+) -> list[list[int]]:
+    """The class of every answer in each group (problem): answers are equal if the grader says so.
+
+    Answers that it accepts are one class, so that no class is right and wrong at once. Of the others each is compared
+    with the first of every class, in order; one grading call serves a round of all groups.
+    """
+    classes = [[RIGHT if is_right else NO_ANSWER for is_right in marks] for marks in correct]
+    places: list[dict[str, list[int]]] = []
+    for answers, marks in zip(groups, correct, strict=True):
+        of_answer: dict[str, list[int]] = {}
+        for place, (answer, is_right) in enumerate(zip(answers, marks, strict=True)):
+            if not is_right and answer is not None and answer.strip():
+                of_answer.setdefault(answer, []).append(place)
+        places.append(of_answer)
+    pending, number = [list(of_answer) for of_answer in places], RIGHT + 1
+    while any(pending):
+        pairs = [(g, answers[0], other) for g, answers in enumerate(pending) for other in answers[1:]]
+        texts = [f"<answer>\\boxed{{{other}}}</answer>" for _, _, other in pairs]
+        is_equal = grade_many(texts, [first for _, first, _ in pairs], kind).correct if pairs else ()
+        joined: list[set[str]] = [set(answers[:1]) for answers in pending]
+        for (g, _, other), equal in zip(pairs, is_equal, strict=True):
+            if equal:
+                joined[g].add(other)
+        for g, members in enumerate(joined):
+            for answer in members:
+                for place in places[g][answer]:
+                    classes[g][place] = number
+            pending[g] = [answer for answer in pending[g] if answer not in members]
+        number += 1
+    return classes
+
+
+def subsets_SK(num_samples: int, k: int) -> np.ndarray:
+    """Which samples one has: every choice of k of the n, or MAX_SUBSETS drawn ones."""
+    if comb(num_samples, k) <= MAX_SUBSETS:
+        return np.array(list(itertools.combinations(range(num_samples), k)))
+    rng = np.random.default_rng((num_samples, k))
+    return rng.permuted(np.tile(np.arange(num_samples), (MAX_SUBSETS, 1)), axis=1)[:, :k]
+
+
+def majority(ballot: Ballot, k: int) -> float:
+    """Chance that the most frequent answer of k samples is right."""
+    return weighted_vote(ballot, np.ones(len(ballot.answer_class_n)), k)
+
+
+def weighted_vote(ballot: Ballot, weight_n: np.ndarray, k: int) -> float:
+    """Chance that the answer with the largest sum of weights is right; of equal sums the more frequent answer wins."""
+    chosen_SK = subsets_SK(len(weight_n), k)
+    class_SK = ballot.answer_class_n[chosen_SK]
+    total_SC = np.zeros((len(chosen_SK), max(RIGHT, int(ballot.answer_class_n.max())) + 2))
+    # NO_ANSWER, -1, counts in the last column, which no class has.
+    np.add.at(total_SC, (np.arange(len(chosen_SK))[:, None], class_SK), (weight_n + _COUNT)[chosen_SK])
+    total_SC = total_SC[:, :-1]
+    best_S1 = total_SC.max(axis=1, keepdims=True)
+    is_top_SC = (total_SC >= best_S1 - _TIE) & (best_S1 > 0)
+    return float((is_top_SC[:, RIGHT] / np.maximum(1, is_top_SC.sum(axis=1))).mean())
+
+
+def best_of(ballot: Ballot, score_n: np.ndarray, k: int) -> float:
+    """Chance that the sample with the highest score of k is right."""
+    chosen_SK = subsets_SK(len(score_n), k)
+    score_SK = score_n[chosen_SK]
+    is_top_SK = score_SK >= score_SK.max(axis=1, keepdims=True) - _TIE
+    return float(((is_top_SK & ballot.is_correct_n[chosen_SK]).sum(axis=1) / is_top_SK.sum(axis=1)).mean())
+
+
+def rules(ballot: Ballot, k: int) -> dict[str, float]:
+    """Every rule on one problem; `pass` is the oracle that picks a right sample if there is one."""
+    values = {
+        "pass": pass_at_k(len(ballot.is_correct_n), int(ballot.is_correct_n.sum()), k),
+        "majority": majority(ballot, k),
+    }
+    for name, score_n in ballot.score_n.items():
+        values[f"best_of_by_{name}"] = best_of(ballot, score_n, k)
+        values[f"vote_by_{name}"] = weighted_vote(ballot, score_n, k)
+    return values
