@@ -22,8 +22,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-# A run may go on on other machines: these change no result beyond rounding.
-ANY_HARDWARE = ("distributed.", "generator.mesh.", "verifier.mesh.")
+# A run may go on on other machines, and be watched in another way: these change no result beyond rounding.
+ANY_HARDWARE = ("distributed.", "generator.mesh.", "verifier.mesh.", "rollouts.")
 
 
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
