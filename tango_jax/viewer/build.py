@@ -1,0 +1,113 @@
+"""The page: runs in, one HTML file out that needs nothing else. Last stage of the report.
+
+Everything that is large is gzip in base64 and is decoded by the browser when it is looked at: the plotting library, the
+charts of each run, the chunks of rollouts.
+"""
+
+import html
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+import plotly.offline
+
+from tango_jax.rollout_dump import read_rollouts
+from tango_jax.viewer import charts, pack, quality
+from tango_jax.viewer.runs import Run
+
+SCRIPTS = ("data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
+MAX_ROLLOUTS = 20_000
+MAX_BYTES = 19_000_000  # of the page
+LOSS_SETTINGS = ("algorithm", "use_std", "step_scale")
+
+
+class Built(NamedTuple):
+    """What a page holds."""
+
+    runs: int
+    rollouts: int
+    rollouts_dumped: int
+    size: int  # bytes
+
+
+def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES) -> Built:
+    """Write the report of the runs. Rollouts beyond either limit are left out in whole groups, evenly, with a note."""
+    packed, pages = [], []
+    for index, run in enumerate(runs):
+        judged = []
+        for rollout in read_rollouts(run.rollouts):
+            packed.append(pack.pack_rollout(index, rollout))
+            judged += quality.judged(rollout)
+        pages.append(pack.encode_json(_charts_of(run, judged)))
+    fixed = {
+        "plotly": pack.encode(plotly.offline.get_plotlyjs().encode()),
+        "arms": pack.encode_json({"panels": charts.arms(runs), "table": charts.arms_table(runs)} if runs[1:] else {}),
+        **{f"charts-{index}": page for index, page in enumerate(pages)},
+    }
+    room = max_bytes - sum(map(len, fixed.values())) - 200_000  # the rest: markup, style, scripts, columns
+    kept, chunks = _within(packed, max_rollouts, room)
+    facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "chunks": len(chunks)}
+    payloads = {"facts": pack.encode_json(facts), "columns": pack.encode_json(pack.columns_of(kept))} | fixed
+    payloads |= {f"chunk-{index}": chunk for index, chunk in enumerate(chunks)}
+    title = "RL Tango: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    page = _fill(title, payloads)
+    partial = out.with_name(f"{out.name}.partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, out)  # a reader who reloads sees the old page or the new one
+    return Built(len(runs), len(kept), len(packed), out.stat().st_size)
+
+
+def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
+    return {
+        "headline": charts.headline(run),
+        "training": charts.training(run),
+        "verifier": charts.verifier(run, judged),
+        "confusion": charts.confusion_tables(judged),
+        "speed": charts.speed(run),
+        "speed_table": charts.speed_table(run),
+    }
+
+
+def _facts(run: Run) -> dict:
+    """What the page says of a run, and needs to write out its rewards."""
+    loss = {role: {name: run.settings[f"{role}.loss.{name}"] for name in LOSS_SETTINGS}
+            for role in ("generator", "verifier")}  # fmt: skip
+    return {
+        "name": run.name,
+        "arm": run.arm,
+        "seed": run.settings["seed"],
+        "task": run.settings["task.name"],
+        "turns": max((row["step"] for row in run.rows), default=0),
+        "is_finished": run.is_finished,
+        "loss": loss,
+    }
+
+
+def _within(packed: list[pack.Packed], max_rollouts: int, room: int) -> tuple[list[pack.Packed], list[str]]:
+    """As many rollouts as both limits allow, and their chunks."""
+    kept = packed
+    if len(packed) > max_rollouts:
+        kept = pack.thin_out(packed, max_rollouts / len(packed))
+    chunks = pack.chunks_of(kept)
+    while (size := sum(map(len, chunks))) > room and kept:
+        kept = pack.thin_out(kept, 0.95 * max(room, 0) / size)
+        chunks = pack.chunks_of(kept)
+    return kept, chunks
+
+
+def _fill(title: str, payloads: dict[str, str]) -> str:
+    """The page's skeleton with style, scripts and payloads in their places."""
+    files = resources.files("tango_jax.viewer")
+
+    def read(name: str) -> str:
+        return (files / name).read_text(encoding="utf-8")
+
+    script = '"use strict";\n(() => {\n' + "\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n})();"
+    data = "\n".join(f'<script type="text/plain" id="{name}">{value}</script>' for name, value in payloads.items())
+    page = read("page.html")
+    for mark, text in (("title", html.escape(title)), ("style", read("style.css")), ("data", data), ("script", script)):
+        page = page.replace(f"<!--{mark}-->", text)
+    return page
