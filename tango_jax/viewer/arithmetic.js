@@ -39,22 +39,29 @@ function groupLine(rollout, loss) {
   return `${rewards}: mean ${number(mean)}${spread}`;
 }
 
-const equation = (name, left, right) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, left), h("td", { class: "num" }, right));
+const equation = (name, left, right) =>
+  h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, left), h("td", { class: "num" }, right));
 
 function generatorArithmetic(rollout, loss) {
   const { reward, advantage, alpha } = rollout;
   const graded = reward.outcome ? "1 (right)" : "0 (wrong)";
   const [left, outcome] = outcomeLine(rollout, loss);
   const rows = [
-    equation("reward", `${reward.outcome_weight} × ${graded} + ${reward.format_weight} × format ${number(reward.format, 2)}`, number(reward.total)),
+    equation(
+      "reward",
+      `${reward.outcome_weight} × ${graded} + ${reward.format_weight} × format ${number(reward.format, 2)}`,
+      number(reward.total),
+    ),
     equation("group", groupLine(rollout, loss), ""),
     equation("A outcome", left, signed(outcome, 3)),
   ];
   const parts = [h("table", { class: "sums" }, h("tbody", {}, ...rows))];
   if (!advantage.step) {
-    parts.push(h("p", { class: "muted" }, "No step rewards in this arm: every token gets A = A outcome."));
+    parts.push(muted("No step rewards in this arm: every token gets A = A outcome."));
   } else if (reward.steps.every((steps) => steps === null)) {
-    parts.push(h("p", { class: "muted" }, `No step rewards: the verification is not aligned with the steps. A step is 0 and A = (1 − ${number(alpha)}) × A outcome = `, signed((1 - alpha) * outcome, 3), "."));
+    const result = signed((1 - alpha) * outcome, 3);
+    const reason = "No step rewards: the verification is not aligned with the steps.";
+    parts.push(muted(`${reason} A step is 0 and A = (1 − ${number(alpha)}) × A outcome = ${result}.`));
   } else {
     parts.push(stepArithmetic(rollout, outcome));
   }
@@ -64,23 +71,44 @@ function generatorArithmetic(rollout, loss) {
 function stepArithmetic(rollout, outcome) {
   const { reward, advantage, alpha, solution } = rollout;
   const given = reward.steps.filter((steps) => steps !== null);
-  const share = reward.steps.length > 1 ? `, mean of ${given.length} aligned verifications of ${reward.steps.length}` : "";
+  const share =
+    reward.steps.length > 1 ? `, mean of ${given.length} aligned verifications of ${reward.steps.length}` : "";
   const row = (name, r, token) => {
     const step = token === null ? 0 : valueAt(advantage.step, token);
     const total = token === null ? (1 - alpha) * outcome : valueAt(advantage.total, token);
     const sum = `${number(1 - alpha)} × ${signed(outcome, 3)} + ${number(alpha)} × ${signed(step, 3)}`;
-    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "num" }, r), h("td", { class: "num" }, signed(step, 3)),
-      h("td", { class: "num wide" }, sum), h("td", { class: "num" }, h("b", {}, signed(total, 3))));
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, name),
+      h("td", { class: "num" }, r),
+      h("td", { class: "num" }, signed(step, 3)),
+      h("td", { class: "num wide" }, sum),
+      h("td", { class: "num" }, h("b", {}, signed(total, 3))),
+    );
   };
   const rows = solution.step_ends.map((token, k) => {
     const mean = given.reduce((sum, steps) => sum + steps[k], 0) / given.length;
     return row(`step ${k + 1}`, signed(mean, 3), token);
   });
   rows.push(row("after the last step", "", null));
-  const head = ["tokens up to the end of", `r = ±1/${solution.steps.length}${share}`, "A step, to go", `(1 − α) A outcome + α A step, α = ${number(alpha)}`, "A"];
-  return h("table", { class: "sums steps-sums" },
-    h("thead", {}, h("tr", {}, ...head.map((text, i) => h("th", { scope: "col", class: i === 3 ? "wide" : "" }, text)))),
-    h("tbody", {}, ...rows));
+  const head = [
+    "tokens up to the end of",
+    `r = ±1/${solution.steps.length}${share}`,
+    "A step, to go",
+    `(1 − α) A outcome + α A step, α = ${number(alpha)}`,
+    "A",
+  ];
+  return h(
+    "table",
+    { class: "sums steps-sums" },
+    h(
+      "thead",
+      {},
+      h("tr", {}, ...head.map((text, i) => h("th", { scope: "col", class: i === 3 ? "wide" : "" }, text))),
+    ),
+    h("tbody", {}, ...rows),
+  );
 }
 
 function verifierArithmetic(rollout, loss) {
@@ -89,9 +117,22 @@ function verifierArithmetic(rollout, loss) {
   const total = advantage.total.length ? advantage.total[0][1] : 0;
   const fact = solution.is_correct ? "right" : "wrong";
   const agrees = `${reward.correctness} (${verifications[0].verdict} on a ${fact} answer)`;
-  return [h("table", { class: "sums" }, h("tbody", {},
-    equation("reward", `${agrees} + ${reward.gamma} × format ${number(reward.format, 2)}`, number(reward.total)),
-    equation("group", groupLine(rollout, loss), ""),
-    equation("A outcome", left, signed(outcome, 3)),
-    equation("A", `${number(weight)} (weight of ${fact} solutions) × ${signed(outcome, 3)}`, h("b", {}, signed(total, 3)))))];
+  return [
+    h(
+      "table",
+      { class: "sums" },
+      h(
+        "tbody",
+        {},
+        equation("reward", `${agrees} + ${reward.gamma} × format ${number(reward.format, 2)}`, number(reward.total)),
+        equation("group", groupLine(rollout, loss), ""),
+        equation("A outcome", left, signed(outcome, 3)),
+        equation(
+          "A",
+          `${number(weight)} (weight of ${fact} solutions) × ${signed(outcome, 3)}`,
+          h("b", {}, signed(total, 3)),
+        ),
+      ),
+    ),
+  ];
 }

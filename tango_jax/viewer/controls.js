@@ -6,7 +6,13 @@ const CHOICES = ["role", "grade", "run", "order"];
 function bindFilters(facts, columns, getState, setState) {
   const chips = columns.flagNames.map((name, bit) => {
     const count = h("span", { class: "count" });
-    const chip = h("button", { type: "button", class: "chip", "aria-pressed": "false", title: `${FLAG_LABELS[name]} (${bit + 1})` }, FLAG_LABELS[name], " ", count);
+    const chip = h(
+      "button",
+      { type: "button", class: "chip", "aria-pressed": "false", title: `${FLAG_LABELS[name]} (${bit + 1})` },
+      FLAG_LABELS[name],
+      " ",
+      count,
+    );
     chip.addEventListener("click", () => toggle(bit));
     $("chips").append(chip);
     return { chip, count, name };
@@ -37,12 +43,17 @@ function bindFilters(facts, columns, getState, setState) {
       count.textContent = flagCounts[bit].toLocaleString("en");
     });
     for (const name of CHOICES) $(name).value = state[name];
-    for (const [name, ids] of Object.entries(RANGES)) ids.forEach((id, i) => { $(id).value = state[name][i] ?? ""; });
+    for (const [name, ids] of Object.entries(RANGES))
+      ids.forEach((id, i) => {
+        $(id).value = state[name][i] ?? "";
+      });
     if (document.activeElement !== $("search")) $("search").value = state.query;
     const all = columns.count.toLocaleString("en");
-    $("found").textContent = found === columns.count ? `all ${all} rollouts` : `${found.toLocaleString("en")} of ${all} rollouts`;
-    const more = CHOICES.slice(0, 3).filter((name) => state[name]).length
-      + Object.keys(RANGES).filter((name) => state[name].some((value) => value !== null)).length;
+    $("found").textContent =
+      found === columns.count ? `all ${all} rollouts` : `${found.toLocaleString("en")} of ${all} rollouts`;
+    const more =
+      CHOICES.slice(0, 3).filter((name) => state[name]).length +
+      Object.keys(RANGES).filter((name) => state[name].some((value) => value !== null)).length;
     $("more-count").textContent = more ? `(${more} set)` : "";
     $("clear").disabled = !more && !state.flags.size && !state.query;
   }

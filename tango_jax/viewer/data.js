@@ -29,7 +29,11 @@ function makeStore(columns, numChunks) {
   let loading = null;
 
   function lines(number) {
-    if (!chunks.has(number)) chunks.set(number, payload(`chunk-${number}`).then((text) => text.split("\n")));
+    if (!chunks.has(number))
+      chunks.set(
+        number,
+        payload(`chunk-${number}`).then((text) => text.split("\n")),
+      );
     return chunks.get(number);
   }
 
@@ -40,7 +44,9 @@ function makeStore(columns, numChunks) {
     const rest = JSON.parse(of[of.length / 2 + place]);
     Object.assign(rest.problem, { id, question, answer });
     rest.solution.text = solution;
-    rest.verifications.forEach((item, i) => { item.text = verifications[i]; });
+    rest.verifications.forEach((item, i) => {
+      item.text = verifications[i];
+    });
     return rest;
   }
 

@@ -1,16 +1,27 @@
 // Which rollouts are listed: the state of the filters and the columns in, indices and counts out. Nothing of the page.
 
 const FLAG_LABELS = {
-  false_accept: "false accept", false_reject: "false reject", invalid: "INVALID", misaligned: "misaligned",
-  truncated: "truncated", misjudged: "misjudged step",
+  false_accept: "false accept",
+  false_reject: "false reject",
+  invalid: "INVALID",
+  misaligned: "misaligned",
+  truncated: "truncated",
+  misjudged: "misjudged step",
 };
 const ROLES = ["generator", "verifier"];
 
 const noFilters = () => ({
-  flags: new Set(), role: "", grade: "", run: "", order: "", turns: [null, null], steps: [null, null], query: "",
+  flags: new Set(),
+  role: "",
+  grade: "",
+  run: "",
+  order: "",
+  turns: [null, null],
+  steps: [null, null],
+  query: "",
 });
 
-// {shown, flagCounts}: indices that pass every filter, in order; and how many each flag would leave of the others' choice.
+// {shown, flagCounts}: indices that pass every filter, in order; and how many of the other filters' have each flag.
 function select(columns, facts, state, hits) {
   const role = ROLES.indexOf(state.role);
   const grade = ["wrong", "right"].indexOf(state.grade);
@@ -18,7 +29,9 @@ function select(columns, facts, state, hits) {
   const [turnFrom, turnTo] = [state.turns[0] ?? 0, state.turns[1] ?? Infinity];
   const [stepsFrom, stepsTo] = [state.steps[0] ?? 0, state.steps[1] ?? Infinity];
   let wanted = 0;
-  columns.flagNames.forEach((name, bit) => { if (state.flags.has(name)) wanted |= 1 << bit; });
+  columns.flagNames.forEach((name, bit) => {
+    if (state.flags.has(name)) wanted |= 1 << bit;
+  });
   const flagCounts = columns.flagNames.map(() => 0);
   const shown = [];
   for (let i = 0; i < columns.count; i++) {

@@ -13,6 +13,9 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+const muted = (...children) => h("p", { class: "muted" }, ...children);
+const hidden = (text) => h("span", { class: "hidden" }, text); // for those who listen
+
 const MARKS = { good: "✓", bad: "✗", none: "–" };
 const mark = (kind) => h("span", { class: `mark ${kind}`, "aria-hidden": "true" }, MARKS[kind]);
 const verdictKind = (verdict) => ({ CORRECT: "good", INCORRECT: "bad" })[verdict] ?? "none";
@@ -33,14 +36,22 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     const width = Math.min(1, Math.abs(adv) / advScale) * 50;
     const bar = h("span", { class: `minibar ${adv < 0 ? "neg" : "pos"}`, style: `--w:${width}%` });
     const grade = columns.correct[i] ? "good" : "bad";
-    const spoken = h("span", { class: "hidden" }, `verdict ${verdict}, answer ${columns.correct[i] ? "right" : "wrong"}`);
-    const row = h("div", {
-      role: "option", id: `option-${place}`, class: "row", style: `top:${place * ROW_HEIGHT}px`,
-      "aria-selected": String(place === current), "aria-setsize": shown.length, "aria-posinset": place + 1,
-    },
-    h("span", { class: "pair" }, mark(columns.verdict[i] > 2 ? "none" : verdictKind(verdict)), mark(grade), spoken),
-    h("span", { class: "what" }, h("span", { class: "label" }, label), h("span", { class: "where" }, where)),
-    h("span", { class: "much" }, signed(adv), bar));
+    const spoken = hidden(`verdict ${verdict}, answer ${columns.correct[i] ? "right" : "wrong"}`);
+    const row = h(
+      "div",
+      {
+        role: "option",
+        id: `option-${place}`,
+        class: "row",
+        style: `top:${place * ROW_HEIGHT}px`,
+        "aria-selected": String(place === current),
+        "aria-setsize": shown.length,
+        "aria-posinset": place + 1,
+      },
+      h("span", { class: "pair" }, mark(columns.verdict[i] > 2 ? "none" : verdictKind(verdict)), mark(grade), spoken),
+      h("span", { class: "what" }, h("span", { class: "label" }, label), h("span", { class: "where" }, where)),
+      h("span", { class: "much" }, signed(adv), bar),
+    );
     row.addEventListener("click", () => choose(place));
     return row;
   }
@@ -80,17 +91,25 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
   box.addEventListener("scroll", render, { passive: true });
   new ResizeObserver(render).observe(box);
   box.addEventListener("keydown", (event) => {
-    const places = { ArrowDown: current + 1, ArrowUp: current - 1, PageDown: Math.min(current + 10, shown.length - 1),
-      PageUp: Math.max(current - 10, 0), Home: 0, End: shown.length - 1 };
+    const places = {
+      ArrowDown: current + 1,
+      ArrowUp: current - 1,
+      PageDown: Math.min(current + 10, shown.length - 1),
+      PageUp: Math.max(current - 10, 0),
+      Home: 0,
+      End: shown.length - 1,
+    };
     if (!(event.key in places) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     choose(places[event.key]);
   });
   return {
     update,
-    move: (by) => choose(current < 0 ? 0 : current + by),
+    move: (by) => {
+      box.focus({ preventScroll: true }); // so that it is heard what is chosen
+      choose(current < 0 ? 0 : current + by);
+    },
     select: (index) => update(shown, index),
-    first: () => shown[0],
     current: () => (current < 0 ? null : shown[current]),
   };
 }

@@ -10,7 +10,11 @@ function setTheme(name) {
   const [symbol, text] = { auto: ["◐", "System"], light: ["☀", "Light"], dark: ["☾", "Dark"] }[name];
   $("theme").replaceChildren(`${symbol} `, h("span", {}, text));
   $("theme").setAttribute("aria-label", `Colours: ${text}`);
-  try { localStorage.setItem("tango-report-theme", name); } catch { /* a browser may refuse to remember for files */ }
+  try {
+    localStorage.setItem("tango-report-theme", name);
+  } catch {
+    /* a browser may refuse to remember for files */
+  }
   redrawCharts();
 }
 
@@ -34,15 +38,14 @@ function showView(name) {
   document.body.dataset.view = name;
 }
 
-
 const shownView = () => document.body.dataset.view;
 
-// Sections of the charts have addresses too; everything else is about rollouts.
-const SECTIONS = ["arms", "training", "quality", "speed"];
+// The charts and their sections have addresses too; everything else is about rollouts.
+const SECTIONS = ["charts", "arms", "training", "quality", "speed"];
 
 function followAddress(viewer) {
   const name = location.hash.slice(1);
-  if (!viewer || name === "" || name === "view=charts" || SECTIONS.includes(name)) {
+  if (!viewer || name === "" || SECTIONS.includes(name)) {
     showView("charts");
     return null;
   }
@@ -50,11 +53,26 @@ function followAddress(viewer) {
   return viewer.followHash();
 }
 
+// Another view by hand: the address follows, so that a reload shows the same.
+function switchView(name, viewer) {
+  showView(name);
+  if (name === "rollouts") viewer?.writeHash();
+  else setAddress("charts");
+}
+
 function bindKeys(viewer) {
-  const always = { "?": () => $("help").showModal(), t: nextTheme, c: () => showView("charts") };
+  const always = { "?": () => $("help").showModal(), t: nextTheme, c: () => switchView("charts", viewer) };
   const withRollouts = {
-    r: () => showView("rollouts"), j: () => viewer.move(1), k: () => viewer.move(-1), "]": () => viewer.moveInGroup(1),
-    "[": () => viewer.moveInGroup(-1), y: () => viewer.copyLink(), "/": () => { showView("rollouts"); $("search").focus(); },
+    r: () => switchView("rollouts", viewer),
+    j: () => viewer.move(1),
+    k: () => viewer.move(-1),
+    "]": () => viewer.moveInGroup(1),
+    "[": () => viewer.moveInGroup(-1),
+    y: () => viewer.copyLink(),
+    "/": () => {
+      showView("rollouts");
+      $("search").focus();
+    },
     0: () => viewer.clear(),
   };
   for (let bit = 0; bit < 6; bit++) withRollouts[bit + 1] = () => viewer.toggle(bit);
@@ -69,14 +87,14 @@ function bindKeys(viewer) {
   });
 }
 
-function bindTabs() {
+function bindTabs(viewer) {
   const tabs = ["charts", "rollouts"];
   for (const name of tabs) {
-    $(`tab-${name}`).addEventListener("click", () => showView(name));
+    $(`tab-${name}`).addEventListener("click", () => switchView(name, viewer));
     $(`tab-${name}`).addEventListener("keydown", (event) => {
       if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
       const other = tabs[1 - tabs.indexOf(name)];
-      showView(other);
+      switchView(other, viewer);
       $(`tab-${other}`).focus();
     });
   }
@@ -88,14 +106,17 @@ async function bindCharts(facts) {
   $("run-choice").hidden = facts.runs.length < 2;
   const show = () => renderCharts($("charts"), $("chart-nav"), facts, Number(choice.value));
   choice.addEventListener("change", show);
+  choice.value = Math.max(0, facts.runs.findIndex(({ arm }) => arm === "tango")); // the method, where it is among them
   await show();
+  if (SECTIONS.includes(location.hash.slice(1))) $(location.hash.slice(1)).scrollIntoView();
 }
 
 function describeCount(facts, columns) {
   const all = columns.count.toLocaleString("en");
   $("rollout-count").textContent = all;
   if (facts.dumped > columns.count) {
-    const note = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file, in whole groups, evenly over training; the charts are about all of them.`;
+    const part = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file`;
+    const note = `${part}, in whole groups, evenly over training; the charts are about all of them.`;
     $("viewer").before(h("p", { class: "note" }, note));
   }
 }
@@ -105,7 +126,6 @@ async function start() {
   isDark.addEventListener("change", () => setTheme(document.documentElement.dataset.theme));
   $("theme").addEventListener("click", nextTheme);
   $("help-button").addEventListener("click", () => $("help").showModal());
-  bindTabs();
   const [facts, raw] = await Promise.all([payloadJson("facts"), payloadJson("columns")]);
   const columns = typedColumns(raw);
   describeCount(facts, columns);
@@ -113,6 +133,7 @@ async function start() {
   $("no-rollouts").hidden = columns.count > 0;
   const viewer = columns.count ? makeViewer(facts, columns) : null;
   bindKeys(viewer);
+  bindTabs(viewer);
   window.addEventListener("hashchange", () => followAddress(viewer));
   const opened = followAddress(viewer);
   await Promise.all([bindCharts(facts), opened ?? viewer?.followHash()]);

@@ -1,5 +1,13 @@
 // The rollout viewer: joins filters, list and rollout, and writes what is shown into the address.
 
+function setAddress(hash) {
+  try {
+    history.replaceState(null, "", `#${hash}`);
+  } catch {
+    location.hash = hash; // some browsers refuse for files
+  }
+}
+
 // Rollouts have names that stay when a report is built anew: run, turn and row.
 const keyOf = (columns, facts, i) => `${facts.runs[columns.run[i]].name}:${columns.turn[i]}:${columns.row[i]}`;
 
@@ -37,9 +45,19 @@ function makeViewer(facts, columns) {
   let hits = null; // which rollouts the search found
   let chosen = -1;
   const list = makeList($("list"), $("list-space"), columns, facts, scale, choose);
-  const controls = bindFilters(facts, columns, () => state, (next) => { state = next; refresh(); writeHash(); });
+  const controls = bindFilters(
+    facts,
+    columns,
+    () => state,
+    async (next) => {
+      state = next;
+      await refresh(true);
+      writeHash();
+    },
+  );
 
-  async function refresh() {
+  // `mayMove`: where the chosen rollout is filtered out, the first one that is left is shown instead.
+  async function refresh(mayMove = false) {
     const started = performance.now();
     if (state.query) {
       const query = state.query;
@@ -54,7 +72,7 @@ function makeViewer(facts, columns) {
     list.update(shown, chosen);
     controls.show(state, shown.length, flagCounts);
     performance.measure("filter", { start: started, end: performance.now() });
-    if (chosen < 0 && shown.length) await open(shown[0]);
+    if (shown.length && (chosen < 0 || (mayMove && list.current() === null))) await open(shown[0]);
   }
 
   async function open(index) {
@@ -64,7 +82,7 @@ function makeViewer(facts, columns) {
     if (chosen !== index) return; // a key was pressed meanwhile
     const siblings = siblingsOf(columns, facts, index);
     $("rollout").scrollTop = 0;
-    renderRollout($("rollout"), rollout, { fact: facts.runs[columns.run[index]], siblings, scale, copyLink });
+    renderRollout($("rollout"), rollout, { fact: facts.runs[columns.run[index]], siblings, scale, copyLink, choose });
     if (performance.getEntriesByName("first-rollout").length === 0) performance.mark("first-rollout");
   }
 
@@ -74,8 +92,7 @@ function makeViewer(facts, columns) {
   }
 
   function writeHash() {
-    const hash = toHash(state, chosen >= 0 ? keyOf(columns, facts, chosen) : null);
-    try { history.replaceState(null, "", `#${hash}`); } catch { location.hash = hash; } // some browsers refuse for files
+    setAddress(toHash(state, chosen >= 0 ? keyOf(columns, facts, chosen) : null));
   }
 
   async function followHash() {
@@ -83,7 +100,8 @@ function makeViewer(facts, columns) {
     const index = rollout ? indexOfKey(columns, facts, rollout) : -1;
     state = wanted;
     $("problem").hidden = !rollout || index >= 0;
-    $("problem").textContent = `This report does not hold the rollout ${rollout}: it was left out, or its turn was thinned out.`;
+    $("problem").textContent =
+      `This report does not hold the rollout ${rollout}: it was left out, or its turn was thinned out.`;
     chosen = index;
     await refresh();
     if (index >= 0) await open(index);
@@ -91,7 +109,12 @@ function makeViewer(facts, columns) {
 
   async function copyLink(button = null) {
     const link = `${location.href.split("#")[0]}#r=${keyOf(columns, facts, chosen)}`;
-    try { await navigator.clipboard.writeText(link); } catch { prompt("The link:", link); return; }
+    try {
+      await navigator.clipboard.writeText(link);
+    } catch {
+      prompt("The link:", link);
+      return;
+    }
     if (button) button.textContent = "Copied";
   }
 
@@ -101,5 +124,14 @@ function makeViewer(facts, columns) {
     if (next) choose(next.index);
   }
 
-  return { followHash, moveInGroup, copyLink, move: list.move, preload: store.loadAll, toggle: controls.toggle, clear: controls.clear };
+  return {
+    followHash,
+    writeHash,
+    moveInGroup,
+    copyLink,
+    move: list.move,
+    preload: store.loadAll,
+    toggle: controls.toggle,
+    clear: controls.clear,
+  };
 }
