@@ -11,10 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-import plotly.offline
-
 from tango_jax.rollout_dump import read_rollouts
-from tango_jax.viewer import charts, pack, quality
+from tango_jax.viewer import charts, pack, performance, quality
 from tango_jax.viewer.runs import Run
 
 SCRIPTS = ("data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
@@ -42,7 +40,7 @@ def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS,
             judged += quality.judged(rollout)
         pages.append(pack.encode_json(_charts_of(run, judged)))
     fixed = {
-        "plotly": pack.encode(plotly.offline.get_plotlyjs().encode()),
+        "plotly": pack.encode(_read("vendor/plotly-basic.min.js").encode()),
         "arms": pack.encode_json({"panels": charts.arms(runs), "table": charts.arms_table(runs)} if runs[1:] else {}),
         **{f"charts-{index}": page for index, page in enumerate(pages)},
     }
@@ -66,8 +64,8 @@ def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
         "training": charts.training(run),
         "verifier": charts.verifier(run, judged),
         "confusion": charts.confusion_tables(judged),
-        "speed": charts.speed(run),
-        "speed_table": charts.speed_table(run),
+        "speed": performance.speed(run),
+        "speed_tables": [item for item in (performance.speed_table(run), performance.memory_table(run)) if item],
     }
 
 
@@ -100,14 +98,14 @@ def _within(packed: list[pack.Packed], max_rollouts: int, room: int) -> tuple[li
 
 def _fill(title: str, payloads: dict[str, str]) -> str:
     """The page's skeleton with style, scripts and payloads in their places."""
-    files = resources.files("tango_jax.viewer")
-
-    def read(name: str) -> str:
-        return (files / name).read_text(encoding="utf-8")
-
-    script = '"use strict";\n(() => {\n' + "\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n})();"
+    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();"
     data = "\n".join(f'<script type="text/plain" id="{name}">{value}</script>' for name, value in payloads.items())
-    page = read("page.html")
-    for mark, text in (("title", html.escape(title)), ("style", read("style.css")), ("data", data), ("script", script)):
+    page = _read("page.html")
+    parts = {"title": html.escape(title), "style": _read("style.css"), "data": data, "script": script}
+    for mark, text in parts.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
+
+
+def _read(name: str) -> str:
+    return (resources.files("tango_jax.viewer") / name).read_text(encoding="utf-8")

@@ -77,6 +77,7 @@ const SYMBOLS = {
 function legend(data) {
   const entries = data
     .filter((trace) => trace.name && trace.showlegend !== false)
+    .sort((a, b) => (a.legendrank ?? 0) - (b.legendrank ?? 0))
     .map((trace) => {
       const key =
         trace.type === "bar"
@@ -236,7 +237,7 @@ async function renderCharts(box, nav, facts, run) {
     arms.panels?.length && section("arms", "Arms", grid(arms.panels), arms.table && dataTable(arms.table)),
     section("training", "Both roles over training", headline(own.headline, fact), grid(own.training)),
     section("quality", "The verifier", missing, own.confusion.length ? tables : null, grid(own.verifier)),
-    section("speed", "Speed and memory", grid(own.speed), own.speed_table && dataTable(own.speed_table)),
+    section("speed", "Speed and memory", grid(own.speed), own.speed_tables.map(dataTable)),
   ].filter(Boolean);
   drawn.clear();
   box.replaceChildren(...sections);

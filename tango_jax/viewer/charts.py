@@ -19,7 +19,7 @@ from tango_jax.curves import (
     series,
 )
 from tango_jax.viewer import quality
-from tango_jax.viewer.panels import band, bars, line, noisy, panel
+from tango_jax.viewer.panels import band, bars, line, noisy, panel, with_content
 from tango_jax.viewer.runs import Run
 
 LEARNS = {"warmup", "generator", "verifier"}  # phases in which someone is updated
@@ -31,14 +31,7 @@ ARM_STYLES = {  # colour, line, marker
     "fixed_generator": (PURPLE, ":", "diamond"),
     "gold_steps": (ORANGE, "--", "triangle-down"),
 }
-PHASES = {  # of a turn: colour and pattern of its bars
-    "sample": (VERMILION, ""),
-    "verify": (BLUE, "/"),
-    "grade": (PURPLE, "x"),
-    "update": (GREEN, "\\"),
-    "dump": (GREY, "-"),
-    "evaluate": (ORANGE, "."),
-}
+
 
 
 def training(run: Run) -> list[dict]:
@@ -63,7 +56,7 @@ def training(run: Run) -> list[dict]:
     verdicts += noisy("answers that are right", of("verifier/solutions_correct"), GREY, ":")
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
     turn = "turn (both roles)"
-    return _with_content(
+    return with_content(
         [
             panel("Generator", "Share of right answers: greedy on held-out problems, and sampled in training.",
                   accuracy + reward, turn, score=True, **warmup),
@@ -95,24 +88,22 @@ def headline(run: Run) -> list[list[str]]:
 
 def arms(runs: Sequence[Run]) -> list[dict]:
     """Figure 4: the arms over generator steps, mean over seeds, band from the lowest to the highest."""
-    by_arm = {}
-    for run in runs:
-        by_arm.setdefault(run.arm, []).append(run)
-    panels = []
+    by_arm, panels = _by_arm(runs), []
     for name, title in (("generator/accuracy", "Generator: accuracy"), ("verifier/pool/step_f1", "Verifier: step F1"),
                         ("verifier/pool/outcome_f1", "Verifier: outcome F1")):  # fmt: skip
         bands, lines = [], []
-        for arm, members in by_arm.items():
+        for rank, (arm, members) in enumerate(by_arm.items()):
             x, values = over_seeds([run.rows for run in members], name)
             if not x.size:
                 continue
             colour, style, symbol = ARM_STYLES.get(arm, (GREY, ":", "x"))
             if len(values) > 1:
                 bands += band(Series(x, values.min(0)), Series(x, values.max(0)), colour)
-            lines += line(ARM_LABELS.get(arm, arm), Series(x, values.mean(0)), colour, style, symbol)
+            curve = line(ARM_LABELS.get(arm, arm), Series(x, values.mean(0)), colour, style, symbol)
+            lines = [trace | {"legendrank": rank} for trace in curve] + lines  # the first arm is drawn last, on top
         caption = "Mean over seeds; the band goes from the lowest to the highest seed. Below step 0: the warm-up."
         panels.append(panel(title, caption, bands + lines, "generator step", score=True))
-    return _with_content(panels)
+    return with_content(panels)
 
 
 def arms_table(runs: Sequence[Run]) -> dict | None:
@@ -120,11 +111,12 @@ def arms_table(runs: Sequence[Run]) -> dict | None:
     columns = {"accuracy": "generator/accuracy", "step F1": "verifier/pool/step_f1",
                "outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
     cells = {}
-    for run in runs:
-        last = next((row for row in reversed(run.rows) if row["phase"] == "eval"), {})
-        for column, name in columns.items():
-            if last.get(name) is not None:
-                cells.setdefault(run.arm, {}).setdefault(column, []).append(last[name])
+    for arm, members in _by_arm(runs).items():
+        for run in members:
+            last = next((row for row in reversed(run.rows) if row["phase"] == "eval"), {})
+            for column, name in columns.items():
+                if last.get(name) is not None:
+                    cells.setdefault(arm, {}).setdefault(column, []).append(last[name])
     if not cells:
         return None
 
@@ -135,6 +127,15 @@ def arms_table(runs: Sequence[Run]) -> dict | None:
     rows = [[ARM_LABELS.get(arm, arm), *(cell(of[name]) if name in of else "" for name in columns)]
             for arm, of in cells.items()]  # fmt: skip
     return {"caption": "Last evaluation: mean, and each seed in brackets.", "head": ["arm", *columns], "rows": rows}
+
+
+def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each arm, the known ones in their order."""
+    order = {arm: place for place, arm in enumerate(ARM_STYLES)}
+    by_arm = {}
+    for run in sorted(runs, key=lambda run: order.get(run.arm, len(order))):
+        by_arm.setdefault(run.arm, []).append(run)
+    return by_arm
 
 
 def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
@@ -156,7 +157,7 @@ def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
     said = noisy("says CORRECT, its turns", rate("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
     said += noisy("generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
     said += noisy("answers that are right", rate("generator/reward/outcome", {"generator"}), GREY, ":")
-    return _with_content(
+    return with_content(
         [
             panel("Disagreements with the grader", "Share of a turn's verifications.", accepted + rejected + invalid,
                   turn, barmode="stack"),
@@ -193,46 +194,6 @@ def confusion_tables(judged: list[quality.Judged]) -> list[dict]:
     return tables
 
 
-def speed(run: Run) -> list[dict]:
-    """Seconds and memory by phase, and tokens per second."""
-    rows = run.rows
-
-    def of(name: str) -> Series:
-        return series(rows, LEARNS | {"eval"} if "evaluate" in name else LEARNS, "step", name)
-
-    times = [t for phase, look in PHASES.items() for t in bars(phase, of(f"time/{phase}_s"), *look)]
-    memory = []
-    for kind, style in (("host", "-"), ("device", "--")):
-        for phase, (colour, _) in PHASES.items():
-            memory += [t | {"mode": "lines"} for t in
-                       line(f"{kind}, after {phase}", of(f"memory/{phase}_{kind}_gib"), colour, style)]  # fmt: skip
-    turn = "turn (both roles)"
-    return _with_content(
-        [
-            panel("Seconds per turn", "By phase; evaluations stand on the turn that they follow.", times, turn, "s",
-                  barmode="stack", bargap=0.05),
-            panel("Speed of sampling", "Sampled tokens of both roles per second of sampling.",
-                  noisy("tokens/s", of("throughput/sampled_tokens_per_s"), GREEN), turn, "tokens/s"),
-            panel("Peak memory", "Highest so far when a phase ended: the phase in which a line rises is the one that "
-                  "needed it.", memory, turn, "GiB"),
-        ]
-    )  # fmt: skip
-
-
-def speed_table(run: Run) -> dict | None:
-    """Mean seconds by phase and kind of turn."""
-    kinds = {"generator turn": {"generator"}, "verifier turn": {"warmup", "verifier"}, "evaluation": {"eval"}}
-    rows = []
-    for kind, phases in kinds.items():
-        # Without the first of its kind, which may hold what is made once.
-        chosen = [row for row in run.rows if row["phase"] in phases][1:]
-        if chosen:
-            means = [sum(row.get(f"time/{phase}_s", 0.0) for row in chosen) / len(chosen) for phase in PHASES]
-            rows.append([kind, *(f"{mean:.3f}" if mean else "" for mean in means), f"{sum(means):.3f}"])
-    head = ["mean seconds", *PHASES, "all"]
-    return {"caption": "Mean seconds by phase, without the first turn.", "head": head, "rows": rows} if rows else None
-
-
 def _warmup(rows: list[dict]) -> dict:
     """The turns of the warm-up, shaded."""
     steps = [row["step"] for row in rows if row["phase"] == "warmup"]
@@ -243,7 +204,3 @@ def _warmup(rows: list[dict]) -> dict:
     note = {"text": "warm-up", "x": max(steps) / 2, "y": 1, "xref": "x", "yref": "paper", "yanchor": "top",
             "showarrow": False, "font": {"size": 10}}  # fmt: skip
     return {"shapes": [shape], "annotations": [note]}
-
-
-def _with_content(panels: list[dict]) -> list[dict]:
-    return [item for item in panels if item["traces"]]

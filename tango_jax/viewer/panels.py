@@ -16,6 +16,11 @@ def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", sco
     return {"title": title, "caption": caption, "traces": traces, "layout": axes | layout}
 
 
+def with_content(panels: list[dict]) -> list[dict]:
+    """Those that have a curve."""
+    return [item for item in panels if item["traces"]]
+
+
 def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
     """A curve with a marker at every point; nothing where it has none."""
     return [_trace(name, curve, colour, style) | {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}}
