@@ -44,13 +44,12 @@ def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS,
         "arms": pack.encode_json({"panels": charts.arms(runs), "table": charts.arms_table(runs)} if runs[1:] else {}),
         **{f"charts-{index}": page for index, page in enumerate(pages)},
     }
-    room = max_bytes - sum(map(len, fixed.values())) - 200_000  # the rest: markup, style, scripts, columns
-    kept, chunks = _within(packed, max_rollouts, room)
-    facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "chunks": len(chunks)}
-    payloads = {"facts": pack.encode_json(facts), "columns": pack.encode_json(pack.columns_of(kept))} | fixed
-    payloads |= {f"chunk-{index}": chunk for index, chunk in enumerate(chunks)}
     title = "RL Tango: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    page = _fill(title, payloads)
+    facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed)}
+    fixed["facts"] = pack.encode_json(facts)
+    kept = pack.thin_out(packed, max_rollouts / len(packed)) if len(packed) > max_rollouts else packed
+    kept, payloads = _within(kept, max_bytes - len(_fill(title, fixed).encode()))
+    page = _fill(title, fixed | payloads)
     partial = out.with_name(f"{out.name}.partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial.write_text(page, encoding="utf-8")
@@ -84,27 +83,31 @@ def _facts(run: Run) -> dict:
     }
 
 
-def _within(packed: list[pack.Packed], max_rollouts: int, room: int) -> tuple[list[pack.Packed], list[str]]:
-    """As many rollouts as both limits allow, and their chunks."""
+def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:
+    """As many rollouts as fit into so many bytes of the page, and their payloads."""
     kept = packed
-    if len(packed) > max_rollouts:
-        kept = pack.thin_out(packed, max_rollouts / len(packed))
-    chunks = pack.chunks_of(kept)
-    while (size := sum(map(len, chunks))) > room and kept:
+    while True:
+        chunks = {f"chunk-{index}": chunk for index, chunk in enumerate(pack.chunks_of(kept))}
+        payloads = {"columns": pack.encode_json(pack.columns_of(kept))} | chunks
+        size = sum(len(_element(name, value)) + 1 for name, value in payloads.items())
+        if size <= room or not kept:
+            return kept, payloads
         kept = pack.thin_out(kept, 0.95 * max(room, 0) / size)
-        chunks = pack.chunks_of(kept)
-    return kept, chunks
 
 
 def _fill(title: str, payloads: dict[str, str]) -> str:
     """The page's skeleton with style, scripts and payloads in their places."""
     script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();"
-    data = "\n".join(f'<script type="text/plain" id="{name}">{value}</script>' for name, value in payloads.items())
+    data = "\n".join(_element(name, value) for name, value in payloads.items())
     page = _read("page.html")
     parts = {"title": html.escape(title), "style": _read("style.css"), "data": data, "script": script}
     for mark, text in parts.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
+
+
+def _element(name: str, value: str) -> str:
+    return f'<script type="text/plain" id="{name}">{value}</script>'
 
 
 def _read(name: str) -> str:

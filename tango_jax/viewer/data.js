@@ -1,4 +1,4 @@
-// What the page carries: base64 of gzip in <script> elements -> text, columns, rollouts. See viewer/pack.py.
+// What the page carries: base64 of gzip in script elements -> text, columns, rollouts. See viewer/pack.py.
 
 const $ = (id) => document.getElementById(id);
 
@@ -22,7 +22,8 @@ function typedColumns(raw) {
 }
 
 // Rollouts, read chunk by chunk when they are wanted.
-function makeStore(columns, numChunks) {
+function makeStore(columns) {
+  const numChunks = Math.ceil(columns.count / columns.chunk);
   const chunks = new Map(); // number -> promise of the chunk's lines
   const lowered = new Array(columns.count).fill(null); // each rollout's texts in lower case
   let loaded = 0;

@@ -39,7 +39,7 @@ function shadeScale(columns) {
 }
 
 function makeViewer(facts, columns) {
-  const store = makeStore(columns, facts.chunks);
+  const store = makeStore(columns);
   const scale = shadeScale(columns);
   let state = noFilters();
   let hits = null; // which rollouts the search found
