@@ -34,13 +34,13 @@ def decoded(text: str) -> str:
 
 
 def payload(page: str, name: str) -> str:
-    return decoded(re.search(rf'<script type="text/plain" id="{name}">(.*?)</script>', page)[1])
+    return decoded(re.search(rf'<script type="text/plain" id="data-{name}">(.*?)</script>', page)[1])
 
 
 def rollouts_in(page: str) -> list[dict]:
     """As the page's own script puts them together."""
     found = []
-    for number in range(page.count('id="chunk-')):
+    for number in range(page.count('id="data-chunk-')):
         lines = payload(page, f"chunk-{number}").split("\n")
         half = len(lines) // 2
         for texts, rest in zip(lines[:half], lines[half:], strict=True):
@@ -154,7 +154,8 @@ def test_the_same_runs_give_the_same_page(run_folder, tmp_path):
 def test_beyond_the_size_limit_whole_groups_are_left_out_evenly(run_folder, tmp_path):
     runs = find_runs([run_folder])
     whole = build_page(runs, tmp_path / "whole.html")
-    chunks = sum(len(value) for value in re.findall(r'id="chunk-\d+">(.*?)<', (tmp_path / "whole.html").read_text()))
+    page = (tmp_path / "whole.html").read_text()
+    chunks = sum(len(value) for value in re.findall(r'id="data-chunk-\d+">(.*?)<', page))
     limit = whole.size - chunks // 2
     built = build_page(runs, tmp_path / "half.html", max_bytes=limit)
     assert built.size <= limit and 40 < built.rollouts < 100

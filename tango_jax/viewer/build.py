@@ -107,7 +107,7 @@ def _fill(title: str, payloads: dict[str, str]) -> str:
 
 
 def _element(name: str, value: str) -> str:
-    return f'<script type="text/plain" id="{name}">{value}</script>'
+    return f'<script type="text/plain" id="data-{name}">{value}</script>'
 
 
 def _read(name: str) -> str:

@@ -2,15 +2,15 @@
 
 const $ = (id) => document.getElementById(id);
 
-async function payload(id) {
-  const binary = atob($(id).textContent);
+async function payload(name) {
+  const binary = atob($(`data-${name}`).textContent);
   const bytes = new Uint8Array(binary.length);
   for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 }
 
-const payloadJson = async (id) => JSON.parse(await payload(id));
+const payloadJson = async (name) => JSON.parse(await payload(name));
 
 // Columns as typed arrays: a filter reads all of them in a millisecond.
 function typedColumns(raw) {

@@ -50,6 +50,7 @@ function makeViewer(facts, columns) {
     columns,
     () => state,
     async (next) => {
+      if (next.order !== state.order) chosen = -1; // who sorts wants to see what comes first
       state = next;
       await refresh(true);
       writeHash();
