@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from tango_jax.config import default_config, flatten
-from tango_jax.data.tokenizer import token_of_character
 from tango_jax.grading import parse_verification
 from tango_jax.metrics import MetricsWriter, write_json_atomic
 from tango_jax.prompts.read import make_solution
@@ -85,14 +84,16 @@ def generator_result(config, rng, index: int, length: int):
     if config.arm == "grpo":
         return types.SimpleNamespace(solutions=solutions, verifications=None,
                                      signal=Signal(reward_B, outcome_BT, outcome_BT))  # fmt: skip
-    verifications = [verify_one(rng, solution, length) for solution in solutions]
-    labels = [v.judgements if v.is_aligned else None for v in verifications]
+    count = config.rl.verifications_per_solution
+    verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(count)]
+    labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
     step_ends = [solution.step_ends for solution in solutions]
-    assert all(end == token_of_character(ends_of(s.text), s.text.find("</step>") + 6)
-               for s in solutions for end in s.step_ends[:1])  # fmt: skip
-    reward_BT, is_end_BT = rewards.step_reward_BT(labels, step_ends, is_action_BT.shape[1])
-    step_BT = advantages.step_advantages("grpo", reward_BT, is_end_BT, is_action_BT, M)
-    signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, [labels])
+    parts = []
+    for judgements in labels:
+        reward_BT, is_end_BT = rewards.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        parts.append(advantages.step_advantages("grpo", reward_BT, is_end_BT, is_action_BT, M))
+    step_BT = advantages.average_over_verifications(parts)
+    signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels)
     return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
 
 

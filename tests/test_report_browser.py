@@ -21,7 +21,9 @@ def runs(tmp_path_factory) -> Path:
     """Two arms; that with a verifier has two seeds."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "tango" / "0", run_config("tango", 0), hostile=True)
-    write_run(folder / "tango" / "1", run_config("tango", 1))
+    two_votes = run_config("tango", 1)
+    two_votes.rl.verifications_per_solution = 2
+    write_run(folder / "tango" / "1", two_votes)
     write_run(folder / "grpo" / "0", run_config("grpo", 0), turns=5)
     return folder
 
@@ -251,6 +253,16 @@ def test_the_verifiers_own_rollout(page, report, rollouts):
     assert sums[1] == f"{reward['total']:.3f}"
     assert sums[-2:] == [f"{row['class_weight']:.3f} (weight of {fact} solutions) × {signed(outcome)}", signed(total)]
     assert page.js("document.querySelector('#rollout .wrote .adv')") is None  # its tokens are the verifier's
+
+
+def test_each_of_several_verifications_can_be_read(page, report, rollouts):
+    row = next(row for row in rollouts if row["run"] == "tango/1" and row["role"] == "generator"
+               and len({item["verdict"] for item in row["verifications"]}) == 2)  # fmt: skip
+    page.open(report, f"r={key(row)}")
+    for number, item in enumerate(row["verifications"], 1):
+        page.driver.find_element("css selector", f"#rollout select option:nth-child({number})").click()
+        assert f"Verdict {item['verdict']}" in page.text("#rollout .banner")
+    assert page.js("document.activeElement.tagName") == "SELECT"
 
 
 def test_a_misaligned_verification_says_so(page, report, rollouts):

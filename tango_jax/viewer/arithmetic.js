@@ -25,6 +25,8 @@ function outcomeLine(rollout, loss) {
   const M = rollout.group_rewards.length;
   const reward = number(rollout.reward.total);
   const result = rollout.advantage.outcome.length ? rollout.advantage.outcome[0][1] : 0;
+  const learner = rollout.role === "generator" ? rollout.solution : rollout.verifications[0];
+  if (loss.mask_overlong && learner.is_truncated) return ["truncated: left out of the loss (mask_overlong)", 0];
   if (loss.algorithm === "reinforce_pp") return ["reward, whitened over all tokens of the batch", result];
   if (loss.algorithm === "rloo") {
     return [M > 1 ? `${M}/${M - 1} × (${reward} − ${number(mean)})` : `${reward}, alone in its group`, result];
@@ -74,8 +76,8 @@ function stepArithmetic(rollout, outcome) {
   const share =
     reward.steps.length > 1 ? `, mean of ${given.length} aligned verifications of ${reward.steps.length}` : "";
   const row = (name, r, token) => {
-    const step = token === null ? 0 : valueAt(advantage.step, token);
-    const total = token === null ? (1 - alpha) * outcome : valueAt(advantage.total, token);
+    const step = valueAt(advantage.step, token);
+    const total = valueAt(advantage.total, token);
     const sum = `${number(1 - alpha)} × ${signed(outcome, 3)} + ${number(alpha)} × ${signed(step, 3)}`;
     return h(
       "tr",
@@ -91,7 +93,8 @@ function stepArithmetic(rollout, outcome) {
     const mean = given.reduce((sum, steps) => sum + steps[k], 0) / given.length;
     return row(`step ${k + 1}`, signed(mean, 3), token);
   });
-  rows.push(row("after the last step", "", null));
+  const last = solution.step_ends.at(-1);
+  if (last + 1 < solution.tokens) rows.push(row("after the last step", "", last + 1));
   const head = [
     "tokens up to the end of",
     `r = ±1/${solution.steps.length}${share}`,

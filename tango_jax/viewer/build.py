@@ -18,7 +18,7 @@ from tango_jax.viewer.runs import Run
 SCRIPTS = ("data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
 MAX_ROLLOUTS = 20_000
 MAX_BYTES = 19_000_000  # of the page
-LOSS_SETTINGS = ("algorithm", "use_std", "step_scale")
+LOSS_SETTINGS = ("algorithm", "use_std", "mask_overlong")
 
 
 class Built(NamedTuple):

@@ -181,7 +181,7 @@ function confusionTable({ name, rows, turns }, run) {
   return h(
     "table",
     { class: "data confusion" },
-    h("caption", {}, name),
+    h("caption", {}, `Verdicts by the grade of the answer, ${name}`),
     h(
       "thead",
       {},

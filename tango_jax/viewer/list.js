@@ -64,6 +64,9 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     else box.removeAttribute("aria-activedescendant");
   }
 
+  const isInView = (place) =>
+    place * ROW_HEIGHT >= box.scrollTop && (place + 1) * ROW_HEIGHT <= box.scrollTop + box.clientHeight;
+
   function intoView(place) {
     const top = place * ROW_HEIGHT;
     if (top < box.scrollTop) box.scrollTop = top;
@@ -83,8 +86,8 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     shown = indices;
     current = shown.indexOf(keep);
     space.style.height = `${shown.length * ROW_HEIGHT}px`;
-    if (current >= 0) intoView(current);
-    else box.scrollTop = 0;
+    if (current < 0) box.scrollTop = 0;
+    else if (!isInView(current)) box.scrollTop = (current + 0.5) * ROW_HEIGHT - box.clientHeight / 2;
     render();
   }
 

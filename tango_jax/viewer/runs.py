@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tango_jax.config import default_config, flatten
 from tango_jax.metrics import read_metrics
 
 
@@ -52,4 +53,5 @@ def _read_run(workdir: Path, place: Path) -> Run:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): leave this run out, or restore the file") from error
+    settings = flatten(default_config()) | settings  # a run of an older version lacks the newer keys
     return Run(name, workdir, settings, read_metrics(workdir / "metrics.jsonl"), (workdir / "summary.json").exists())
