@@ -25,7 +25,7 @@ __all__ = [
 # A run may go on on other machines: these change no result beyond rounding.
 ANY_HARDWARE = ("distributed.", "generator.mesh.", "verifier.mesh.")
 # A run may be watched otherwise: these change no result at all.
-ANY_WATCHING = ("loggers.", "alarms.")
+ANY_WATCHING = ("loggers.", "alarms.", "rollouts.")
 
 
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:

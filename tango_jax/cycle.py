@@ -17,7 +17,7 @@ from tango_jax.metrics import PhaseTimer
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.read import read_solutions, read_verifications
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
-from tango_jax.records import Batch, Rollout, Solution, Verification
+from tango_jax.records import Batch, Rollout, Signal, Solution, Verification
 from tango_jax.rl import advantages, losses, rewards
 from tango_jax.rl.policy import Policy, pack_shape
 from tango_jax.rl.schedule import Turn, alpha_at
@@ -60,6 +60,7 @@ class TurnResult(NamedTuple):
     metrics: dict
     solutions: list[Solution]
     verifications: list[Verification] | None
+    signal: Signal
 
 
 def run_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnResult:
@@ -79,7 +80,7 @@ def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> 
     reward_B = rewards.generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
     is_action_BT = action_mask(policy, rollout)
     adv_BT = advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, rl.samples_per_prompt, loss.use_std)
-    alpha, step_metrics = 0.0, {}
+    alpha, step_metrics, adv_outcome_BT, adv_step_BT = 0.0, {}, adv_BT, None
     if labels is not None:
         alpha = alpha_at(turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
         adv_step_BT, step_metrics = step_advantages(loop, solutions, labels, is_action_BT)
@@ -94,10 +95,11 @@ def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> 
         "generator/alpha": alpha,
         "generator/groups_without_signal": zero_variance_share(reward_B, rl.samples_per_prompt),
         **step_metrics,
-        **(verifier_quality(solutions, verifications, "verifier/live_") if verifications else {}),
+        **(verifier_quality(solutions, verifications[:: len(labels)], "verifier/live_") if verifications else {}),
         **update_metrics,
     }
-    return TurnResult(states | {"generator": state}, counters, metrics, solutions, verifications)
+    signal = Signal(reward_B, adv_outcome_BT, adv_BT, adv_step_BT, alpha, labels)
+    return TurnResult(states | {"generator": state}, counters, metrics, solutions, verifications, signal)
 
 
 def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnResult:
@@ -114,9 +116,10 @@ def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> T
     verdicts = [verification.verdict for verification in verifications]
     reward_B, correctness_B = rewards.verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma)
     is_action_BT = action_mask(policy, rollout)
-    adv_BT = advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, group_size, loss.use_std)
+    adv_outcome_BT = advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, group_size, loss.use_std)
     label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, rl.label_count_decay)
-    adv_BT = adv_BT * advantages.class_weights_B(label_counts, is_correct_B)[:, None]
+    class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
+    adv_BT = adv_outcome_BT * class_weight_B[:, None]
 
     state, update_metrics = update_policy(loop, policy, states["verifier"], prompts, rollout, adv_BT, is_action_BT)
     owners = [solution for solution in solutions for _ in range(group_size)]
@@ -132,7 +135,8 @@ def verifier_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> T
         **update_metrics,
     }
     counters = dataclasses.replace(counters, label_counts=tuple(map(float, label_counts)))
-    return TurnResult(states | {"verifier": state}, counters, metrics, solutions, verifications)
+    signal = Signal(reward_B, adv_outcome_BT, adv_BT, class_weight_B=class_weight_B)
+    return TurnResult(states | {"verifier": state}, counters, metrics, solutions, verifications, signal)
 
 
 def next_problems(loop: Loop, counters: Counters) -> tuple[list, Counters]:
@@ -234,7 +238,8 @@ def gather_rollout(rollout: Rollout) -> Rollout:
 def judge(loop: Loop, states, solutions, turn: Turn):
     """Step labels of each solution as the arm has it: (verifications or None, list of label lists or None).
 
-    With several verifications per solution there are as many label lists; their advantages are averaged.
+    With several verifications per solution (they stand together) there are as many label lists; their advantages are
+    averaged.
     """
     source, count = STEP_LABELS[loop.config.arm], loop.config.rl.verifications_per_solution
     if source == "gold":
@@ -243,7 +248,7 @@ def judge(loop: Loop, states, solutions, turn: Turn):
         return None, None
     verifications, *_ = verify(loop, states, solutions, count, verify_key(loop, turn))
     labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
-    return verifications[::count], labels
+    return verifications, labels
 
 
 def step_advantages(loop: Loop, solutions, labels, is_action_BT) -> tuple[np.ndarray, dict]:

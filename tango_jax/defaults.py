@@ -227,6 +227,12 @@ def default_config() -> ConfigDict:
                 "pool": 200,  # fixed solutions for the verifier, greedy
             },
             "checkpoint": {"every": 10, "keep": 2},  # turns between saves; how many to keep
+            # WORKDIR/rollouts: every rollout with its judgements, rewards and advantages, for `tango_jax.report`.
+            "rollouts": {
+                "every": 5,  # turns of a role between dumps; 0: none
+                # Of a run. When it is reached, every second dumped turn is deleted and half as many are written.
+                "max_mb": 200.0,
+            },
             # Several processes (hosts.py). These may change when a run is resumed.
             "distributed": {
                 "enabled": False,  # True: ask SLURM, Cloud TPU, GKE or OpenMPI; the JAX_* variables need no switch

@@ -72,7 +72,8 @@ def describe_results(console: Console, workdir: Path, summary: dict) -> None:
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
         f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
     )
+    console.log(f"look at it: python -m tango_jax.report {workdir}")
     console.log("files:")
-    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "checkpoints", "sft"):
+    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints", "sft"):
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")

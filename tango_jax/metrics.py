@@ -1,4 +1,4 @@
-"""Numbers of a run on their way to disk: metrics.jsonl, summary files, seconds per phase, and a count of compilations.
+"""Numbers of a run on their way to disk: metrics.jsonl, summary files, time and memory per phase, compilations.
 
 In: flat records of scalars, one per step of the loop. Out: `<workdir>/metrics.jsonl`, one JSON object a line, which a
 resumed run continues at the byte its checkpoint names. Stage: the end of every step.
@@ -8,6 +8,8 @@ import contextlib
 import json
 import math
 import os
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,10 +147,11 @@ class CompileCounter:
 
 
 class PhaseTimer:
-    """Adds up wall seconds per named phase of a step: `with timer("sample"): ...`, then pop()."""
+    """Adds up wall seconds per named phase of a step, and notes its memory: `with timer("sample"): ...`, then pop()."""
 
     def __init__(self):
         self._seconds: dict[str, float] = {}
+        self._memory: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -158,12 +161,23 @@ class PhaseTimer:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self._memory |= {f"memory/{name}_{kind}_gib": gib for kind, gib in memory_gib().items()}
 
     def pop(self) -> dict[str, float]:
-        """{"time/<name>_s": seconds} since the last pop."""
-        popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
-        self._seconds = {}
+        """{"time/<name>_s": seconds} since the last pop, and {"memory/<name>_<kind>_gib": ...} as each phase ended."""
+        popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()} | self._memory
+        self._seconds, self._memory = {}, {}
         return popped
+
+
+def memory_gib() -> dict[str, float]:
+    """Peaks since the start: `host`, of this process, and `device`, of its fullest one, where the platform tells."""
+    # ru_maxrss is in KiB on Linux, in bytes on macOS.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [item["peak_bytes_in_use"] / 2**30 for item in stats if "peak_bytes_in_use" in item]
+    host = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    return host | ({"device": max(peaks)} if peaks else {})
 
 
 def _scalar(name: str, value: Any) -> Any:

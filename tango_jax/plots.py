@@ -6,7 +6,6 @@ and runs with one point or none, leave a gap and no error.
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,14 +13,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Okabe-Ito colours, told apart by readers who are colour-blind; the line style repeats the difference for print.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E")
-ARM_LABELS = {
-    "tango": "Tango (trained together)", "grpo": "GRPO (no verifier)", "fixed_verifier": "fixed verifier",
-    "fixed_verifier_warm": "fixed verifier, warmed up",
-    "fixed_generator": "fixed generator", "gold_steps": "gold step labels",
-}
+from tango_jax.curves import (
+    ARM_LABELS,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Series,
+    over_seeds,
+    series,
+    smooth,
+)
+
 ARM_STYLES = {
     "tango": (VERMILION, "-", "o"), "grpo": (BLUE, "--", "s"), "fixed_verifier": (GREEN, "-.", "^"),
     "fixed_generator": (PURPLE, ":", "D"), "gold_steps": (ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
@@ -34,15 +40,7 @@ ABLATION_PANELS = [
 ]
 SIZE_INCHES, DPI = (8.0, 3.3), 150
 LEAST_SPAN = 0.2  # of a score's axis: a flat curve shall look flat
-SMOOTHING_SHARE = 12  # a curve is smoothed over one twelfth of its points
 MAX_MARKERS = 12
-
-
-class Series(NamedTuple):
-    """Points of one curve, x ascending."""
-
-    x: np.ndarray
-    y: np.ndarray
 
 
 def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: str) -> None:
@@ -50,7 +48,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
     figure, (left, middle, right) = _make_figure(title)
     _draw_generator(left, metrics_rows)
     _draw_verifier_f1(middle, metrics_rows)
-    if _series(metrics_rows, {"warmup", "verifier"}, "step", "verifier/rate_correct").x.size:
+    if series(metrics_rows, {"warmup", "verifier"}, "step", "verifier/rate_correct").x.size:
         _draw_verdicts(right, metrics_rows)
     else:
         _draw_entropy(right, metrics_rows)
@@ -74,7 +72,7 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
         axes.set_title(heading)
         axes.set_xlabel("generator step (below 0: warm-up)")
         for arm in reversed(runs):  # the first arm is drawn last, on top
-            x, values = _over_seeds(runs[arm].values(), name)
+            x, values = over_seeds(runs[arm].values(), name)
             if x.size:
                 drawn[arm] = _draw_arm(axes, x, values, styles[arm])
         _finish(axes)
@@ -89,17 +87,17 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
 def _draw_generator(axes: Axes, rows: Sequence[dict]) -> None:
     axes.set_title("Generator")
     axes.set_xlabel("generator step")
-    _noisy(axes, _series(rows, {"generator"}, "generator_step", "generator/reward/outcome"), GREY,
+    _noisy(axes, series(rows, {"generator"}, "generator_step", "generator/reward/outcome"), GREY,
            "training reward")
-    accuracy = _series(rows, {"eval"}, "generator_step", "generator/accuracy")
+    accuracy = series(rows, {"eval"}, "generator_step", "generator/accuracy")
     _line(axes, accuracy, VERMILION, "-", "o", "greedy accuracy, held out")
 
 
 def _draw_verifier_f1(axes: Axes, rows: Sequence[dict]) -> None:
     axes.set_title("Verifier on the fixed pool")
     axes.set_xlabel("training step (both roles)")
-    _line(axes, _series(rows, {"eval"}, "step", "verifier/pool/outcome_f1"), BLUE, "--", "s", "outcome macro-F1")
-    _line(axes, _series(rows, {"eval"}, "step", "verifier/pool/step_f1"), GREEN, "-", "^", "step macro-F1")
+    _line(axes, series(rows, {"eval"}, "step", "verifier/pool/outcome_f1"), BLUE, "--", "s", "outcome macro-F1")
+    _line(axes, series(rows, {"eval"}, "step", "verifier/pool/step_f1"), GREEN, "-", "^", "step macro-F1")
     _shade_warmup(axes, rows, label="warm-up")
 
 
@@ -111,7 +109,7 @@ def _draw_verdicts(axes: Axes, rows: Sequence[dict]) -> None:
         ("verifier/rate_correct", BLUE, "--", "says CORRECT"),
         ("verifier/rate_invalid", VERMILION, ":", "INVALID"),
     ]:
-        _noisy(axes, _series(rows, {"warmup", "verifier"}, "step", name), colour, label, style)
+        _noisy(axes, series(rows, {"warmup", "verifier"}, "step", name), colour, label, style)
     _shade_warmup(axes, rows)
 
 
@@ -120,7 +118,7 @@ def _draw_entropy(axes: Axes, rows: Sequence[dict]) -> None:
     axes.set_xlabel("generator step")
     for name, colour, style, label in [("generator/entropy", PURPLE, "-", "entropy (nats per token)"),
                                        ("generator/kl", ORANGE, "--", "KL to the reference")]:
-        _noisy(axes, _series(rows, {"generator"}, "generator_step", name), colour, label, style)
+        _noisy(axes, series(rows, {"generator"}, "generator_step", name), colour, label, style)
 
 
 def _draw_arm(axes: Axes, x: np.ndarray, values: np.ndarray, style: tuple):
@@ -131,56 +129,20 @@ def _draw_arm(axes: Axes, x: np.ndarray, values: np.ndarray, style: tuple):
     return _line(axes, Series(x, values.mean(0)), colour, dashes, marker)
 
 
-def _line(axes: Axes, series: Series, colour: str, style, marker: str, label: str | None = None):
-    if not series.x.size:
+def _line(axes: Axes, curve: Series, colour: str, style, marker: str, label: str | None = None):
+    if not curve.x.size:
         return None
-    every = max(1, len(series.x) // MAX_MARKERS)
-    return axes.plot(series.x, series.y, color=colour, linestyle=style, marker=marker, markevery=every, label=label)[0]
+    every = max(1, len(curve.x) // MAX_MARKERS)
+    return axes.plot(curve.x, curve.y, color=colour, linestyle=style, marker=marker, markevery=every, label=label)[0]
 
 
-def _noisy(axes: Axes, series: Series, colour: str, label: str, style="-") -> None:
+def _noisy(axes: Axes, curve: Series, colour: str, label: str, style="-") -> None:
     """A value per batch: faint as it is, and a running mean over it."""
-    if not series.x.size:
+    if not curve.x.size:
         return
-    axes.plot(series.x, series.y, color=colour, alpha=0.22, linewidth=0.7)
-    marker = "." if len(series.x) == 1 else None
-    axes.plot(series.x, _smooth(series.y), color=colour, linestyle=style, marker=marker, label=label)
-
-
-def _smooth(y: np.ndarray) -> np.ndarray:
-    """Centred running mean whose window shrinks at the ends, so that the first and last points are not invented."""
-    half = len(y) // SMOOTHING_SHARE // 2
-    sums = np.concatenate([[0.0], np.cumsum(y)])
-    middle = np.arange(len(y))
-    reach = np.minimum(half, np.minimum(middle, len(y) - 1 - middle))
-    return (sums[middle + reach + 1] - sums[middle - reach]) / (2 * reach + 1)
-
-
-def _series(rows: Iterable[dict], phases: set[str], x_name: str, y_name: str) -> Series:
-    """Points that have both values, in order of x; of two with the same x the later row counts."""
-    points = {row[x_name]: row[y_name] for row in rows
-              if row.get("phase") in phases and row.get(x_name) is not None and row.get(y_name) is not None}
-    x = sorted(points)
-    return Series(np.array(x, float), np.array([points[key] for key in x], float))
-
-
-def _over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The x that every seed has, and the values [seed, point] there; seeds without the metric are left out."""
-    curves = [_series(_from_warmup(rows), {"eval"}, "x", name) for rows in seeds]
-    curves = [curve for curve in curves if curve.x.size]
-    if not curves:
-        return np.empty(0), np.empty((0, 0))
-    x = curves[0].x
-    for curve in curves[1:]:
-        x = np.intersect1d(x, curve.x)
-    return x, np.array([curve.y[np.isin(curve.x, x)] for curve in curves])
-
-
-def _from_warmup(rows: Iterable[dict]) -> list[dict]:
-    """The evaluations with an `x`: generator steps, and before the first one the verifier's warm-up, down from 0."""
-    evaluations = [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
-    warmup = max((row["step"] for row in evaluations if row["generator_step"] == 0), default=0)
-    return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in evaluations]
+    axes.plot(curve.x, curve.y, color=colour, alpha=0.22, linewidth=0.7)
+    marker = "." if len(curve.x) == 1 else None
+    axes.plot(curve.x, smooth(curve.y), color=colour, linestyle=style, marker=marker, label=label)
 
 
 def _shade_warmup(axes: Axes, rows: Iterable[dict], label: str = "") -> None:

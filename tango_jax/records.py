@@ -44,6 +44,8 @@ class Solution:
     format_score: float
     is_correct: bool
     gold_steps: tuple[bool, ...] | None  # the task's own step labels, where it has them
+    token_ends: tuple[int, ...] = ()  # characters complete after each response token
+    is_truncated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,21 @@ class Verification:
     format_score: float
     is_aligned: bool
     blocks: tuple[str, ...]  # the verifier's words, block by block
+    token_ends: tuple[int, ...] = ()  # characters complete after each response token
+    is_truncated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """What a turn's update was made from, row by row of the role that learns; the rollout dump shows it."""
+
+    reward_B: np.ndarray  # float32
+    adv_outcome_BT: np.ndarray  # float32, normalised
+    adv_BT: np.ndarray  # float32, as the update gets it
+    adv_step_BT: np.ndarray | None = None  # float32, normalised; None without step labels
+    alpha: float = 0.0  # generator: adv = (1 - alpha) outcome + alpha step
+    labels: list | None = None  # generator: step labels of each solution, one list for each verification of it
+    class_weight_B: np.ndarray | None = None  # verifier: adv = weight of the solution's class x outcome
 
 
 @struct.dataclass

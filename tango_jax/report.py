@@ -1,108 +1,73 @@
-"""What a finished run leaves behind for people: summary.json, curves.png and transcripts.md."""
+"""One HTML file about one or several runs: curves, arms, the verifier's quality, speed, and every dumped rollout.
 
-from collections.abc import Sequence
+    python -m tango_jax.report runs/last_letter
+    python -m tango_jax.report runs/ablation --out=ablation.html
+
+RUN is the workdir of a run, or a folder that holds several (an ablation). The file needs no network: open it from disk,
+or send it. While a run goes on, the same command writes the file anew; --watch=60 repeats it every 60 s until all runs
+are finished, and the browser's reload shows the newest state, with the same rollout open.
+
+usage: RUN [RUN ...] [--out=report.html] [--rollouts=20000] [--watch=SECONDS]
+"""
+
+import sys
+import time
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
-from tango_jax.metrics import write_json_atomic
-from tango_jax.plots import plot_curves
-from tango_jax.records import Solution, Verification
+from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
+from tango_jax.viewer.runs import find_runs
 
 
-def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
-    """The summary (SPEC section 9) from the run's metrics; the verifier's figures are on the fixed pool."""
-    evaluations = [row for row in rows if row["phase"] == "eval"]
-    first, last = evaluations[0], evaluations[-1]
-    gaps = [
-        row[f"{role}/logprob_gap_max"]
-        for row in rows
-        for role in ("generator", "verifier")
-        if f"{role}/logprob_gap_max" in row
-    ]
-    verifier = {}
-    for kind in ("step_f1", "outcome_f1"):
-        name = f"verifier/pool/{kind}"  # a task without a fixed pool, or without step labels for it, has no such figure
-        verifier |= {f"{kind}_initial": first.get(name), f"{kind}_final": last.get(name)}
-    return {
-        "arm": config.arm,
-        "seed": config.seed,
-        "wall_seconds": seconds,
-        "compiles_after_warmup": compiles,
-        "generator": {
-            "accuracy_initial": first["generator/accuracy"],
-            "accuracy_final": last["generator/accuracy"],
-        },
-        "verifier": verifier,
-        "logprob_gap_max": max(gaps, default=0.0),
-    }
+def parse(argv: list[str]) -> tuple[list[str], Path, int, float]:
+    """(runs, out, rollouts, watch) of a command line.
 
-
-def write_results(
-    config: ConfigDict,
-    workdir: Path,
-    rows: list[dict],
-    solutions: Sequence[Solution],
-    verifications: Sequence[Verification],
-    compiles: int,
-    seconds: float,
-) -> dict:
-    """Write all three files; returns the summary."""
-    summary = summarize(config, rows, compiles, seconds)
-    write_json_atomic(workdir / "summary.json", summary)
-    plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
-    (workdir / "transcripts.md").write_text(transcripts(solutions, verifications, config.transcripts))
-    return summary
-
-
-def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:
-    """Markdown of a few held-out problems: every step with its judgement, the verdict, the grade.
-
-    Chosen for what they show: first disagreements between verdict and grade, then wrong solutions, then right ones.
+    Raises:
+        ValueError: no run, an unknown option, or a number that is none.
     """
+    options = {"out": "report.html", "rollouts": str(MAX_ROLLOUTS), "watch": "0"}
+    folders = [argument for argument in argv if not argument.startswith("-")]
+    for argument in argv:
+        name, _, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("-"):
+            if name not in options or not value:
+                raise ValueError(f"unknown option {argument!r}; --help shows the usage")
+            options[name] = value
+    if not folders:
+        raise ValueError("no run is named: give the --workdir of a run or of an ablation")
+    try:
+        rollouts, watch = int(options["rollouts"]), float(options["watch"])
+    except ValueError as error:
+        raise ValueError(f"--rollouts and --watch are numbers: {error}") from error
+    if rollouts < 0 or watch < 0:
+        raise ValueError(f"--rollouts={rollouts} and --watch={watch:g} must be at least 0")
+    return folders, Path(options["out"]), rollouts, watch
 
-    def interest(pair) -> tuple:
-        solution, verification = pair
-        agrees = (verification.verdict == "CORRECT") == solution.is_correct
-        return agrees, solution.is_correct
 
-    pairs = list(zip(solutions, verifications, strict=True))
-    kinds = sorted({interest(pair) for pair in pairs})
-    by_kind = [[pair for pair in pairs if interest(pair) == kind] for kind in kinds]
-    chosen = []
-    while len(chosen) < min(count, len(pairs)):
-        chosen += [group.pop(0) for group in by_kind if group]
-    parts = [
-        "# Transcripts\n\nGreedy solutions of held-out problems by the final generator, judged by the final verifier."
-    ]
-    return "\n\n".join(parts + [_transcript(*pair) for pair in chosen[:count]]) + "\n"
+def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:
+    """Write the page; returns what it holds, and whether every run is finished."""
+    runs = find_runs(folders)
+    return build_page(runs, out, rollouts), all(run.is_finished for run in runs)
 
 
-def _transcript(solution: Solution, verification: Verification) -> str:
-    marks = {True: "CORRECT", False: "INCORRECT", None: "no judgement"}
-    judged = verification.judgements if verification.is_aligned else (None,) * len(solution.steps)
-    gold = solution.gold_steps or (None,) * len(solution.steps)
-    lines = ["| step | the generator wrote | the verifier judged | in fact |", "|---|---|---|---|"]
-    for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
-        lines.append(f"| {k} | `{step}` | {marks[judgement]} | {marks[label] if label is not None else 'unknown'} |")
-    grade = "right" if solution.is_correct else f"wrong (gold answer `{solution.problem.answer}`)"
-    return "\n".join(
-        [
-            f"## {solution.problem.id}",
-            "",
-            f"Problem: `{solution.problem.question}`",
-            "",
-            *lines,
-            "",
-            f"Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.",
-            "",
-            "<details><summary>raw text</summary>",
-            "",
-            "```text",
-            solution.text,
-            verification.text,
-            "```",
-            "",
-            "</details>",
-        ]
-    )
+def main(argv: list[str]) -> None:
+    if "--help" in argv or "-h" in argv:
+        print(__doc__.strip())
+        return
+    try:
+        folders, out, rollouts, watch = parse(argv)
+        while True:
+            built, is_finished = report(folders, out, rollouts)
+            left_out = built.rollouts_dumped - built.rollouts
+            note = f" ({left_out} more left out)" if left_out else ""
+            print(f"{out}: runs {built.runs}, rollouts {built.rollouts}{note}, {built.size / 1e6:.1f} MB", flush=True)
+            if is_finished or not watch:
+                return
+            time.sleep(watch)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; {out} is as it was last written")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

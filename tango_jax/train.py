@@ -27,9 +27,10 @@ from tango_jax.evaluate import evaluate, fixed_pool
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
 from tango_jax.records import Rollout
-from tango_jax.report import write_results
+from tango_jax.results import write_results
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
+from tango_jax.rollout_dump import RolloutDump
 from tango_jax.sft import run_stage_one
 from tango_jax.sharding import park
 from tango_jax.workdir import make_policies
@@ -115,11 +116,12 @@ def train(
     compiles.mark_warm()
 
     pool = fixed_pool(task, config.eval.pool)
+    dump = RolloutDump(workdir / "rollouts", config, resume_after=counters.turn)
     with (
         RunLog(workdir, config, console, resume_at=position) as writer,
         console.stage(f"Stage 2: reinforcement learning ({config.arm})", schedule.num_turns, counters.turn) as progress,
     ):
-        record = Record(writer, checkpointer, fingerprints, started)
+        record = Record(writer, dump, checkpointer, fingerprints, started)
         states = run_turns(loop, schedule, states, counters, pool, record, progress, preemption)
     _, solutions, verifications = evaluate(loop, states, pool[:1])
     summary = {}
@@ -139,6 +141,7 @@ class Record(NamedTuple):
     """What of a run is kept while it goes on."""
 
     writer: RunLog
+    dump: RolloutDump
     checkpointer: Checkpointer
     fingerprints: dict[str, str]  # of the parameters that the run started from
     started: float  # time.monotonic(), less the seconds of earlier attempts
@@ -191,6 +194,8 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
         result = run_turn(loop, states, counters, turn)
         states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
         check_finite(turn, result.metrics)
+        with loop.timer("dump"):
+            record.dump.write(turn, result)
         seconds = time.monotonic() - began
         timing = loop.timer.pop() | {"time/turn_s": seconds}
         tokens = sum(result.metrics.get(f"{role}/tokens_sampled", 0) for role in ROLES)

@@ -30,6 +30,8 @@ def check(config: ConfigDict) -> None:
         at_least(f"eval.{name}", config.eval[name], 1)
     for name in ("every", "keep"):
         at_least(f"checkpoint.{name}", config.checkpoint[name], 1)
+    at_least("rollouts.every", config.rollouts.every, 0)
+    at_least("rollouts.max_mb", config.rollouts.max_mb, 1)
     at_least("transcripts", config.transcripts, 0)
     _check_watching(config.alarms, config.loggers)
     for name in ("arms", "seeds"):

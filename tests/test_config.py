@@ -161,6 +161,8 @@ MISTAKES = [
     ("generate.keep.best=2", r"generate\.keep\.best=2 must lie between 0 and 1"),
     ("generate.keep.validation_share=1.0", r"keep\.validation_share=1\.0 must be at least 0 and below 1"),
     ("checkpoint.keep=0", r"checkpoint\.keep=0 must be at least 1"),
+    ("rollouts.every=-1", r"rollouts\.every=-1 must be at least 0"),
+    ("rollouts.max_mb=0", r"rollouts\.max_mb=0\.0 must be at least 1"),
     ("transcripts=-1", r"transcripts=-1 must be at least 0"),
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
     ("generator.template=maths", r"generator\.template='maths' is neither one of math, last_letter nor a file"),

@@ -124,6 +124,7 @@ def test_compile_counter_counts_hits_of_the_persistent_cache(tmp_path):
 def test_phase_timer_adds_up_and_starts_again(monkeypatch):
     ticks = iter([0.0, 2.0, 10.0, 10.5, 20.0, 21.0])
     monkeypatch.setattr(metrics_lib.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(metrics_lib, "memory_gib", lambda: {"host": 1.5})
     timer = PhaseTimer()
     with timer("sample"):
         pass
@@ -131,7 +132,8 @@ def test_phase_timer_adds_up_and_starts_again(monkeypatch):
         raise KeyError
     with timer("sample"):
         pass
-    assert timer.pop() == {"time/sample_s": 3.0, "time/grade_s": 0.5}
+    memory = {"memory/sample_host_gib": 1.5, "memory/grade_host_gib": 1.5}
+    assert timer.pop() == {"time/sample_s": 3.0, "time/grade_s": 0.5} | memory
     assert timer.pop() == {}
 
 

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from tango_jax import plots
+from tango_jax import curves
 from tango_jax.plots import plot_ablation, plot_curves
 
 
@@ -23,28 +23,28 @@ def png_size(path) -> tuple[int, int]:
 def test_series_keeps_complete_points_in_order():
     rows = [eval_row(4, 0.5), eval_row(0, 0.25), eval_row(2, None), {"step": 3, "phase": "eval"},
             {"step": 9, "phase": "generator", "generator_step": 9, "generator/accuracy": 1.0}, eval_row(4, 0.75)]
-    series = plots._series(rows, {"eval"}, "generator_step", "generator/accuracy")
+    series = curves.series(rows, {"eval"}, "generator_step", "generator/accuracy")
     assert (series.x.tolist(), series.y.tolist()) == ([0, 4], [0.25, 0.75])
 
 
 def test_seeds_are_compared_where_all_have_a_point():
     seeds = [[eval_row(0, 0.1), eval_row(5, 0.2), eval_row(10, 0.3)], [eval_row(0, 0.3), eval_row(10, 0.5)],
              [{"step": 0, "phase": "eval", "generator_step": 0}]]
-    x, values = plots._over_seeds(seeds, "generator/accuracy")
+    x, values = curves.over_seeds(seeds, "generator/accuracy")
     assert x.tolist() == [0, 10]
     assert values.tolist() == [[0.1, 0.3], [0.3, 0.5]]
 
 
 def test_the_start_of_a_warmup_is_drawn_before_the_first_step():
     rows = [eval_row(-10, 0.1) | {"generator_step": 0}, eval_row(0, 0.2), eval_row(5, 0.3)]  # turns 0, 10 and 15
-    x, values = plots._over_seeds([rows], "generator/accuracy")
+    x, values = curves.over_seeds([rows], "generator/accuracy")
     assert (x.tolist(), values.tolist()) == ([-10, 0, 5], [[0.1, 0.2, 0.3]])
 
 
 def test_running_mean_keeps_both_ends():
     y = np.zeros(24)
     y[[0, 12, 23]] = [6.0, 3.0, 9.0]
-    smooth = plots._smooth(y)  # 24 points: a window of one point to either side
+    smooth = curves.smooth(y)  # 24 points: a window of one point to either side
     assert smooth[[0, 1, 11, 12, 13, 22, 23]].tolist() == [6.0, 2.0, 1.0, 1.0, 1.0, 3.0, 9.0]
 
 

@@ -27,7 +27,7 @@ LAST_TURN = 10  # 2 of the warm-up, 6 generator steps, a verifier turn after eac
 def repeatable_rows(path: Path) -> list[dict]:
     """The rows without what a clock measured."""
     return [
-        {name: value for name, value in row.items() if not name.startswith(("time/", "throughput/"))}
+        {name: value for name, value in row.items() if not name.startswith(("time/", "throughput/", "memory/"))}
         for row in read_metrics(path)
     ]
 
@@ -43,6 +43,9 @@ def assert_same_results(workdir: Path, expected: Path, abstract_states: dict) ->
     for name in ("metrics.jsonl", "sft/generator/metrics.jsonl", "sft/verifier/metrics.jsonl"):
         assert repeatable_rows(workdir / name) == repeatable_rows(expected / name)
     assert (workdir / "transcripts.md").read_text() == (expected / "transcripts.md").read_text()
+    dumped, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
+                      for folder in (workdir, expected))
+    assert dumped == wanted and len(wanted) == 3  # the first turn of each role, and its sixth
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, expected)]
     assert summaries[0] | {"wall_seconds": 0} == summaries[1] | {"wall_seconds": 0}
     saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]
@@ -66,7 +69,7 @@ def test_the_run_ends_with_its_results(tiny_run):
     assert 0 < summary["logprob_gap_max"] < 1e-4
     listed = {Path(line.strip()) for line in stdout.split("\nfiles:\n")[1].splitlines()}
     assert listed == {workdir / name for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md",
-                                                  "checkpoints", "sft")}
+                                                  "rollouts", "checkpoints", "sft")}
     assert all(path.exists() for path in listed)
     assert (workdir / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(re.findall("^## last_letter/test/", (workdir / "transcripts.md").read_text(), re.MULTILINE)) == 3

@@ -16,13 +16,17 @@ def read_solutions(
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     report = grade_many([text for text, _ in decoded], [problem.answer for problem in owners], task.grade_kind)
     solutions = [
-        make_solution(task, problem, text, ends, is_correct)
-        for problem, (text, ends), is_correct in zip(owners, decoded, report.correct, strict=True)
+        make_solution(task, problem, text, ends, is_correct, is_truncated)
+        for problem, (text, ends), is_correct, is_truncated in zip(
+            owners, decoded, report.correct, rollout.is_truncated_B, strict=True
+        )
     ]
     return solutions, report
 
 
-def make_solution(task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool) -> Solution:
+def make_solution(
+    task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
+) -> Solution:
     """Parse one response; `ends` are the characters complete after each token."""
     parsed = parse_solution(text, task.min_steps)
     return Solution(
@@ -33,6 +37,8 @@ def make_solution(task: Task, problem: Problem, text: str, ends: Sequence[int], 
         format_score=parsed.format_score,
         is_correct=bool(is_correct),
         gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
     )
 
 
@@ -43,7 +49,7 @@ def read_verifications(
     verifications = []
     for b, tokens in enumerate(rollout.tokens):
         solution = solutions[b // group_size]
-        text = tokenizer.decode(tokens)
+        text, ends = tokenizer.decode_with_ends(tokens)
         parsed = parse_verification(text, len(solution.steps), solution.format_score)
         verifications.append(
             Verification(
@@ -53,6 +59,8 @@ def read_verifications(
                 format_score=parsed.format_score,
                 is_aligned=parsed.aligned,
                 blocks=parsed.blocks,
+                token_ends=tuple(ends),
+                is_truncated=bool(rollout.is_truncated_B[b]),
             )
         )
     return verifications

@@ -1,0 +1,62 @@
+"""The numbers of figures, whoever draws them: points of a curve out of metrics rows, running means, seeds side by side.
+
+In: rows of metrics.jsonl as dicts. Out: NumPy arrays. Stage: after a run, before plots.py (PNG) and viewer/ (HTML).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+# Okabe-Ito colours, told apart by readers who are colour-blind; the line style repeats the difference for print.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E")
+ARM_LABELS = {
+    "tango": "Tango (trained together)", "grpo": "GRPO (no verifier)", "fixed_verifier": "fixed verifier",
+    "fixed_verifier_warm": "fixed verifier, warmed up",
+    "fixed_generator": "fixed generator", "gold_steps": "gold step labels",
+}
+SMOOTHING_SHARE = 12  # a curve is smoothed over one twelfth of its points
+
+
+class Series(NamedTuple):
+    """Points of one curve, x ascending."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def series(rows: Iterable[dict], phases: set[str], x_name: str, y_name: str) -> Series:
+    """Points that have both values, in order of x; of two with the same x the later row counts."""
+    points = {row[x_name]: row[y_name] for row in rows
+              if row.get("phase") in phases and row.get(x_name) is not None and row.get(y_name) is not None}
+    x = sorted(points)
+    return Series(np.array(x, float), np.array([points[key] for key in x], float))
+
+
+def smooth(y: np.ndarray) -> np.ndarray:
+    """Centred running mean whose window shrinks at the ends, so that the first and last points are not invented."""
+    half = len(y) // SMOOTHING_SHARE // 2
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    middle = np.arange(len(y))
+    reach = np.minimum(half, np.minimum(middle, len(y) - 1 - middle))
+    return (sums[middle + reach + 1] - sums[middle - reach]) / (2 * reach + 1)
+
+
+def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The x that every seed has, and the values [seed, point] there; seeds without the metric are left out."""
+    curves = [series(from_warmup(rows), {"eval"}, "x", name) for rows in seeds]
+    curves = [curve for curve in curves if curve.x.size]
+    if not curves:
+        return np.empty(0), np.empty((0, 0))
+    x = curves[0].x
+    for curve in curves[1:]:
+        x = np.intersect1d(x, curve.x)
+    return x, np.array([curve.y[np.isin(curve.x, x)] for curve in curves])
+
+
+def from_warmup(rows: Iterable[dict]) -> list[dict]:
+    """The evaluations with an `x`: generator steps, and before the first one the verifier's warm-up, down from 0."""
+    evaluations = [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
+    warmup = max((row["step"] for row in evaluations if row["generator_step"] == 0), default=0)
+    return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in evaluations]

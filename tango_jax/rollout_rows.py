@@ -1,0 +1,161 @@
+"""One turn's rollouts as JSON objects, each of which stands alone: what was asked, written, judged, graded, and how
+that became an advantage.
+
+In: the turn's place in the schedule and its TurnResult. Out: a dict per response of the role that learns, prompt-major.
+Stage: after a turn, on its way to rollouts/*.jsonl (rollout_dump.py), which `tango_jax.report` reads.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.grading.steps import find_blocks
+from tango_jax.records import Signal, Solution, Verification
+from tango_jax.rl.rewards import step_reward_BT
+from tango_jax.rl.schedule import Turn
+
+
+def turn_rows(config: ConfigDict, turn: Turn, result) -> list[dict]:
+    """Every rollout of a turn. `result` is cycle.TurnResult and holds the whole batch."""
+    role_rows = _generator_rows if turn.role == "generator" else _verifier_rows
+    rows = role_rows(config.rl, result.solutions, result.verifications, result.signal)
+    M = config.rl.samples_per_prompt
+    reward_PM = result.signal.reward_B.reshape(-1, M)
+    places = [
+        {
+            "turn": turn.index + 1,  # as `step` in metrics.jsonl
+            "row": b,
+            "rows_in_turn": len(rows),
+            "role": turn.role,
+            "phase": turn.phase,
+            "generator_step": turn.generator_step,
+            "group": b // M,
+            "sample": b % M,
+            "group_rewards": [_number(value) for value in reward_PM[b // M]],
+        }
+        for b in range(len(rows))
+    ]
+    return [place | row for place, row in zip(places, rows, strict=True)]
+
+
+def _generator_rows(rl: ConfigDict, solutions, verifications, signal: Signal) -> list[dict]:
+    count = len(verifications) // len(solutions) if verifications else 0
+    steps_by_label = [
+        step_reward_BT(labels, [solution.step_ends for solution in solutions], signal.adv_BT.shape[1])
+        for labels in signal.labels or ()
+    ]
+    rows = []
+    for b, solution in enumerate(solutions):
+        reward = {
+            "outcome": float(solution.is_correct),
+            "outcome_weight": rl.outcome_weight,
+            "format": solution.format_score,
+            "format_weight": rl.format_weight,
+            "total": _number(signal.reward_B[b]),
+            # One list per verification of the solution (or of the task's labels): y_k / K; null without step rewards.
+            "steps": [
+                _step_rewards(labels[b]) if is_end_BT[b].any() else None
+                for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)
+            ],
+        }
+        judged = [_verification(item) for item in (verifications or ())[b * count : (b + 1) * count]]
+        rows.append(
+            {"problem": _problem(solution), "solution": _solution(solution), "verifications": judged, "reward": reward}
+            | {"alpha": _number(signal.alpha), "advantage": _advantage(signal, b, solution.token_ends)}
+        )
+    return rows
+
+
+def _verifier_rows(rl: ConfigDict, solutions, verifications, signal: Signal) -> list[dict]:
+    rows = []
+    for b, verification in enumerate(verifications):
+        solution = solutions[b * len(solutions) // len(verifications)]
+        is_right = verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT")
+        reward = {
+            "correctness": float(is_right),
+            "format": verification.format_score,
+            "gamma": rl.gamma,
+            "total": _number(signal.reward_B[b]),
+        }
+        rows.append(
+            {"problem": _problem(solution), "solution": _solution(solution)}
+            | {"verifications": [_verification(verification)], "reward": reward}
+            | {"class_weight": _number(signal.class_weight_B[b])}
+            | {"advantage": _advantage(signal, b, verification.token_ends)}
+        )
+    return rows
+
+
+def _problem(solution: Solution) -> dict:
+    problem = solution.problem
+    return {"id": problem.id, "question": problem.question, "answer": problem.answer, "size": problem.size}
+
+
+def _solution(solution: Solution) -> dict:
+    return {
+        "text": solution.text,
+        "steps": [list(span) for span in find_blocks(solution.text, "step")],  # characters, tags included
+        "step_ends": list(solution.step_ends),  # tokens
+        "gold_steps": None if solution.gold_steps is None else list(solution.gold_steps),
+        "is_correct": solution.is_correct,
+        "format": solution.format_score,
+        "tokens": len(solution.token_ends),
+        "is_truncated": solution.is_truncated,
+    }
+
+
+def _verification(verification: Verification) -> dict:
+    return {
+        "text": verification.text,
+        "blocks": block_spans(verification.text),  # characters, tags included
+        "judgements": list(verification.judgements),
+        "verdict": verification.verdict,
+        "is_aligned": verification.is_aligned,
+        "format": verification.format_score,
+        "tokens": len(verification.token_ends),
+        "is_truncated": verification.is_truncated,
+    }
+
+
+def block_spans(text: str) -> list[list[int]]:
+    """Characters of the blocks that the parser read: those of the first closed section."""
+    opening, closing = "<step_verification>", "</step_verification>"
+    start = text.find(opening)
+    end = text.find(closing, start + len(opening))
+    if start < 0 or end < 0:
+        return []
+    offset = start + len(opening)
+    return [[offset + first, offset + last] for first, last in find_blocks(text[offset:end], "step")]
+
+
+def _step_rewards(labels: Sequence[bool]) -> list[float]:
+    return [_number((1.0 if label else -1.0) / len(labels)) for label in labels]
+
+
+def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
+    """Each kind as runs of equal values: [tokens, value]; of the one that the update gets, [tokens, value, characters]
+    with the characters up to the run's end."""
+    length = len(token_ends)
+    total, tokens = [], 0
+    for count, value in _runs(signal.adv_BT[b, :length]):
+        tokens += count
+        total.append([count, value, token_ends[tokens - 1]])
+    step_BT = signal.adv_step_BT
+    return {
+        "total": total,
+        "outcome": _runs(signal.adv_outcome_BT[b, :length]),
+        "step": None if step_BT is None else _runs(step_BT[b, :length]),
+    }
+
+
+def _runs(values_T: np.ndarray) -> list[list]:
+    """Run lengths: step advantages change at step ends only, so a response needs a few pairs instead of T numbers."""
+    edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
+    return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
+
+
+def _number(value) -> float:
+    """Six significant digits: what float32 holds, in half the characters."""
+    return float(f"{float(value):.6g}")

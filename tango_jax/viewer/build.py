@@ -1,0 +1,114 @@
+"""The page: runs in, one HTML file out that needs nothing else. Last stage of the report.
+
+Everything that is large is gzip in base64 and is decoded by the browser when it is looked at: the plotting library, the
+charts of each run, the chunks of rollouts.
+"""
+
+import html
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from tango_jax.rollout_dump import read_rollouts
+from tango_jax.viewer import charts, pack, performance, quality
+from tango_jax.viewer.runs import Run
+
+SCRIPTS = ("data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
+MAX_ROLLOUTS = 20_000
+MAX_BYTES = 19_000_000  # of the page
+LOSS_SETTINGS = ("algorithm", "use_std", "mask_overlong")
+
+
+class Built(NamedTuple):
+    """What a page holds."""
+
+    runs: int
+    rollouts: int
+    rollouts_dumped: int
+    size: int  # bytes
+
+
+def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES) -> Built:
+    """Write the report of the runs. Rollouts beyond either limit are left out in whole groups, evenly, with a note."""
+    packed, pages = [], []
+    for index, run in enumerate(runs):
+        judged = []
+        for rollout in read_rollouts(run.rollouts):
+            packed.append(pack.pack_rollout(index, rollout))
+            judged += quality.judged(rollout)
+        pages.append(pack.encode_json(_charts_of(run, judged)))
+    fixed = {
+        "plotly": pack.encode(_read("vendor/plotly-basic.min.js").encode()),
+        "arms": pack.encode_json({"panels": charts.arms(runs), "table": charts.arms_table(runs)} if runs[1:] else {}),
+        **{f"charts-{index}": page for index, page in enumerate(pages)},
+    }
+    title = "RL Tango: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed)}
+    fixed["facts"] = pack.encode_json(facts)
+    kept = pack.thin_out(packed, max_rollouts / len(packed)) if len(packed) > max_rollouts else packed
+    kept, payloads = _within(kept, max_bytes - len(_fill(title, fixed).encode()))
+    page = _fill(title, fixed | payloads)
+    partial = out.with_name(f"{out.name}.partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, out)  # a reader who reloads sees the old page or the new one
+    return Built(len(runs), len(kept), len(packed), out.stat().st_size)
+
+
+def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
+    return {
+        "headline": charts.headline(run),
+        "training": charts.training(run),
+        "verifier": charts.verifier(run, judged),
+        "confusion": charts.confusion_tables(judged),
+        "speed": performance.speed(run),
+        "speed_tables": [item for item in (performance.speed_table(run), performance.memory_table(run)) if item],
+    }
+
+
+def _facts(run: Run) -> dict:
+    """What the page says of a run, and needs to write out its rewards."""
+    loss = {role: {name: run.settings[f"{role}.loss.{name}"] for name in LOSS_SETTINGS}
+            for role in ("generator", "verifier")}  # fmt: skip
+    return {
+        "name": run.name,
+        "arm": run.arm,
+        "seed": run.settings["seed"],
+        "task": run.settings["task.name"],
+        "turns": max((row["step"] for row in run.rows), default=0),
+        "is_finished": run.is_finished,
+        "loss": loss,
+    }
+
+
+def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:
+    """As many rollouts as fit into so many bytes of the page, and their payloads."""
+    kept = packed
+    while True:
+        chunks = {f"chunk-{index}": chunk for index, chunk in enumerate(pack.chunks_of(kept))}
+        payloads = {"columns": pack.encode_json(pack.columns_of(kept))} | chunks
+        size = sum(len(_element(name, value)) + 1 for name, value in payloads.items())
+        if size <= room or not kept:
+            return kept, payloads
+        kept = pack.thin_out(kept, 0.95 * max(room, 0) / size)
+
+
+def _fill(title: str, payloads: dict[str, str]) -> str:
+    """The page's skeleton with style, scripts and payloads in their places."""
+    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();"
+    data = "\n".join(_element(name, value) for name, value in payloads.items())
+    page = _read("page.html")
+    parts = {"title": html.escape(title), "style": _read("style.css"), "data": data, "script": script}
+    for mark, text in parts.items():
+        page = page.replace(f"<!--{mark}-->", text)
+    return page
+
+
+def _element(name: str, value: str) -> str:
+    return f'<script type="text/plain" id="data-{name}">{value}</script>'
+
+
+def _read(name: str) -> str:
+    return (resources.files("tango_jax.viewer") / name).read_text(encoding="utf-8")

@@ -1,0 +1,255 @@
+// The charts: panels (viewer/charts.py) in, plotly figures out, drawn when they come into sight, in the page's colours.
+
+let plotly = null; // promise of the library, which is decoded when the first chart is wanted
+function loadPlotly() {
+  plotly ??= payload("plotly").then((code) => {
+    document.head.append(h("script", {}, code));
+    return window.Plotly;
+  });
+  return plotly;
+}
+
+// On a dark page: lighter relatives of the colours that would drown.
+const DARK_COLOURS = {
+  "#0072B2": "#56B4E9",
+  "#56B4E9": "#F0E442",
+  "#6E6E6E": "#A8ADB3",
+  "rgba(0,114,178": "rgba(86,180,233",
+};
+
+// Colours of the style sheet as plotly wants them: a probe resolves what depends on light or dark.
+function pageColours(...names) {
+  const probe = document.body.appendChild(h("span", { hidden: true }));
+  const found = names.map((name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  });
+  probe.remove();
+  return found;
+}
+
+function themed(panel) {
+  const [ink, line, background] = pageColours("ink", "line", "panel");
+  let text = JSON.stringify({ data: panel.traces, layout: panel.layout });
+  if (document.documentElement.dataset.shade === "dark") {
+    text = text.replace(/#0072B2|#56B4E9|#6E6E6E|rgba\(0,114,178/g, (found) => DARK_COLOURS[found]);
+  }
+  const { data, layout } = JSON.parse(text);
+  const axis = (given) => ({
+    gridcolor: line,
+    linecolor: line,
+    zeroline: false,
+    automargin: true,
+    ...given,
+    title: { ...given?.title, standoff: 6, font: { size: 12 } },
+  });
+  return {
+    data,
+    layout: {
+      ...layout,
+      height: 270,
+      margin: { l: 44, r: 12, t: 8, b: 42 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: ink, size: 12, family: getComputedStyle(document.body).fontFamily },
+      hovermode: "x unified",
+      hoverlabel: { bgcolor: background, bordercolor: line },
+      showlegend: false,
+      xaxis: axis(layout.xaxis),
+      yaxis: axis(layout.yaxis),
+    },
+  };
+}
+
+// A legend that wraps on any width and repeats line style, marker or pattern: not by colour alone.
+const STROKES = { solid: "", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3" };
+const SYMBOLS = {
+  circle: "●",
+  "circle-open": "○",
+  square: "■",
+  "triangle-up": "▲",
+  "triangle-down": "▼",
+  diamond: "◆",
+  cross: "✚",
+  x: "✖",
+};
+
+function legend(data) {
+  const entries = data
+    .filter((trace) => trace.name && trace.showlegend !== false)
+    .sort((a, b) => (a.legendrank ?? 0) - (b.legendrank ?? 0))
+    .map((trace) => {
+      const key =
+        trace.type === "bar"
+          ? h("span", { class: "bar-key", style: `background:${trace.marker.color}` }, trace.marker.pattern.shape)
+          : lineKey(trace);
+      return h("li", {}, key, trace.name);
+    });
+  return h("ul", { class: "curves", "aria-hidden": "true" }, ...entries);
+}
+
+function lineKey({ line, marker, mode }) {
+  const key = h("span", { class: "line-key", style: `color:${line.color}` });
+  const look = `stroke="currentColor" stroke-width="2.2" stroke-dasharray="${STROKES[line.dash]}"`;
+  key.innerHTML = `<svg width="34" height="12"><path d="M1 6H33" ${look}/></svg>`;
+  if (mode.includes("markers")) key.append(h("span", {}, SYMBOLS[marker.symbol]));
+  return key;
+}
+
+// What a chart says, in words: where each curve begins and ends.
+function inWords(panel) {
+  const curves = panel.traces.filter((trace) => trace.name && trace.showlegend !== false);
+  const ends = curves.map(({ name, y }) => `${name} from ${y[0]} to ${y[y.length - 1]}`);
+  return `${panel.title}. ${panel.caption} ${ends.join("; ")}.`;
+}
+
+const drawn = new Set(); // elements of charts
+const inSight = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting || drawn.has(target)) continue;
+      drawn.add(target);
+      draw(target);
+    }
+  },
+  { rootMargin: "200px" },
+);
+
+async function draw(box) {
+  const library = await loadPlotly();
+  if (!box.isConnected) return;
+  const { data, layout } = themed(box.panel);
+  box.nextElementSibling.replaceChildren(...legend(data).children);
+  await library.react(box, data, layout, { responsive: true, displayModeBar: false });
+  box.classList.add("is-drawn");
+  if (performance.getEntriesByName("first-chart").length === 0) performance.mark("first-chart");
+}
+
+// In other colours. A chart that is out of sight waits: a hidden one has no size that it could be drawn in.
+function redrawCharts() {
+  for (const box of [...drawn]) {
+    drawn.delete(box);
+    inSight.unobserve(box);
+    inSight.observe(box);
+  }
+}
+
+function figure(panel) {
+  const box = h("div", { class: "plot", role: "img", "aria-label": inWords(panel) });
+  box.panel = panel;
+  inSight.observe(box);
+  return h(
+    "figure",
+    {},
+    h("figcaption", {}, h("h3", {}, panel.title), h("p", {}, panel.caption)),
+    box,
+    legend(panel.traces),
+  );
+}
+
+function dataTable({ caption, head, rows }) {
+  return h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      { class: "data" },
+      h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+      h(
+        "tbody",
+        {},
+        ...rows.map(([first, ...rest]) =>
+          h("tr", {}, h("th", { scope: "row" }, first), ...rest.map((text) => h("td", {}, text))),
+        ),
+      ),
+    ),
+  );
+}
+
+// Verdicts by grade; a cell of disagreement leads to its rollouts.
+function confusionTable({ name, rows, turns }, run) {
+  const link = (cell, grade) =>
+    `#only=${cell.filter}&grade=${grade}&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
+  const cellOf = (cell, row) =>
+    h(
+      "td",
+      { style: `--share:${row.total ? cell.count / row.total : 0}` },
+      cell.filter && cell.count ? h("a", { href: link(cell, row.grade) }, String(cell.count)) : String(cell.count),
+      h("small", {}, row.total ? ` ${((100 * cell.count) / row.total).toFixed(0)} %` : ""),
+    );
+  return h(
+    "table",
+    { class: "data confusion" },
+    h("caption", {}, `Verdicts by the grade of the answer, ${name}`),
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", { scope: "col" }, "answer"),
+        ...rows[0].cells.map(({ verdict }) => h("th", { scope: "col" }, verdict)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      ...rows.map((row) =>
+        h("tr", {}, h("th", { scope: "row" }, row.grade), ...row.cells.map((cell) => cellOf(cell, row))),
+      ),
+    ),
+  );
+}
+
+function section(id, title, ...content) {
+  const kept = content.flat().filter(Boolean);
+  return kept.length
+    ? h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), ...kept)
+    : null;
+}
+
+const grid = (panels) => (panels.length ? h("div", { class: "panels" }, ...panels.map(figure)) : null);
+
+function headline(values, fact) {
+  const cards = values.map(([name, first, last]) =>
+    h("div", { class: "stat" }, h("span", {}, name), h("b", {}, last), h("small", {}, `from ${first}`)),
+  );
+  const state = fact.is_finished
+    ? `${fact.turns} turns, finished`
+    : `turn ${fact.turns}, still going on when this was written: run the command again and reload`;
+  return h(
+    "div",
+    { class: "headline" },
+    ...cards,
+    muted(`${fact.name} · task ${fact.task} · arm ${fact.arm} · seed ${fact.seed} · ${state}`),
+  );
+}
+
+async function renderCharts(box, nav, facts, run) {
+  const [arms, own] = await Promise.all([payloadJson("arms"), payloadJson(`charts-${run}`)]);
+  const fact = facts.runs[run];
+  const missing = own.confusion.length
+    ? null
+    : muted("No rollouts of a verifier were dumped by this run: what needs them is left out.");
+  const tables = h("div", { class: "tables" }, ...own.confusion.map((table) => confusionTable(table, fact.name)));
+  const sections = [
+    arms.panels?.length && section("arms", "Arms", grid(arms.panels), arms.table && dataTable(arms.table)),
+    section("training", "Both roles over training", headline(own.headline, fact), grid(own.training)),
+    section("quality", "The verifier", missing, own.confusion.length ? tables : null, grid(own.verifier)),
+    section("speed", "Speed and memory", grid(own.speed), own.speed_tables.map(dataTable)),
+  ].filter(Boolean);
+  drawn.clear();
+  box.replaceChildren(...sections);
+  nav.replaceChildren(
+    ...sections.map((item) => {
+      const link = h("a", { href: `#${item.id}` }, item.querySelector("h2").textContent);
+      link.addEventListener("click", (event) => {
+        event.preventDefault();
+        setAddress(item.id);
+        item.scrollIntoView();
+      });
+      return link;
+    }),
+  );
+}

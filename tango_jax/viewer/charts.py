@@ -1,0 +1,206 @@
+"""The charts of the report: runs and their verifiers' judgements in, sections of panels (panels.py) out.
+
+Where a run did not log a figure its curve is missing, and a panel without curves is left out.
+"""
+
+from collections.abc import Sequence
+
+from tango_jax.curves import (
+    ARM_LABELS,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Series,
+    over_seeds,
+    series,
+)
+from tango_jax.viewer import quality
+from tango_jax.viewer.panels import band, bars, line, noisy, panel, with_content
+from tango_jax.viewer.runs import Run
+
+LEARNS = {"warmup", "generator", "verifier"}  # phases in which someone is updated
+ARM_STYLES = {  # colour, line, marker
+    "tango": (VERMILION, "-", "circle"),
+    "grpo": (BLUE, "--", "square"),
+    "fixed_verifier": (GREEN, "-.", "triangle-up"),
+    "fixed_verifier_warm": (SKY, "-", "cross"),
+    "fixed_generator": (PURPLE, ":", "diamond"),
+    "gold_steps": (ORANGE, "--", "triangle-down"),
+}
+
+
+
+def training(run: Run) -> list[dict]:
+    """Figure 1: both roles over training, and the signs of their health."""
+    rows = run.rows
+
+    def of(name: str, phases=LEARNS, x: str = "step") -> Series:
+        return series(rows, phases, x, name)
+
+    def both(name: str) -> list[dict]:
+        return noisy("generator", of(f"generator/{name}", {"generator"}), VERMILION) + noisy(
+            "verifier", of(f"verifier/{name}", {"warmup", "verifier"}), BLUE, "--"
+        )
+
+    warmup = _warmup(rows)
+    accuracy = line("greedy, held out", of("generator/accuracy", {"eval"}), VERMILION)
+    reward = noisy("sampled, in training", of("generator/reward/outcome", {"generator"}), GREY, "--")
+    f1 = line("verdicts, macro-F1", of("verifier/pool/outcome_f1", {"eval"}), BLUE, "--", "square")
+    f1 += line("steps, macro-F1", of("verifier/pool/step_f1", {"eval"}), GREEN, "-", "triangle-up")
+    verdicts = noisy("agrees with the grader", of("verifier/reward/correctness"), GREEN)
+    verdicts += noisy("says CORRECT", of("verifier/rate_correct"), BLUE, "--")
+    verdicts += noisy("answers that are right", of("verifier/solutions_correct"), GREY, ":")
+    verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
+    turn = "turn (both roles)"
+    return with_content(
+        [
+            panel("Generator", "Share of right answers: greedy on held-out problems, and sampled in training.",
+                  accuracy + reward, turn, score=True, **warmup),
+            panel("Verifier on the fixed pool", "Agreement with the facts on solutions that never change.",
+                  f1, turn, score=True, **warmup),
+            panel("Verdicts in training", "How often it says CORRECT, beside how many solutions are right.",
+                  verdicts, turn, score=True, **warmup),
+            panel("Entropy", "Nats per token; near 0 nothing is explored any more.", both("entropy"), turn, **warmup),
+            panel("KL to the reference", "Of the policies that have one.", both("kl"), turn, **warmup),
+            panel("Response length", "Mean sampled tokens.", both("length_mean"), turn, **warmup),
+            panel("Truncated responses", "Share that ended by the length limit.", both("truncation_rate"), turn,
+                  score=True, **warmup),
+            panel("Log-prob gap", "Largest difference between sampler and trainer, over all tokens of a turn: 0 up to "
+                  "rounding, or the cache or a mask is wrong.", both("logprob_gap_max"), turn, **warmup),
+        ]
+    )  # fmt: skip
+
+
+def headline(run: Run) -> list[list[str]]:
+    """First and last value of what a run is judged by: [name, first, last]."""
+    evaluations, found = [row for row in run.rows if row["phase"] == "eval"], []
+    for title, name in (("Generator accuracy", "generator/accuracy"), ("Verifier step F1", "verifier/pool/step_f1"),
+                        ("Verifier outcome F1", "verifier/pool/outcome_f1")):  # fmt: skip
+        values = [row[name] for row in evaluations if row.get(name) is not None]
+        if values:
+            found.append([title, f"{values[0]:.3f}", f"{values[-1]:.3f}"])
+    return found
+
+
+def arms(runs: Sequence[Run]) -> list[dict]:
+    """Figure 4: the arms over generator steps, mean over seeds, band from the lowest to the highest."""
+    by_arm, panels = _by_arm(runs), []
+    for name, title in (("generator/accuracy", "Generator: accuracy"), ("verifier/pool/step_f1", "Verifier: step F1"),
+                        ("verifier/pool/outcome_f1", "Verifier: outcome F1")):  # fmt: skip
+        bands, lines = [], []
+        for rank, (arm, members) in enumerate(by_arm.items()):
+            x, values = over_seeds([run.rows for run in members], name)
+            if not x.size:
+                continue
+            colour, style, symbol = ARM_STYLES.get(arm, (GREY, ":", "x"))
+            if len(values) > 1:
+                bands += band(Series(x, values.min(0)), Series(x, values.max(0)), colour)
+            curve = line(ARM_LABELS.get(arm, arm), Series(x, values.mean(0)), colour, style, symbol)
+            lines = [trace | {"legendrank": rank} for trace in curve] + lines  # the first arm is drawn last, on top
+        caption = "Mean over seeds; the band goes from the lowest to the highest seed. Below step 0: the warm-up."
+        panels.append(panel(title, caption, bands + lines, "generator step", score=True))
+    return with_content(panels)
+
+
+def arms_table(runs: Sequence[Run]) -> dict | None:
+    """Last evaluation of every run, one row an arm, the value of each seed in brackets."""
+    columns = {"accuracy": "generator/accuracy", "step F1": "verifier/pool/step_f1",
+               "outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
+    cells = {}
+    for arm, members in _by_arm(runs).items():
+        for run in members:
+            last = next((row for row in reversed(run.rows) if row["phase"] == "eval"), {})
+            for column, name in columns.items():
+                if last.get(name) is not None:
+                    cells.setdefault(arm, {}).setdefault(column, []).append(last[name])
+    if not cells:
+        return None
+
+    def cell(values: list[float]) -> str:
+        seeds = f" ({', '.join(f'{value:.2f}' for value in values)})" if len(values) > 1 else ""
+        return f"{sum(values) / len(values):.3f}{seeds}"
+
+    rows = [[ARM_LABELS.get(arm, arm), *(cell(of[name]) if name in of else "" for name in columns)]
+            for arm, of in cells.items()]  # fmt: skip
+    return {"caption": "Last evaluation: mean, and each seed in brackets.", "head": ["arm", *columns], "rows": rows}
+
+
+def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each arm, the known ones in their order."""
+    order = {arm: place for place, arm in enumerate(ARM_STYLES)}
+    by_arm = {}
+    for run in sorted(runs, key=lambda run: order.get(run.arm, len(order))):
+        by_arm.setdefault(run.arm, []).append(run)
+    return by_arm
+
+
+def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
+    """Where the verifier is right: by step, by length, by turn; from the dumped rollouts, and from the metrics."""
+    parts = quality.early_and_late(judged)
+    looks = ((GREY, ":", "circle-open"), (GREEN, "-", "triangle-up"))[-len(parts) or 2 :]
+    looks = list(zip(parts.items(), looks, strict=True)) if parts else []
+    turn, steps = "turn (both roles)", "step of the solution"
+    accepted = bars("false accept", quality.disagreement_by_turn(judged, "CORRECT", False), VERMILION, "/")
+    rejected = bars("false reject", quality.disagreement_by_turn(judged, "INCORRECT", True), BLUE, "\\")
+    invalid = bars("INVALID, right answer", quality.disagreement_by_turn(judged, "INVALID", True), GREY, "x")
+    invalid += bars("INVALID, wrong answer", quality.disagreement_by_turn(judged, "INVALID", False), GREY, ".")
+    recalls = line("right steps approved", quality.recall_by_turn(judged, True), GREEN, "-", "triangle-up")
+    recalls += line("wrong steps rejected", quality.recall_by_turn(judged, False), VERMILION, "--", "x")
+
+    def rate(name: str, phases: set[str]) -> Series:
+        return series(run.rows, phases, "step", name)
+
+    said = noisy("says CORRECT, its turns", rate("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
+    said += noisy("generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
+    said += noisy("answers that are right", rate("generator/reward/outcome", {"generator"}), GREY, ":")
+    return with_content(
+        [
+            panel("Disagreements with the grader", "Share of a turn's verifications.", accepted + rejected + invalid,
+                  turn, barmode="stack"),
+            panel("Rate of CORRECT", "Beside the share of solutions that are right: a verifier that collapsed is flat "
+                  "at 0 or 1.", said, turn, score=True, **_warmup(run.rows)),
+            panel("Agreement with gold steps", "Of the steps whose label the task knows.", recalls, turn, score=True),
+            panel("Step F1 by position", "Macro-F1 of the judgement of step 1, 2, ... against gold steps.",
+                  [t for (name, part), look in looks for t in line(name, quality.step_f1_by_position(part), *look)],
+                  steps, score=True),
+            panel("Step F1 by number of steps", "Macro-F1 of all judgements of solutions with so many steps.",
+                  [t for (name, part), look in looks for t in line(name, quality.step_f1_by_count(part), *look)],
+                  "steps in the solution", score=True),
+            panel("Verdict F1 by number of steps", "Macro-F1 of the verdict on solutions with so many steps.",
+                  [t for (name, part), look in looks for t in line(name, quality.verdict_f1_by_count(part), *look)],
+                  "steps in the solution", score=True),
+        ]
+    )  # fmt: skip
+
+
+def confusion_tables(judged: list[quality.Judged]) -> list[dict]:
+    """Verdicts by grade, early and late in the run; the cells that disagree name the filter that shows them."""
+    filters = {("wrong", "CORRECT"): "false_accept", ("right", "INCORRECT"): "false_reject"}
+    tables = []
+    for name, part in quality.early_and_late(judged).items():
+        counts = quality.confusion(part)
+        rows = [
+            {"grade": grade, "total": sum(row.values()),
+             "cells": [{"verdict": verdict, "count": count,
+                        "filter": "invalid" if verdict == "INVALID" else filters.get((grade, verdict))}
+                       for verdict, count in row.items()]}
+            for grade, row in counts.items()
+        ]  # fmt: skip
+        tables.append({"name": name, "rows": rows, "turns": [min(i.turn for i in part), max(i.turn for i in part)]})
+    return tables
+
+
+def _warmup(rows: list[dict]) -> dict:
+    """The turns of the warm-up, shaded."""
+    steps = [row["step"] for row in rows if row["phase"] == "warmup"]
+    if not steps:
+        return {}
+    shape = {"type": "rect", "xref": "x", "yref": "paper", "x0": 0, "x1": max(steps), "y0": 0, "y1": 1,
+             "fillcolor": GREY, "opacity": 0.12, "line": {"width": 0}, "layer": "below"}  # fmt: skip
+    note = {"text": "warm-up", "x": max(steps) / 2, "y": 1, "xref": "x", "yref": "paper", "yanchor": "top",
+            "showarrow": False, "font": {"size": 10}}  # fmt: skip
+    return {"shapes": [shape], "annotations": [note]}

@@ -1,0 +1,75 @@
+// What the page carries: base64 of gzip in script elements -> text, columns, rollouts. See viewer/pack.py.
+
+const $ = (id) => document.getElementById(id);
+
+async function payload(name) {
+  const binary = atob($(`data-${name}`).textContent);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+}
+
+const payloadJson = async (name) => JSON.parse(await payload(name));
+
+// Columns as typed arrays: a filter reads all of them in a millisecond.
+function typedColumns(raw) {
+  const columns = { labels: raw.labels, chunk: raw.chunk, flagNames: raw.flag_names, count: raw.turn.length };
+  for (const [name, values] of Object.entries(raw)) {
+    if (!(name in columns) && name !== "flag_names") columns[name] = Int32Array.from(values);
+  }
+  return columns;
+}
+
+// Rollouts, read chunk by chunk when they are wanted.
+function makeStore(columns) {
+  const numChunks = Math.ceil(columns.count / columns.chunk);
+  const chunks = new Map(); // number -> promise of the chunk's lines
+  const lowered = new Array(columns.count).fill(null); // each rollout's texts in lower case
+  let loaded = 0;
+  let loading = null;
+
+  function lines(number) {
+    if (!chunks.has(number))
+      chunks.set(
+        number,
+        payload(`chunk-${number}`).then((text) => text.split("\n")),
+      );
+    return chunks.get(number);
+  }
+
+  async function rollout(index) {
+    const of = await lines(Math.floor(index / columns.chunk));
+    const place = index % columns.chunk;
+    const [id, question, answer, solution, ...verifications] = JSON.parse(of[place]);
+    const rest = JSON.parse(of[of.length / 2 + place]);
+    Object.assign(rest.problem, { id, question, answer });
+    rest.solution.text = solution;
+    rest.verifications.forEach((item, i) => {
+      item.text = verifications[i];
+    });
+    return rest;
+  }
+
+  // Everything, for searching. One chunk after the other, so that the page answers meanwhile.
+  function loadAll() {
+    loading ??= (async () => {
+      for (let number = 0; number < numChunks; number++) {
+        const of = await lines(number);
+        for (let i = 0; i < of.length / 2; i++) lowered[number * columns.chunk + i] = of[i].toLowerCase();
+        loaded = number + 1;
+        if (number % 8 === 7) await new Promise((resume) => setTimeout(resume));
+      }
+    })();
+    return loading;
+  }
+
+  // 1 for every rollout whose texts contain the query, whatever the case. In JSON, since the texts are.
+  async function search(query) {
+    await loadAll();
+    const wanted = JSON.stringify(query).slice(1, -1).toLowerCase();
+    return Uint8Array.from(lowered, (text) => (text.includes(wanted) ? 1 : 0));
+  }
+
+  return { rollout, search, loadAll, progress: () => (numChunks ? loaded / numChunks : 1) };
+}

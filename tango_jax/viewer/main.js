@@ -1,0 +1,155 @@
+// The page as a whole: opens the payloads, switches between its views and themes, listens to keys and to the address.
+
+const THEMES = ["auto", "light", "dark"];
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+
+function setTheme(name) {
+  const root = document.documentElement;
+  root.dataset.theme = name;
+  root.dataset.shade = name === "dark" || (name === "auto" && isDark.matches) ? "dark" : "light";
+  const [symbol, text] = { auto: ["◐", "System"], light: ["☀", "Light"], dark: ["☾", "Dark"] }[name];
+  $("theme").replaceChildren(`${symbol} `, h("span", {}, text));
+  $("theme").setAttribute("aria-label", `Colours: ${text}`);
+  try {
+    localStorage.setItem("tango-report-theme", name);
+  } catch {
+    /* a browser may refuse to remember for files */
+  }
+  redrawCharts();
+}
+
+function storedTheme() {
+  try {
+    const name = localStorage.getItem("tango-report-theme");
+    return THEMES.includes(name) ? name : "auto";
+  } catch {
+    return "auto";
+  }
+}
+
+const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+
+function showView(name) {
+  for (const view of ["charts", "rollouts"]) {
+    $(`view-${view}`).hidden = view !== name;
+    $(`tab-${view}`).setAttribute("aria-selected", String(view === name));
+    $(`tab-${view}`).tabIndex = view === name ? 0 : -1;
+  }
+  document.body.dataset.view = name;
+}
+
+const shownView = () => document.body.dataset.view;
+
+// The charts and their sections have addresses too; everything else is about rollouts.
+const SECTIONS = ["charts", "arms", "training", "quality", "speed"];
+
+function followAddress(viewer) {
+  const name = location.hash.slice(1);
+  if (!viewer || name === "" || SECTIONS.includes(name)) {
+    showView("charts");
+    return null;
+  }
+  showView("rollouts");
+  return viewer.followHash();
+}
+
+// Another view by hand: the address follows, so that a reload shows the same.
+function switchView(name, viewer) {
+  showView(name);
+  if (name === "rollouts") viewer?.writeHash();
+  else setAddress("charts");
+}
+
+function bindKeys(viewer) {
+  const always = { "?": () => $("help").showModal(), t: nextTheme, c: () => switchView("charts", viewer) };
+  const withRollouts = {
+    r: () => switchView("rollouts", viewer),
+    j: () => viewer.move(1),
+    k: () => viewer.move(-1),
+    "]": () => viewer.moveInGroup(1),
+    "[": () => viewer.moveInGroup(-1),
+    y: () => viewer.copyLink(),
+    "/": () => {
+      showView("rollouts");
+      $("search").focus();
+    },
+    0: () => viewer.clear(),
+  };
+  for (let bit = 0; bit < 6; bit++) withRollouts[bit + 1] = () => viewer.toggle(bit);
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.matches("input, select, textarea");
+    if (event.key === "Escape" && isTyping) event.target.blur();
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+    const action = always[event.key] ?? (viewer ? withRollouts[event.key] : null);
+    if (!action || (viewer && shownView() === "charts" && "jk[]y0123456".includes(event.key))) return;
+    event.preventDefault();
+    action();
+  });
+}
+
+function bindTabs(viewer) {
+  const tabs = ["charts", "rollouts"];
+  for (const name of tabs) {
+    $(`tab-${name}`).addEventListener("click", () => switchView(name, viewer));
+    $(`tab-${name}`).addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
+      const other = tabs[1 - tabs.indexOf(name)];
+      switchView(other, viewer);
+      $(`tab-${other}`).focus();
+    });
+  }
+}
+
+async function bindCharts(facts) {
+  const choice = $("chart-run");
+  facts.runs.forEach(({ name }, i) => choice.append(h("option", { value: i }, name)));
+  $("run-choice").hidden = facts.runs.length < 2;
+  const show = () => renderCharts($("charts"), $("chart-nav"), facts, Number(choice.value));
+  choice.addEventListener("change", show);
+  choice.value = Math.max(0, facts.runs.findIndex(({ arm }) => arm === "tango")); // the method, where it is among them
+  await show();
+  if (SECTIONS.includes(location.hash.slice(1))) $(location.hash.slice(1)).scrollIntoView();
+}
+
+function describeCount(facts, columns) {
+  const all = columns.count.toLocaleString("en");
+  $("rollout-count").textContent = all;
+  if (facts.dumped > columns.count) {
+    const part = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file`;
+    const note = `${part}, in whole groups, evenly over training; the charts are about all of them.`;
+    $("viewer").before(h("p", { class: "note" }, note));
+  }
+}
+
+async function start() {
+  setTheme(storedTheme());
+  isDark.addEventListener("change", () => setTheme(document.documentElement.dataset.theme));
+  $("theme").addEventListener("click", nextTheme);
+  $("help-button").addEventListener("click", () => $("help").showModal());
+  const [facts, raw] = await Promise.all([payloadJson("facts"), payloadJson("columns")]);
+  const columns = typedColumns(raw);
+  describeCount(facts, columns);
+  $("viewer").hidden = columns.count === 0;
+  $("no-rollouts").hidden = columns.count > 0;
+  const viewer = columns.count ? makeViewer(facts, columns) : null;
+  bindKeys(viewer);
+  bindTabs(viewer);
+  window.addEventListener("hashchange", () => followAddress(viewer));
+  const opened = followAddress(viewer);
+  await Promise.all([bindCharts(facts), opened ?? viewer?.followHash()]);
+  performance.mark("usable");
+  document.body.dataset.ready = "true";
+  // A quick first search: texts are read while nothing else is to do.
+  if (viewer) (window.requestIdleCallback ?? setTimeout)(() => viewer.preload());
+}
+
+if ("DecompressionStream" in window) {
+  start().catch((error) => {
+    $("problem").hidden = false;
+    $("problem").textContent = `This report cannot be shown: ${error}. Write it again with python -m tango_jax.report.`;
+    throw error;
+  });
+} else {
+  $("problem").hidden = false;
+  $("problem").textContent = "This browser cannot unpack the report: use Chrome 80, Firefox 113, Safari 16.4 or newer.";
+}

@@ -1,0 +1,123 @@
+"""Rollouts for the page: small columns that every filter reads, and the rest in compressed chunks that are read when
+one of their rollouts is looked at, or searched.
+
+In: rollouts as in rollouts/*.jsonl. Out: base64 of gzip, which a browser decodes on its own. Stage: while a report is
+built.
+
+A chunk of n rollouts is 2n lines: each rollout's texts, a JSON list of strings, and then each rollout without them.
+Searching reads the first n lines only, so that it finds text and no field names.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tango_jax.viewer.quality import VERDICTS
+
+CHUNK = 64  # rollouts; small enough to decode while a key is pressed, large enough to compress well
+LABEL = 72  # characters of a question that the list shows
+COLUMNS = ("run", "turn", "row", "group", "role", "flags", "correct", "verdict", "steps", "adv", "reward")
+FLAGS = ("false_accept", "false_reject", "invalid", "misaligned", "truncated", "misjudged")  # bit 0, 1, ...
+
+
+class Packed(NamedTuple):
+    """One rollout, ready to be joined with others."""
+
+    run: int
+    group: tuple  # (run, turn, group): its samples stay together when rollouts are left out
+    columns: dict  # name -> integer
+    label: str
+    texts: bytes
+    rest: bytes
+
+
+def pack_rollout(run: int, rollout: dict) -> Packed:
+    """Split a rollout into what is filtered, what is searched and the rest."""
+    solution, verifications = rollout["solution"], rollout["verifications"]
+    first = verifications[0] if verifications else None
+    columns = {
+        "run": run,
+        "turn": rollout["turn"],
+        "row": rollout["row"],
+        "group": rollout["group"],
+        "role": ("generator", "verifier").index(rollout["role"]),
+        "flags": sum(1 << bit for bit, name in enumerate(FLAGS) if name in flags_of(rollout)),
+        "correct": int(solution["is_correct"]),
+        "verdict": VERDICTS.index(first["verdict"]) if first else len(VERDICTS),
+        "steps": len(solution["steps"]),
+        "adv": round(1000 * max((value for _, value, _ in rollout["advantage"]["total"]), key=abs, default=0.0)),
+        "reward": round(1000 * rollout["reward"]["total"]),
+    }
+    texts = [rollout["problem"]["id"], rollout["problem"]["question"], rollout["problem"]["answer"], solution["text"],
+             *(item["text"] for item in verifications)]  # fmt: skip
+    rest = rollout | {
+        "problem": {"size": rollout["problem"]["size"]},
+        "solution": {name: value for name, value in solution.items() if name != "text"},
+        "verifications": [{name: value for name, value in item.items() if name != "text"} for item in verifications],
+    }
+    question = " ".join(rollout["problem"]["question"].split())
+    label = question if len(question) <= LABEL else question[: LABEL - 1] + "…"
+    return Packed(run, (run, rollout["turn"], rollout["group"]), columns, label, _json(texts), _json(rest))
+
+
+def flags_of(rollout: dict) -> set[str]:
+    """What one may want to look for; of several verifications, any."""
+    solution, flags = rollout["solution"], set()
+    for item in rollout["verifications"]:
+        if item["verdict"] == "CORRECT" and not solution["is_correct"]:
+            flags.add("false_accept")
+        if item["verdict"] == "INCORRECT" and solution["is_correct"]:
+            flags.add("false_reject")
+        if item["verdict"] == "INVALID":
+            flags.add("invalid")
+        if not item["is_aligned"]:
+            flags.add("misaligned")
+        elif solution["gold_steps"] is not None and item["judgements"] != solution["gold_steps"]:
+            flags.add("misjudged")
+        if item["is_truncated"]:
+            flags.add("truncated")
+    if solution["is_truncated"]:
+        flags.add("truncated")
+    return flags
+
+
+def columns_of(packed: Sequence[Packed]) -> dict:
+    """All columns, and the questions of the list, each once."""
+    labels = {}
+    places = [labels.setdefault(item.label, len(labels)) for item in packed]
+    columns = {name: [item.columns[name] for item in packed] for name in COLUMNS}
+    return columns | {"label": places, "labels": list(labels), "chunk": CHUNK, "flag_names": FLAGS}
+
+
+def chunks_of(packed: Sequence[Packed]) -> list[str]:
+    """The chunks, encoded."""
+    groups = [packed[start : start + CHUNK] for start in range(0, len(packed), CHUNK)]
+    return [encode(b"\n".join([item.texts for item in group] + [item.rest for item in group])) for group in groups]
+
+
+def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
+    """About this share of the rollouts, in whole groups, evenly over training."""
+    kept, owed, group = [], 0.0, None
+    for item in packed:
+        if item.group != group:
+            group, owed = item.group, owed + fraction - (owed >= 1.0)
+        if owed >= 1.0:
+            kept.append(item)
+    return kept
+
+
+def encode(data: bytes) -> str:
+    """base64 of gzip, without a time in it: the same runs give the same page."""
+    return base64.b64encode(gzip.compress(data, compresslevel=9, mtime=0)).decode()
+
+
+def encode_json(value) -> str:
+    """Any JSON value, encoded."""
+    return encode(_json(value))
+
+
+def _json(value) -> bytes:
+    # Not escaped: what a reader searches for is in the text as it was typed. Half a surrogate cannot be written.
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

@@ -1,0 +1,76 @@
+"""One look for all charts of the report: curves in, plotly traces and panels (plain dicts of JSON) out."""
+
+import numpy as np
+
+from tango_jax.curves import Series, smooth
+
+DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
+LEAST_SPAN = 0.2  # of a score's axis: a flat curve shall look flat
+
+
+def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", score: bool = False, **layout) -> dict:
+    """A chart with its title and what it shows in words; `score`: its values are shares, with 0 and 1 as limits."""
+    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    if score:
+        axes["yaxis"]["range"] = _score_range([value for trace in traces for value in trace["y"] if value is not None])
+    return {"title": title, "caption": caption, "traces": traces, "layout": axes | layout}
+
+
+def with_content(panels: list[dict]) -> list[dict]:
+    """Those that have a curve."""
+    return [item for item in panels if item["traces"]]
+
+
+def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
+    """A curve with a marker at every point; nothing where it has none."""
+    return [_trace(name, curve, colour, style) | {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}}
+            ] if len(curve.x) else []  # fmt: skip
+
+
+def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]:
+    """A value per batch: faint as it is, and a running mean over it."""
+    if not len(curve.x):
+        return []
+    faint = _trace(name, curve, colour, "-") | {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
+    faint["line"] = faint["line"] | {"width": 1}
+    return [faint, _trace(name, Series(curve.x, smooth(curve.y)), colour, style)]
+
+
+def band(low: Series, high: Series, colour: str) -> list[dict]:
+    """The area between two curves of the same x."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    return [
+        edge | _xy(low),
+        edge | _xy(high) | {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"},
+    ]
+
+
+def bars(name: str, curve: Series, colour: str, pattern: str = "") -> list[dict]:
+    """Bars to be stacked, told apart by pattern as well as by colour."""
+    if not len(curve.x):
+        return []
+    lines = {"shape": pattern, "size": 6, "solidity": 0.25, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
+    marker = {"color": colour, "pattern": lines}
+    return [{"type": "bar", "name": name, "marker": marker} | _xy(curve)]
+
+
+def _trace(name: str, curve: Series, colour: str, style: str) -> dict:
+    look = {"line": {"color": colour, "dash": DASHES[style], "width": 2}}
+    return {"type": "scatter", "mode": "lines", "name": name} | look | _xy(curve)
+
+
+def _xy(curve: Series) -> dict:
+    # Five digits are more than a chart can show.
+    return {axis: [float(f"{value:.5g}") for value in np.asarray(values).tolist()]
+            for axis, values in (("x", curve.x), ("y", curve.y))}  # fmt: skip
+
+
+def _score_range(values: list[float]) -> list[float]:
+    """Never beyond 0 and 1, and never so narrow that noise looks like progress."""
+    if not values:
+        return [-0.02, 1.02]
+    low, high = min(values), max(values)
+    spare = max(LEAST_SPAN - (high - low), 0.05) / 2
+    low, high = max(low - spare, -0.02), min(high + spare, 1.02)
+    return [min(low, high - LEAST_SPAN), max(high, low + LEAST_SPAN)]

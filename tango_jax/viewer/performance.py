@@ -1,0 +1,97 @@
+"""How fast a run was and what it needed: seconds, tokens per second and memory by phase, out of its metrics."""
+
+import numpy as np
+
+from tango_jax.curves import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Series, series
+from tango_jax.viewer.panels import bars, line, noisy, panel, with_content
+from tango_jax.viewer.runs import Run
+
+LEARNS = {"warmup", "generator", "verifier"}  # phases in which someone is updated
+LOOKS = {  # of the phases that every run has: colour and pattern of their bars
+    "sample": (VERMILION, ""),
+    "verify": (BLUE, "/"),
+    "grade": (PURPLE, "x"),
+    "update": (GREEN, "\\"),
+    "dump": (GREY, "-"),
+    "evaluate": (ORANGE, "."),
+}
+KINDS = {"host": (BLUE, "-", "circle"), "device": (VERMILION, "--", "square")}  # of memory
+
+
+def speed(run: Run) -> list[dict]:
+    """Seconds and memory by phase, and tokens per second."""
+    rows = run.rows
+
+    def of(name: str) -> Series:
+        return series(rows, LEARNS | {"eval"} if "evaluate" in name else LEARNS, "step", name)
+
+    times = [t for phase in phases_of(rows) for t in bars(phase, of(f"time/{phase}_s"), *LOOKS.get(phase, (SKY, "+")))]
+    memory = [t for kind, look in KINDS.items() for t in line(kind, _peak(rows, kind), *look)]
+    turn = "turn (both roles)"
+    return with_content(
+        [
+            panel("Seconds per turn", "By phase; evaluations stand on the turn that they follow.", times, turn, "s",
+                  barmode="stack", bargap=0.05),
+            panel("Speed of sampling", "Sampled tokens of both roles per second of sampling.",
+                  noisy("tokens/s", of("throughput/sampled_tokens_per_s"), GREEN), turn, "tokens/s"),
+            panel("Peak memory", "Highest use so far; the table below says which phase raised it.", memory, turn,
+                  "GiB"),
+        ]
+    )  # fmt: skip
+
+
+def phases_of(rows: list[dict]) -> list[str]:
+    """What was timed: the usual phases first, then what else a run has; not the sum that a turn is."""
+    found = {name[5:-2] for row in rows for name in row if name.startswith("time/") and name.endswith("_s")} - {"turn"}
+    return [phase for phase in LOOKS if phase in found] + sorted(found - LOOKS.keys())
+
+
+def speed_table(run: Run) -> dict | None:
+    """Mean seconds by phase and kind of turn."""
+    kinds = {"generator turn": {"generator"}, "verifier turn": {"warmup", "verifier"}, "evaluation": {"eval"}}
+    rows, timed = [], phases_of(run.rows)
+    for kind, phases in kinds.items():
+        # Without the first of its kind, which may hold what is made once.
+        chosen = [row for row in run.rows if row["phase"] in phases][1:]
+        if chosen:
+            means = [sum(row.get(f"time/{phase}_s", 0.0) for row in chosen) / len(chosen) for phase in timed]
+            rows.append([kind, *(f"{mean:.3f}" if mean else "" for mean in means), f"{sum(means):.3f}"])
+    head = ["mean seconds", *timed, "all"]
+    return {"caption": "Mean seconds by phase, without the first turn.", "head": head, "rows": rows} if rows else None
+
+
+def _peak(rows: list[dict], kind: str) -> Series:
+    """The highest use so far, turn by turn."""
+    points = {}
+    for row in rows:
+        found = [value for _, value in _memory(row, kind)]
+        if found:
+            points[row["step"]] = max(found)
+    x = sorted(points)
+    return Series(np.array(x, float), np.array([points[step] for step in x], float))
+
+
+def _memory(row: dict, kind: str) -> list[tuple[str, float]]:
+    """(phase, peak when it ended) of a row, in the order of the phases."""
+    ends = [(name.removeprefix("memory/").removesuffix(f"_{kind}_gib"), value) for name, value in row.items()
+            if name.startswith("memory/") and name.endswith(f"_{kind}_gib")]  # fmt: skip
+    return [(phase, value) for phase, value in ends if value is not None]
+
+
+def memory_table(run: Run) -> dict | None:
+    """By how much each phase raised the peak, over the whole run."""
+    table, timed = [], phases_of(run.rows)
+    for kind in KINDS:
+        raised, peak, at_first = dict.fromkeys(timed, 0.0), None, 0.0
+        for phase, value in (item for row in run.rows for item in _memory(row, kind)):
+            if peak is None:
+                at_first = peak = value
+            elif value > peak:  # a resumed run starts lower
+                raised[phase] += value - peak
+                peak = value
+        if peak is not None:
+            cells = [f"{raised[phase]:.3f}" if raised[phase] else "" for phase in timed]
+            table.append([kind, f"{at_first:.3f}", *cells, f"{peak:.3f}"])
+    head = ["GiB", "when first measured", *timed, "peak"]
+    caption = "By how much each phase raised the peak of memory."
+    return {"caption": caption, "head": head, "rows": table} if table else None

@@ -1,0 +1,57 @@
+"""Which runs a report is about: folders in; their settings, metrics and whereabouts out. First stage of the report."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tango_jax.config import default_config, flatten
+from tango_jax.metrics import read_metrics
+
+
+class Run(NamedTuple):
+    """One run as it is on disk now; it may still be going on."""
+
+    name: str  # unique in the report: its folder, below the one that all have in common
+    workdir: Path
+    settings: dict  # config.json: {"rl.gamma": 0.8, ...}
+    rows: list[dict]  # metrics.jsonl
+    is_finished: bool
+
+    @property
+    def arm(self) -> str:
+        return self.settings["arm"]
+
+    @property
+    def rollouts(self) -> Path:
+        return self.workdir / "rollouts"
+
+
+def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
+    """The runs in the given folders: a folder is one run's workdir, or holds several (an ablation), however deep.
+
+    Raises:
+        ValueError: a folder that is not there or holds no run; a file that cannot be read.
+    """
+    workdirs = []
+    for folder in map(Path, folders):
+        settings = folder.expanduser().resolve().rglob("config.json")
+        found = sorted(path.parent for path in settings if (path.parent / "metrics.jsonl").exists())
+        if not found:
+            raise ValueError(f"{folder} holds no run with metrics (config.json and metrics.jsonl): give the --workdir "
+                             "of tango_jax.train, once its first turn is done, or that of tango_jax.ablate")
+        workdirs += [workdir for workdir in found if workdir not in workdirs]
+    common = workdirs[0].parent if len(workdirs) == 1 else Path(os.path.commonpath(workdirs))
+    return [_read_run(workdir, workdir.relative_to(common)) for workdir in workdirs]
+
+
+def _read_run(workdir: Path, place: Path) -> Run:
+    name = workdir.name if place == Path() else place.as_posix()  # a run may stand above the others
+    path = workdir / "config.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): leave this run out, or restore the file") from error
+    settings = flatten(default_config()) | settings  # a run of an older version lacks the newer keys
+    return Run(name, workdir, settings, read_metrics(workdir / "metrics.jsonl"), (workdir / "summary.json").exists())

@@ -1,0 +1,153 @@
+"""Runs for the tests of the report: settings, metrics and rollouts as a run leaves them, of any size, in seconds.
+
+Texts are made up; parsing, rewards and advantages are those of the project, and the files are written by its dump.
+"""
+
+import json
+import types
+from pathlib import Path
+
+import numpy as np
+
+from tango_jax.config import default_config, flatten
+from tango_jax.grading import parse_verification
+from tango_jax.metrics import MetricsWriter, write_json_atomic
+from tango_jax.prompts.read import make_solution
+from tango_jax.records import Problem, Signal, Verification
+from tango_jax.rl import advantages, rewards
+from tango_jax.rl.schedule import Turn
+from tango_jax.rollout_dump import RolloutDump
+
+SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sa", "vor", "pi")
+WORDS = [first + second + third for first in SYLLABLES for second in SYLLABLES for third in ("", "n", "ta")]
+HOSTILE = "</script><img src=x onerror=alert(1)> & <b>Größe</b> \\frac{1}{2}\u2028"
+
+
+def run_config(arm: str = "tango", seed: int = 0, groups: int = 4):
+    config = default_config()
+    config.arm, config.seed = arm, seed
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = groups, 4
+    config.rollouts.every = 1
+    return config
+
+
+def ends_of(text: str) -> list[int]:
+    """Tokens of four characters."""
+    return [*range(4, len(text), 4), len(text)]
+
+
+def words(rng, count: int) -> str:
+    return " ".join(rng.choice(WORDS, count))
+
+
+def make_one(rng, problem: Problem, length: int):
+    """A solution whose steps are right with probability 0.8, now and then cut off."""
+    gold = tuple(bool(label) for label in rng.random(rng.integers(1, 6)) < 0.8)
+    steps = "".join(f"<step>{words(rng, length)}</step>\n" for _ in gold)
+    text = f"<think>\n{steps}</think>\n<answer>\\boxed{{{len(gold)}}}</answer>"
+    is_truncated = rng.random() < 0.06
+    text = text[: len(text) * 2 // 3] if is_truncated else text
+    task = types.SimpleNamespace(min_steps=1, gold_steps=lambda problem, steps: gold[: len(steps)])
+    return make_solution(task, problem, text, ends_of(text), all(gold) and not is_truncated, is_truncated)
+
+
+def verify_one(rng, solution, length: int) -> Verification:
+    """A verification that errs on one step of six, and now and then forgets a step or the verdict."""
+    labels = [bool(gold) != (rng.random() < 1 / 6) for gold in solution.gold_steps]
+    if labels and rng.random() < 0.06:
+        labels.pop()
+    blocks = "".join(
+        f"<step>{words(rng, length)} \\boxed{{{'CORRECT' if label else 'INCORRECT'}}}</step>" for label in labels
+    )
+    verdict = "CORRECT" if all(labels) else "INCORRECT"
+    final = "" if rng.random() < 0.05 else f"<final_verification>\\boxed{{{verdict}}}</final_verification>"
+    text = f"<step_verification>{blocks}</step_verification>{final}"
+    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    return Verification(text, parsed.judgements, parsed.verdict, parsed.format_score, parsed.aligned, parsed.blocks,
+                        tuple(ends_of(text)), not final)  # fmt: skip
+
+
+def mask_of(records) -> np.ndarray:
+    longest = max(len(record.token_ends) for record in records)
+    return np.arange(longest)[None] < np.array([len(record.token_ends) for record in records])[:, None]
+
+
+def generator_result(config, rng, index: int, length: int):
+    groups, M = config.rl.prompts_per_step, config.rl.samples_per_prompt
+    problems = [Problem(f"made/{index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
+    solutions = [make_one(rng, problem, length) for problem in problems for _ in range(M)]
+    is_action_BT = mask_of(solutions)
+    is_correct_B = np.array([solution.is_correct for solution in solutions])
+    format_B = np.array([solution.format_score for solution in solutions])
+    reward_B = rewards.generator_outcome_reward_B(is_correct_B, format_B, 1.0, 0.0)
+    outcome_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
+    if config.arm == "grpo":
+        return types.SimpleNamespace(solutions=solutions, verifications=None,
+                                     signal=Signal(reward_B, outcome_BT, outcome_BT))  # fmt: skip
+    count = config.rl.verifications_per_solution
+    verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(count)]
+    labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
+    step_ends = [solution.step_ends for solution in solutions]
+    parts = []
+    for judgements in labels:
+        reward_BT, is_end_BT = rewards.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        parts.append(advantages.step_advantages("grpo", reward_BT, is_end_BT, is_action_BT, M))
+    step_BT = advantages.average_over_verifications(parts)
+    signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels)
+    return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
+
+
+def verifier_result(config, rng, index: int, length: int):
+    groups, M = config.rl.prompts_per_step, config.rl.samples_per_prompt
+    problems = [Problem(f"made/{index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
+    solutions = [make_one(rng, problem, length) for problem in problems]
+    verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(M)]
+    is_correct_B = np.repeat([solution.is_correct for solution in solutions], M)
+    format_B = np.array([v.format_score for v in verifications])
+    reward_B, _ = rewards.verifier_reward_B([v.verdict for v in verifications], is_correct_B, format_B, 0.8)
+    outcome_BT = advantages.outcome_advantages("grpo", reward_B, mask_of(verifications), M)
+    weight_B = advantages.class_weights_B(np.array([3.0, 5.0]), is_correct_B)
+    signal = Signal(reward_B, outcome_BT, outcome_BT * weight_B[:, None], class_weight_B=weight_B)
+    return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
+
+
+def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple[int, str, dict]]:
+    """The turn's row, and an evaluation every fourth turn."""
+    role = "generator" if phase == "generator" else "verifier"
+    row = {f"{role}/entropy": 1 / (index + 2), f"{role}/kl": 0.01 * index, f"{role}/length_mean": 50.0,
+           f"{role}/logprob_gap_max": 1e-6, f"{role}/truncation_rate": 0.05, "time/sample_s": 0.5 + 0.1 * rng.random(),
+           "time/update_s": 1.0, "time/turn_s": 1.6, "throughput/sampled_tokens_per_s": 1000.0,
+           "memory/sample_host_gib": 1.0, "memory/update_host_gib": 1.0 + 0.01 * index}  # fmt: skip
+    verdicts = {"verifier/reward/correctness": 0.6, "verifier/rate_correct": 0.5, "verifier/solutions_correct": 0.4}
+    row |= {"generator/reward/outcome": 0.3} if role == "generator" else verdicts
+    rows = [(index + 1, phase, {"generator_step": generator_step} | row)]
+    if index % 4 == 0:
+        score = 0.2 + 0.7 * index / (index + 10)
+        rows.append((index + 1, "eval", {"generator_step": generator_step, "generator/accuracy": score,
+                                         "verifier/pool/step_f1": score, "verifier/pool/outcome_f1": score,
+                                         "time/evaluate_s": 2.0}))  # fmt: skip
+    return rows
+
+
+def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hostile: bool = False) -> Path:
+    """A run of so many turns, every fourth of the verifier; with `hostile`, one question is full of markup."""
+    config = config or run_config()
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(flatten(config), default=list))
+    dump, rng, generator_step = RolloutDump(folder / "rollouts", config), np.random.default_rng(config.seed), 0
+    with MetricsWriter(folder / "metrics.jsonl", resume_at=0) as writer:
+        for index in range(turns):
+            role = "verifier" if index % 4 == 3 and config.arm != "grpo" else "generator"
+            turn = Turn(index, role, role, generator_step)
+            result = (generator_result if role == "generator" else verifier_result)(config, rng, index, length)
+            if hostile and index == 0:
+                problem = Problem("hostile", HOSTILE, HOSTILE)
+                text = f"<think><step>{HOSTILE}</step></think>"
+                result.solutions[0] = make_solution(types.SimpleNamespace(min_steps=1, gold_steps=None), problem, text,
+                                                    ends_of(text), False)  # fmt: skip
+            dump.write(turn, result)
+            for row in metrics_rows(index, role, generator_step, rng):
+                writer.write(*row)
+            generator_step += role == "generator"
+    write_json_atomic(folder / "summary.json", {"arm": config.arm})
+    return folder

@@ -1,0 +1,231 @@
+"""The rollout dump: what each line says, against numbers worked by hand, and which turns are on disk."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from tango_jax import hosts
+from tango_jax.config import default_config
+from tango_jax.prompts.read import make_solution
+from tango_jax.records import Problem, Signal, Verification
+from tango_jax.rl.schedule import Turn
+from tango_jax.rollout_dump import RolloutDump, dumped_turns, read_rollouts
+from tango_jax.rollout_rows import block_spans, turn_rows
+
+PROBLEM = Problem("p0", "ab#1 cd#2", "bd", size=2)
+STEPS = ["<think>", "<step>b</step>", "<step>c</step>", "</think>", r"<answer>\boxed{bc}</answer>", ""]
+VERDICT = r"</step_verification><final_verification>\boxed{INCORRECT}</final_verification>"
+VERIFICATION = [r"<step_verification><step>one \boxed{CORRECT}</step>", r"<step>two \boxed{INCORRECT}</step>", VERDICT]
+TASK = types.SimpleNamespace(min_steps=2, gold_steps=lambda problem, steps: (True, False))
+
+
+def ends_of(tokens: list[str]) -> list[int]:
+    return np.cumsum([len(token) for token in tokens]).tolist()
+
+
+def solution(is_correct=False, is_truncated=False):
+    return make_solution(TASK, PROBLEM, "".join(STEPS), ends_of(STEPS), is_correct, is_truncated)
+
+
+def verification(verdict="INCORRECT", is_truncated=False):
+    return Verification("".join(VERIFICATION), (True, False), verdict, 1.0, True, ("one", "two"),
+                        tuple(ends_of(VERIFICATION)), is_truncated)
+
+
+def config_of(**rollouts):
+    config = default_config()
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 1, 2
+    config.rollouts.update(rollouts)
+    return config
+
+
+def generator_result():
+    """Two samples: a wrong one whose steps are judged right, wrong; a right one whose verification is misaligned."""
+    step_BT = np.array([[0, 0, -0.75, 0, 0, 0, 0], [0] * 7], np.float32)  # to go: the second of two normalised elements
+    step_BT[0, :2] = 0.5
+    outcome_BT = np.array([[-0.7071] * 6 + [0], [0.7071] * 6 + [0]], np.float32)
+    signal = Signal(
+        reward_B=np.array([0.0, 1.0], np.float32), adv_outcome_BT=outcome_BT, adv_step_BT=step_BT, alpha=0.2,
+        adv_BT=(0.8 * outcome_BT + 0.2 * step_BT).astype(np.float32), labels=[[(True, False), None]],
+    )  # fmt: skip
+    return types.SimpleNamespace(
+        solutions=[solution(), solution(is_correct=True, is_truncated=True)],
+        verifications=[verification(), verification("INVALID", is_truncated=True)], signal=signal,
+    )  # fmt: skip
+
+
+def verifier_result():
+    """Two verifications of one wrong solution, whose class weighs 1.5: the first verdict is right."""
+    outcome_BT = np.array([[0.7071] * 3 + [0], [-0.7071] * 3 + [0]], np.float32)
+    signal = Signal(np.float32([1.8, 0.8]), outcome_BT, 1.5 * outcome_BT, class_weight_B=np.float32([1.5, 1.5]))
+    return types.SimpleNamespace(
+        solutions=[solution()], verifications=[verification(), verification("CORRECT")], signal=signal
+    )
+
+
+def test_a_generator_line_says_how_its_advantage_came_about():
+    rows = turn_rows(config_of(), Turn(33, "generator", "generator", 20), generator_result())
+    first, second = json.loads(json.dumps(rows))
+    names = ("turn", "row", "rows_in_turn", "role", "phase", "generator_step", "group", "sample", "alpha")
+    assert [first[name] for name in names] == [34, 0, 2, "generator", "generator", 20, 0, 0, 0.2]
+    assert first["group_rewards"] == [0.0, 1.0]
+    assert first["problem"] == {"id": "p0", "question": "ab#1 cd#2", "answer": "bd", "size": 2}
+    assert first["reward"] == {
+        "outcome": 0.0, "outcome_weight": 1.0, "format": 1.0, "format_weight": 0.0, "total": 0.0, "steps": [[0.5, -0.5]]
+    }  # fmt: skip
+    # Tokens 0 and 1 lead to step 1's end, token 2 is step 2, tokens 3 to 5 follow it; the mask's seventh is no token.
+    # Characters: <think> has 7, a step 14, </think> 8, the answer 27.
+    assert first["advantage"] == {
+        "total": [[2, -0.46568, 21], [1, -0.71568, 35], [3, -0.56568, 70]],
+        "outcome": [[6, -0.7071]],
+        "step": [[2, 0.5], [1, -0.75], [3, 0.0]],
+    }
+    assert second["reward"]["steps"] == [None] and second["reward"]["total"] == 1.0
+    assert second["advantage"]["total"] == [[6, 0.56568, 70]]
+
+
+def test_spans_and_judgements_point_into_the_texts():
+    row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), generator_result())[0]
+    written = row["solution"]
+    assert [written["text"][start:end] for start, end in written["steps"]] == STEPS[1:3]
+    assert (written["step_ends"], written["gold_steps"], written["tokens"]) == ([1, 2], [True, False], 6)
+    (judged,) = row["verifications"]
+    words = [judged["text"][start:end] for start, end in judged["blocks"]]
+    assert words == [r"<step>one \boxed{CORRECT}</step>", r"<step>two \boxed{INCORRECT}</step>"]
+    assert (judged["judgements"], judged["verdict"], judged["is_aligned"]) == ([True, False], "INCORRECT", True)
+    truncated = turn_rows(config_of(), Turn(0, "generator", "generator", 0), generator_result())[1]
+    assert truncated["solution"]["is_truncated"] and truncated["verifications"][0]["is_truncated"]
+
+
+def test_a_verifier_line_says_how_its_advantage_came_about():
+    first, second = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())
+    assert first["reward"] == {"correctness": 1.0, "format": 1.0, "gamma": 0.8, "total": 1.8}
+    assert second["reward"] == {"correctness": 0.0, "format": 1.0, "gamma": 0.8, "total": 0.8}
+    assert first["class_weight"] == 1.5 and first["group_rewards"] == [1.8, 0.8]
+    characters = len("".join(VERIFICATION))
+    assert first["advantage"] == {"total": [[3, 1.06065, characters]], "outcome": [[3, 0.7071]], "step": None}
+    assert second["solution"] == first["solution"] and second["verifications"][0]["verdict"] == "CORRECT"
+
+
+def test_every_verification_of_a_solution_is_kept():
+    result = generator_result()
+    result.verifications = [verification("CORRECT"), *result.verifications, verification("INCORRECT")]
+    result.signal.labels.append([None, (True, True)])
+    rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
+    verdicts = [[item["verdict"] for item in row["verifications"]] for row in rows]
+    assert verdicts == [["CORRECT", "INCORRECT"], ["INVALID", "INCORRECT"]]
+    assert [row["reward"]["steps"] for row in rows] == [[[0.5, -0.5], None], [None, [0.5, 0.5]]]
+
+
+def test_an_arm_without_verifier_has_lines_without_verifications():
+    result = generator_result()
+    result.verifications = None
+    result.signal = Signal(result.signal.reward_B, result.signal.adv_outcome_BT, result.signal.adv_outcome_BT)
+    row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)[0]
+    assert (row["verifications"], row["reward"]["steps"], row["alpha"]) == ([], [], 0.0)
+    assert row["advantage"] == {"total": [[6, -0.7071, 70]], "outcome": [[6, -0.7071]], "step": None}
+
+
+@pytest.mark.parametrize("text", ["", "<step>a</step>", "</step_verification><step_verification><step>a</step>"])
+def test_without_a_closed_section_there_are_no_blocks(text):
+    assert block_spans(text) == []
+
+
+# ------------------------------------------------------------------------------------------------- which turns are kept
+
+
+def write_turns(folder, config, turns: range, resume_after: int = 0) -> None:
+    """Generator turns, of which each is one group of two lines."""
+    dump = RolloutDump(folder, config, resume_after)
+    for index in turns:
+        dump.write(Turn(index, "generator", "generator", index), generator_result())
+
+
+def kept(folder) -> list[int]:
+    return [turn for _, turn, _ in dumped_turns(folder)]
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_every_fifth_turn_of_each_role_is_written(tmp_path):
+    dump = RolloutDump(tmp_path, config_of(every=5))
+    for index in range(2):
+        dump.write(Turn(index, "verifier", "warmup", 0), verifier_result())
+    for index in range(2, 9):
+        dump.write(Turn(index, "generator", "generator", index - 2), generator_result())
+    names = [path.name for path, *_ in dumped_turns(tmp_path)]
+    assert names == ["turn_000001_verifier_000000.jsonl", "turn_000003_generator_000000.jsonl",
+                     "turn_000008_generator_000005.jsonl"]  # fmt: skip
+    lines = [(row["turn"], row["row"]) for row in read_rollouts(tmp_path)]
+    assert lines == [(1, 0), (1, 1), (3, 0), (3, 1), (8, 0), (8, 1)]
+
+
+def test_a_killed_and_resumed_run_leaves_the_same_files(tmp_path):
+    config = config_of(every=2)
+    write_turns(tmp_path / "whole", config, range(10))
+    write_turns(tmp_path / "killed", config, range(7))  # the checkpoint is of turn 4, so turns 5 to 7 come again
+    (tmp_path / "killed" / "turn_000007_generator_000006.partial").write_text('{"turn"')
+    write_turns(tmp_path / "killed", config, range(4, 10), resume_after=4)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_turns_that_the_checkpoint_does_not_know_are_removed(tmp_path):
+    write_turns(tmp_path, config_of(every=1), range(6))
+    RolloutDump(tmp_path, config_of(every=4), resume_after=2)  # turns 3 to 6 might not come again
+    assert kept(tmp_path) == [1, 2]
+
+
+def limit_of_turns(tmp_path, count: float) -> float:
+    """Megabytes that hold so many turns."""
+    write_turns(tmp_path / "one", config_of(every=1), range(1))
+    return count * sum(map(len, contents(tmp_path / "one").values())) / 1e6
+
+
+def test_at_the_limit_every_second_turn_goes(tmp_path):
+    config, folder = config_of(every=1, max_mb=limit_of_turns(tmp_path, 9.5)), tmp_path / "run"
+    write_turns(folder, config, range(9))
+    assert kept(folder) == list(range(1, 10))
+    write_turns(folder, config, range(9, 10), resume_after=9)  # the tenth does not fit
+    assert kept(folder) == [1, 3, 5, 7, 9]
+    write_turns(folder, config, range(10, 20), resume_after=10)  # turn 19 would be the tenth again
+    assert kept(folder) == [1, 5, 9, 13, 17]
+
+
+def test_thinning_is_the_same_in_a_killed_run(tmp_path):
+    config = config_of(every=1, max_mb=limit_of_turns(tmp_path, 9.5))
+    write_turns(tmp_path / "whole", config, range(14))
+    write_turns(tmp_path / "killed", config, range(11))  # thinned out at turn 10; the checkpoint is of turn 6
+    write_turns(tmp_path / "killed", config, range(6, 14), resume_after=6)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert kept(tmp_path / "killed") == [1, 3, 5, 7, 9, 11, 13]
+
+
+def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path):
+    result, groups = generator_result(), 3
+    result.solutions, result.verifications = result.solutions * groups, result.verifications * groups
+    result.signal = Signal(*(np.concatenate([part] * groups) for part in (
+        result.signal.reward_B, result.signal.adv_outcome_BT, result.signal.adv_BT)))  # fmt: skip
+    for turns, lines in ((8 * 2.5, 4), (8 * 0.5, 2), (0.5, 2)):  # an eighth of the limit holds 2, 0, 0 groups
+        config = config_of(every=1, max_mb=limit_of_turns(tmp_path, turns))
+        RolloutDump(tmp_path / "run", config).write(Turn(0, "generator", "generator", 0), result)
+        rows = list(read_rollouts(tmp_path / "run"))
+        assert len(rows) == lines and {row["rows_in_turn"] for row in rows} == {6}
+
+
+def test_nothing_is_written_where_it_should_not_be(tmp_path, monkeypatch):
+    write_turns(tmp_path / "off", config_of(every=0), range(3))
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
+    write_turns(tmp_path / "second", config_of(every=1), range(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    write_turns(tmp_path, config_of(every=1), range(1))
+    path = dumped_turns(tmp_path)[0][0]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"turn_000001_generator_000000\.jsonl line 2 is not JSON .* delete that file"):
+        list(read_rollouts(tmp_path))
