@@ -263,13 +263,17 @@ def test_phases_that_raise_the_peak():
     rows = [{"step": 0, "phase": "eval", "memory/evaluate_host_gib": 1.0, "time/evaluate_s": 2.0},
             {"step": 1, "phase": "generator", "memory/sample_host_gib": 1.5, "memory/update_host_gib": 1.75,
              "time/sample_s": 1.0, "time/update_s": 3.0, "time/turn_s": 4.0},
-            {"step": 2, "phase": "generator", "memory/sample_host_gib": 2.0, "memory/update_host_gib": 2.0,
-             "time/sample_s": 1.0, "time/update_s": 5.0, "time/gather_s": 0.5, "time/turn_s": 6.5}]  # fmt: skip
+            # Within sample and, later, within verify: its memory is from after sample, its time is part of both.
+            {"step": 2, "phase": "generator", "memory/reshard_host_gib": 2.5, "memory/sample_host_gib": 2.0,
+             "memory/update_host_gib": 2.5, "time/reshard_s": 0.5, "time/sample_s": 1.0, "time/update_s": 5.0,
+             "time/turn_s": 6.5}]  # fmt: skip
     run = Run("made", Path("made"), {"arm": "tango", "seed": 0}, rows, True)
     table = performance.memory_table(run)
-    assert table["head"] == ["GiB", "when first measured", "sample", "update", "evaluate", "gather", "peak"]
-    assert table["rows"] == [["host", "1.000", "0.750", "0.250", "", "", "2.000"]]
+    assert table["head"] == ["GiB", "when first measured", "sample", "update", "evaluate", "reshard", "peak"]
+    assert table["rows"] == [["host", "1.000", "0.750", "0.750", "", "", "2.500"]]
     assert performance.speed_table(run)["rows"] == [["generator turn", "1.000", "5.000", "", "0.500", "6.500"]]
+    stacked = performance.speed(run)[0]
+    assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
 
 
 def test_arms_are_means_over_seeds_with_every_seed_beside_them(tmp_path):

@@ -15,6 +15,7 @@ LOOKS = {  # of the phases that every run has: colour and pattern of their bars
     "dump": (GREY, "-"),
     "evaluate": (ORANGE, "."),
 }
+NESTED = ("reshard",)  # timed within sample and verify
 KINDS = {"host": (BLUE, "-", "circle"), "device": (VERMILION, "--", "square")}  # of memory
 
 
@@ -25,7 +26,8 @@ def speed(run: Run) -> list[dict]:
     def of(name: str) -> Series:
         return series(rows, LEARNS | {"eval"} if "evaluate" in name else LEARNS, "step", name)
 
-    times = [t for phase in phases_of(rows) for t in bars(phase, of(f"time/{phase}_s"), *LOOKS.get(phase, (SKY, "+")))]
+    stacked = [phase for phase in phases_of(rows) if phase not in NESTED]
+    times = [t for phase in stacked for t in bars(phase, of(f"time/{phase}_s"), *LOOKS.get(phase, (SKY, "+")))]
     memory = [t for kind, look in KINDS.items() for t in line(kind, _peak(rows, kind), *look)]
     turn = "turn (both roles)"
     return with_content(
@@ -47,7 +49,7 @@ def phases_of(rows: list[dict]) -> list[str]:
 
 
 def speed_table(run: Run) -> dict | None:
-    """Mean seconds by phase and kind of turn."""
+    """Mean seconds by phase and kind of turn. The last column is the whole: phases may lie within one another."""
     kinds = {"generator turn": {"generator"}, "verifier turn": {"warmup", "verifier"}, "evaluation": {"eval"}}
     rows, timed = [], phases_of(run.rows)
     for kind, phases in kinds.items():
@@ -55,9 +57,11 @@ def speed_table(run: Run) -> dict | None:
         chosen = [row for row in run.rows if row["phase"] in phases][1:]
         if chosen:
             means = [sum(row.get(f"time/{phase}_s", 0.0) for row in chosen) / len(chosen) for phase in timed]
-            rows.append([kind, *(f"{mean:.3f}" if mean else "" for mean in means), f"{sum(means):.3f}"])
-    head = ["mean seconds", *timed, "all"]
-    return {"caption": "Mean seconds by phase, without the first turn.", "head": head, "rows": rows} if rows else None
+            whole = sum(row.get("time/turn_s", row.get("time/evaluate_s", 0.0)) for row in chosen) / len(chosen)
+            rows.append([kind, *(f"{mean:.3f}" if mean else "" for mean in means), f"{whole:.3f}"])
+    caption = "Mean seconds by phase, without the first turn."
+    caption += " Reshard is a part of sample and verify." * ("reshard" in timed)
+    return {"caption": caption, "head": ["mean seconds", *timed, "all"], "rows": rows} if rows else None
 
 
 def _peak(rows: list[dict], kind: str) -> Series:
@@ -75,7 +79,7 @@ def _memory(row: dict, kind: str) -> list[tuple[str, float]]:
     """(phase, peak when it ended) of a row, in the order of the phases."""
     ends = [(name.removeprefix("memory/").removesuffix(f"_{kind}_gib"), value) for name, value in row.items()
             if name.startswith("memory/") and name.endswith(f"_{kind}_gib")]  # fmt: skip
-    return [(phase, value) for phase, value in ends if value is not None]
+    return [(phase, value) for phase, value in ends if value is not None and phase not in NESTED]
 
 
 def memory_table(run: Run) -> dict | None:
