@@ -88,7 +88,7 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
     args = _parse_args(argv)
-    console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
         if args.temperature < 0 or not 0 < args.top_p <= 1:
             raise ValueError(f"--temperature={args.temperature} must be at least 0 (greedy), and --top_p={args.top_p} "

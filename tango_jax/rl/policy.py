@@ -135,12 +135,13 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> 
         init=init,
         restart=restart,
         score=make_score(model, config.temperature, config.logp_chunk, mesh),
-        update=make_update(optimizer, make_policy_loss(model, _loss_config(config), mesh), shardings),
+        update=make_update(optimizer, make_policy_loss(model, loss_config(config), mesh), shardings),
         shardings=shardings,
     )
 
 
-def _loss_config(config: ConfigDict) -> LossConfig:
+def loss_config(config: ConfigDict) -> LossConfig:
+    """The settings of the loss, out of a role's."""
     loss = config.loss
     return LossConfig(
         temperature=config.temperature,
