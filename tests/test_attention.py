@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from tango_jax.config import default_config
 from tango_jax.models import attention, transformer
@@ -146,6 +147,17 @@ def test_loss_and_gradients_through_all_layers_on_a_mesh(monkeypatch):
     monkeypatch.setattr(score, "attention_of", lambda config: "splash_interpret")
     mesh = jax.make_mesh((1, 2, 2), TRAIN_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:4])
     assert_close(loss_and_gradients(mesh), wanted, 1e-4)
+
+
+def test_scoring_on_a_mesh_keeps_nothing_for_a_gradient():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+
+    def score_fn(segment_BT, *qkv):
+        return make_packed_attention(segment_BT, "splash_interpret")(*qkv)[0]
+
+    on_mesh_fn = jax.shard_map(score_fn, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    program = str(jax.make_jaxpr(on_mesh_fn)(jnp.asarray(SEGMENT_BT), *random_qkv(2, 150)))
+    assert "splash_mha_fwd_segmented_no_residuals" in program and "segmented_residuals" not in program
 
 
 def test_prompts_are_read_alike_on_a_mesh(monkeypatch):

@@ -81,7 +81,7 @@ def attend(q_BTHE, k_BSKE, v_BSKE, seen: tuple | None, interpret: bool = False) 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend_apart(q_BTHE, k_BSKE, v_BSKE, seen, interpret: bool):
-    return _forward(q_BTHE, k_BSKE, v_BSKE, seen, interpret)[0]
+    return _unchecked(lambda *args: _attend(*args, interpret), q_BTHE, k_BSKE, v_BSKE, seen)
 
 
 def _forward(q_BTHE, k_BSKE, v_BSKE, seen, interpret: bool):
