@@ -4,9 +4,9 @@ Command:   python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py
            Then --config.task.stage_one=runs/teacher/train.parquet in a run of stage 1. Any other teacher:
            --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL, any other problems:
            --config.task.train=FILE.
-Hardware:  141 GB of weights in bfloat16, held twice for a moment while they are laid out for sampling, and 1.3 GB of
-           cache for a row of full length. Weights and cache lie on one device here: for this teacher that is a CPU
-           host with 384 GB of memory, or an accelerator with as much. Smaller teachers fit smaller devices.
+Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are split over the eight twice, as read and
+           as laid out for sampling: 36 GB each; a row of full length has 1.3 GB of cache, split alike. Or a CPU host
+           with 384 GB of memory and mesh.decode_tensor=1. Smaller teachers fit smaller devices.
 Time:      an estimate, not timed: 113,000 solutions of about 500 tokens each are 56 million tokens. On an accelerator
            that reads 3 TB/s, 64 rows at a time, reading the weights bounds it to 1,300 tokens/s: half a day. On a CPU
            host of 4 TFLOP/s computing bounds it to 30 tokens/s: three weeks. What is written of it is never lost.
@@ -34,6 +34,7 @@ def get_config(argument: str = "") -> ConfigDict:
         role.max_prompt, role.max_response = 2048, 2048
         role.model.param_dtype = role.model.compute_dtype = role.model.head_dtype = "bfloat16"
         role.model.remat = "none"
+        role.mesh.decode_tensor = 8
         role.prompt_buckets, role.cache_buckets, role.row_buckets = (256, 512, 1024), (512, 1024), (8, 16, 32, 64)
     config.rl.prompts_per_step = config.rl.samples_per_prompt = 1
     config.task.validation = 1

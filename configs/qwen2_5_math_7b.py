@@ -7,10 +7,9 @@ Command:   stage 1, on a file of tagged solutions (rows with `question` and `sol
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=runs/qwen2_5_math_7b
            :rloo or :reinforce_pp after the file's name takes that algorithm with its published differences, such as
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
-Hardware:  the paper's is 4 nodes of 8 A100. By arithmetic: weights, moments and reference of both roles are 244 GB in
-           float32, a float32 gradient of one role 30 GB more. No single device holds that, and training
-           runs on one device so far: until it is sharded over a mesh, this config resolves and traces but cannot run.
-           A checkpoint of both roles is 183 GB.
+Hardware:  the paper's is 4 nodes of 8 A100 (80 GB); launch/slurm.sbatch starts the processes. By arithmetic, a device
+           of 32 holds 8 GB of weights, moments and references in float32 (244 GB in all), 1 GB of gradient, 15 GB of
+           weights for sampling in bfloat16, and what the cache and the activations take. A checkpoint is 183 GB.
 Time:      an estimate from operation counts, not a measurement: one to two days on 32 A100.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.

@@ -67,7 +67,8 @@ install_requirements() {
     wanted=$(cat "$root/requirements.txt" && echo "${accelerator[@]}")
     # The prefix: what was installed for a GPU does for a CPU too.
     [[ -f $stamp && "$(<"$stamp")" == "$wanted"* ]] && return
-    say "installing requirements.txt ${accelerator[*]} into .venv (1 to 5 minutes; only when that file has changed)"
+    say "installing requirements.txt${accelerator[*]:+ and ${accelerator[*]}} into .venv" \
+        "(1 to 5 minutes; only when that file has changed)"
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$root/requirements.txt" "${accelerator[@]}" ||
         fail "pip could not install requirements.txt; the reason is above." \
             "Check the network and the disk space (1.5 GB), then run this script again."

@@ -4,10 +4,8 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-finish() {
-    echo "tango_jax: this worker ended with exit code $1"
-    exit "$1"
-}
+trap 'echo "tango_jax: this worker ended with exit code $?"' EXIT
+trap 'exit 143' TERM HUP
 
 # A process that outlived its connection still holds the chips, and this lock. It saves and ends, and so do the others;
 # then all start again together.
@@ -16,7 +14,7 @@ if ! flock --nonblock 9; then
     echo "tango_jax: ending the process that an earlier connection left behind"
     kill -TERM "$(<.pid)" || true
     flock --timeout 120 9 || kill -KILL "$(<.pid)" || true
-    finish 143
+    exit 143
 fi
 echo "$$" >.pid
 
@@ -35,4 +33,4 @@ while ((running)); do # a signal interrupts `wait`
     wait "$pid" || code=$?
     kill -0 "$pid" 2>/dev/null || running=0
 done
-finish "$code"
+exit "$code"

@@ -3,7 +3,7 @@
 # processes that share the machine's GPUs. If one dies, all are restarted (launch/_supervise.sh says when).
 #
 #   bash launch/local_multiprocess.sh 2 python -m tango_jax.train --config=configs/tiny.py --workdir=runs/two
-#   bash launch/local_multiprocess.sh 2 --devices=4 python -m tango_jax.train ...                 # 2 x 4 virtual devices
+#   bash launch/local_multiprocess.sh 2 --devices=4 python -m tango_jax.train ...                 # 2 x 4 devices
 #   bash launch/local_multiprocess.sh 8 --platform=gpu python -m tango_jax.train ...              # a process per GPU
 #   bash launch/local_multiprocess.sh 1 --platform=gpu --devices=8 python -m tango_jax.train ...  # one process for all
 #
@@ -94,20 +94,22 @@ on_signal() {
     fi
 }
 
-# Notes the end of a process. A bad one ends the rest too; after a preemption they save, for as long as it takes.
+# Notes the end of a process. A bad one ends the rest too. After a preemption they end by themselves: all agreed on it,
+# and save for as long as it takes.
 on_exit() {
     local id=$1 code=$2
     exit_codes[id]=$code
     ((code == 0)) && return
     say "process $id ended with exit code $code: $(describe_exit "$code")"
-    ((id > 0 && code != 75)) && tail -n 5 "$logs/process_$id.log" | sed "s/^/  process $id: /" >&2
-    [[ -z $ending ]] && ending=1 && signal_all TERM
-    ((code != 75 && kill_at == 0)) && kill_at=$((SECONDS + grace_s))
-    return 0
+    ((code == 75)) && return
+    ((id > 0)) && tail -n 5 "$logs/process_$id.log" | sed "s/^/  process $id: /" >&2
+    ((kill_at > 0)) && return
+    kill_at=$((SECONDS + grace_s))
+    [[ -n $stopping ]] || signal_all TERM
 }
 
 run_all() {
-    local id code running=1 kill_at=0 ending=$stopping
+    local id code running=1 kill_at=0
     pids=()
     JAX_COORDINATOR_ADDRESS=127.0.0.1:$(free_port)
     export JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_BIND_ADDRESS=$JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES=$processes

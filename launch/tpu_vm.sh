@@ -12,9 +12,11 @@ TPU_ZONE=${TPU_ZONE:-us-east5-a}
 TPU_TYPE=${TPU_TYPE:-v5p-32}                # gcloud compute tpus accelerator-types list
 TPU_VERSION=${TPU_VERSION:-v2-alpha-tpuv5}  # the VM's image: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e
 TPU_CREATE_FLAGS=${TPU_CREATE_FLAGS:---spot} # more options of `tpu-vm create`; empty: on demand
-# Run on each worker before the command. --workdir must lie in a folder that all workers share, for checkpoints, and so
-# should the compile cache, which the first one writes: add --config.compile_cache=/mnt/share/xla to the command.
-# Example: sudo mkdir -p /mnt/share && sudo mount FILESTORE_IP:/share /mnt/share
+# Run on each worker before each start of the command. --workdir must lie in a folder that all workers share, for
+# checkpoints, and so should the compile cache, which the first one writes: add --config.compile_cache=/mnt/share/xla to
+# the command. An image with a Python older than 3.11 needs another one as well. Example:
+#   sudo apt-get install -yq nfs-common python3.11-venv && sudo mkdir -p /mnt/share &&
+#       (mountpoint -q /mnt/share || sudo mount FILESTORE_IP:/share /mnt/share)
 TPU_SETUP=${TPU_SETUP:-true}
 #
 # Output of the workers: runs/tpu_logs/<attempt>/<worker>.log; the first one's comes here as well. --config.distributed.
@@ -40,6 +42,7 @@ state_of_slice() { tpu_vm describe "$TPU_NAME" --format='value(state)' 2>/dev/nu
 command -v gcloud >/dev/null || fail "gcloud is not on PATH: install the Google Cloud CLI and run gcloud auth login."
 logs=${TPU_LOGS:-runs/tpu_logs}
 code_archive=$(mktemp)
+last_words='tango_jax: this worker ended with exit code' # as _tpu_worker.sh says it
 tail_pid=''
 trap 'rm -f "$code_archive"; [[ -z $tail_pid ]] || kill "$tail_pid" 2>/dev/null || true' EXIT
 # What runs is what lies here now; later changes do not reach a restart.
@@ -85,15 +88,15 @@ run_all() {
     tail -n +1 -F "$logs/$restarts/0.log" 2>/dev/null &
     tail_pid=$!
     # In the background, so that Ctrl-C reaches this script alone.
-    on_all "$TPU_SETUP && bash tango_jax/launch/_tpu_worker.sh $command" --output-directory="$logs/$restarts" \
-        >"$logs/$restarts/gcloud" 2>&1 &
+    on_all "if { $TPU_SETUP; }; then bash tango_jax/launch/_tpu_worker.sh $command; else echo '$last_words 1'; fi" \
+        --output-directory="$logs/$restarts" >"$logs/$restarts/gcloud" 2>&1 &
     gcloud_pid=$!
     while kill -0 "$gcloud_pid" 2>/dev/null; do wait "$gcloud_pid" || true; done
     sleep 1 || true # for the last lines
     kill "$tail_pid" && tail_pid=
     for log in "$logs/$restarts"/*.log; do
         worker=$(basename "$log" .log)
-        exit_codes[worker]=$(sed -n 's/^tango_jax: this worker ended with exit code //p' "$log" | tail -n 1)
+        exit_codes[worker]=$(sed -n "s/^$last_words //p" "$log" | tail -n 1)
         # No last line: the worker, or the way to it, was lost.
         exit_codes[worker]=${exit_codes[worker]:-137}
         ((exit_codes[worker] == 0)) ||

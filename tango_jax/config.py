@@ -23,7 +23,9 @@ __all__ = [
 
 
 # A run may go on on other machines: these change no result beyond rounding.
-ANY_HARDWARE = ("distributed.", "generator.mesh.", "verifier.mesh.")
+ANY_HARDWARE = (
+    "distributed.", "generator.mesh.", "verifier.mesh.", "generator.model.attention", "verifier.model.attention"
+)
 # A run may be watched otherwise: these change no result at all.
 ANY_WATCHING = ("loggers.", "alarms.", "rollouts.")
 

@@ -49,6 +49,9 @@ def model_config() -> ConfigDict:
             "head_dtype": "float32",  # output projection; float32 keeps sampler and trainer log-probs together
             "remat": "full",  # none, dots (keep matmul results), full (keep each layer's input only)
             "unroll": False,  # unroll the training scan over layers: quicker for small models, longer compiles
+            # For whole sequences: xla, cudnn (NVIDIA GPUs, 16-bit compute_dtype), splash (TPUs); auto: what the devices
+            # have, or else xla. May change when a run is resumed.
+            "attention": "auto",
         }
     )
 
@@ -76,7 +79,7 @@ def role_config() -> ConfigDict:
     return ConfigDict(
         {
             # models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, all but the
-            # numerics (dtypes, remat, unroll) comes from there.
+            # numerics (dtypes, remat, unroll, attention) comes from there.
             "model": model_config(),
             "checkpoint": "",  # to start from: a folder, hub id, .gguf file or workdir; empty: `model` from scratch
             "use_chat": False,  # prompts as a user's turn in the checkpoint's chat template; False: raw, as published

@@ -57,7 +57,7 @@ def describe_parameters(console: Console, role: str, policy: Policy) -> None:
         )
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     ]
-    title = f"{role}: {sum(row[-1] for row in rows):,} parameters"
+    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {policy.model_config.attention}"
     console.table(title, ("parameter", "shape", "dtype", "count"), rows)
 
 

@@ -20,12 +20,12 @@ import sys
 from collections.abc import Sequence
 
 from tango_jax import hosts, rng, runtime
-from tango_jax.cycle import solve, verify
 from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.grading import grade
 from tango_jax.prompts.read import make_solution
 from tango_jax.records import Solution, Verification
+from tango_jax.rollouts import solve, verify
 from tango_jax.scores import generator_scores, verifier_scores
 
 

@@ -70,14 +70,24 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     except hosts.Preempted:
         console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
         sys.exit(hosts.PREEMPTED)
-    except jax.errors.JaxRuntimeError as error:
+    except Exception as error:
         if jax.process_count() == 1:
             raise
+        if not _is_loss(error):
+            traceback.print_exc()
+            _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", 1)
         place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
         first_line = str(error).splitlines()[0]
         _leave(f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
                f"{console.doing or 'the start'} ({place.name}): {first_line}. Start all of them again; "
                f"the run resumes from the last checkpoint in {workdir}", hosts.PEER_LOST)
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether another process may be the cause. Memory that ran out and wrong arguments are of this one's own making:
+    they would only be repeated."""
+    own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
+    return isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(own)
 
 
 def _leave(message: str, code: int) -> None:

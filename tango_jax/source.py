@@ -20,7 +20,8 @@ from tango_jax.models.gguf_file import GgufFile, open_gguf
 from tango_jax.models.to_hf import TOKENIZER_FILES
 from tango_jax.models.transformer import ModelConfig
 
-NUMERICS = ("param_dtype", "compute_dtype", "head_dtype", "remat", "unroll")  # fields of ModelConfig that no file has
+# Fields of ModelConfig that no file has.
+NUMERICS = ("param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention")
 
 
 @dataclasses.dataclass(frozen=True)

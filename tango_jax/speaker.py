@@ -60,7 +60,8 @@ def open_speaker(role: str, name: str, settings: SpeakerSettings) -> Speaker:
         ValueError: nothing of that name, a checkpoint that cannot be run, a response longer than its positions, or
             devices that the model cannot be split over.
     """
-    numerics, min_steps = {"remat": "none"}, MIN_STEPS
+    # A run's choice of attention was made for its own devices.
+    numerics, min_steps = {"remat": "none", "attention": "auto"}, MIN_STEPS
     if kind_of(name) == "workdir":
         config = read_config(Path(name).expanduser())
         own, min_steps = config[role], config.task.min_steps

@@ -20,7 +20,7 @@ from tango_jax import hosts, rng, runtime
 from tango_jax.checkpoint import Checkpointer, tree_fingerprint
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
-from tango_jax.cycle import Counters, Loop, action_mask, run_turn, update_policy
+from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
@@ -31,6 +31,7 @@ from tango_jax.results import write_results
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
 from tango_jax.rollout_dump import RolloutDump
+from tango_jax.rollouts import Loop
 from tango_jax.sft import run_stage_one
 from tango_jax.sharding import park
 from tango_jax.workdir import make_policies
@@ -93,19 +94,8 @@ def train(
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
-    counters, position, seconds = Counters(), 0, 0.0
-    restored = checkpointer.restore({role: policies[role].abstract_state() for role in ROLES})
-    if restored is None:
-        states = {role: policies[role].restart(start_params[role]) for role in ROLES}
-    else:
-        states, meta = restored.state, restored.meta
-        if meta["source_fingerprint"] != fingerprints:
-            raise ValueError(
-                f"{workdir}/sft or init_from changed since the checkpoint of turn {restored.step} was saved: "
-                "restore the stage-1 checkpoints, or choose another --workdir"
-            )
-        counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
-        position, seconds = meta["metrics_bytes"], meta["seconds"]
+    states, counters, position, seconds = start_or_resume(policies, start_params, fingerprints, checkpointer)
+    if counters.turn:
         console.log(f"resumed after turn {counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
     del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
     states = {role: policies[role].parked(states[role]) for role in ROLES}
@@ -135,6 +125,25 @@ def train(
         console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")
     describe_results(console, workdir, summary)
     return summary
+
+
+def start_or_resume(policies: dict, start_params: dict, fingerprints: dict, checkpointer: Checkpointer):
+    """(states, counters, bytes of metrics, seconds so far) of the newest checkpoint, or of the start.
+
+    Raises:
+        ValueError: the checkpoint belongs to a run with another start, or another model.
+    """
+    restored = checkpointer.restore({role: policies[role].abstract_state() for role in ROLES})
+    if restored is None:
+        return {role: policies[role].restart(start_params[role]) for role in ROLES}, Counters(), 0, 0.0
+    meta = restored.meta
+    if meta["source_fingerprint"] != fingerprints:
+        raise ValueError(
+            f"stage 1, or what init_from names, changed since the checkpoint of turn {restored.step} was saved: "
+            "restore the stage-1 checkpoints, or choose another --workdir"
+        )
+    counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
+    return restored.state, counters, meta["metrics_bytes"], meta["seconds"]
 
 
 class Record(NamedTuple):

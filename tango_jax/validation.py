@@ -6,6 +6,7 @@ from tango_jax.checks import at_least, one_of, require, within
 from tango_jax.config import ARMS
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.loggers import check_installed
+from tango_jax.models.attention import KINDS as ATTENTION_KINDS
 from tango_jax.models.transformer import REMAT_MODES
 from tango_jax.prompts.templates import load_template
 from tango_jax.rl.advantages import ALGORITHMS
@@ -111,6 +112,7 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict) -> None:
     load_template(role, config.template)
     _check_start(role, config)
     one_of(f"{role}.model.remat", config.model.remat, REMAT_MODES)
+    one_of(f"{role}.model.attention", config.model.attention, ATTENTION_KINDS)
     for name in ("param_dtype", "compute_dtype", "head_dtype"):
         one_of(f"{role}.model.{name}", config.model[name], DTYPES)
     for name in ("width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_width"):

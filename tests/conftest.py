@@ -22,6 +22,10 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# A shell that runs the tests in the background makes them, and so the processes they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -46,13 +50,8 @@ class TinyTrain:
         return self.start_command([*command, *(f"--config.{item}" for item in [*self.overrides, *overrides])])
 
     def start_command(self, command: list[str]) -> subprocess.Popen:
-        # A shell that runs the tests in the background makes them, and so their children, ignore Ctrl-C.
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE,
-                                    stderr=subprocess.PIPE)
-        finally:
-            signal.signal(signal.SIGINT, handler)
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)
 
     def run(self, workdir: Path, *overrides: str) -> "Finished":
         return finish(self.start(workdir, *overrides))

@@ -3,8 +3,8 @@
     python -m tests.launched_program FOLDER
 
 Every start of process P writes FOLDER/start_<P>_<n>.json (n = 0, 1, ...), and then does what FOLDER/do_<P>_<n> says:
-`exit CODE`, `kill` (SIGKILL to itself) or `wait` (exchange values with the others until SIGTERM, then exit with 75).
-Without that file it exits with 0.
+`kill` (SIGKILL to itself), `bug` (an exception that nobody expects) or `wait` (exchange values with the others until
+one gets SIGTERM). Without that file it is done.
 """
 
 import json
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tango_jax import hosts
+from tango_jax import hosts, runtime
 from tango_jax.config import default_config
 
 
@@ -47,36 +47,30 @@ def write_start(folder: Path, start: int) -> None:
     path.with_suffix(".tmp").rename(path)
 
 
-def wait_for_signal(preemption: hosts.Preemption) -> int:
-    """Like the turns of a run: all agree on whether one of them was asked to end."""
-    try:
-        while not preemption.is_due():
-            time.sleep(0.05)
-    except jax.errors.JaxRuntimeError as error:
-        print(f"lost another process: {str(error)[:200]}", flush=True)
-        return hosts.PEER_LOST
-    return hosts.PREEMPTED
-
-
-def main(folder: Path) -> int:
-    config = default_config()
-    config.distributed.heartbeat_s = 10
-    hosts.connect(config.distributed)
-    preemption = hosts.Preemption()
-    process = jax.process_index()
-    start = len(list(folder.glob(f"start_{process}_*.json")))
-    write_start(folder, start)
-    hosts.warm_up()  # connects the processes: from here on the loss of one is an error to the others at once
-    print(f"process {process} of {jax.process_count()} is up, start {start}", flush=True)
-    todo = folder / f"do_{process}_{start}"
-    words = todo.read_text().split() if todo.exists() else ["exit", "0"]
-    if words[0] == "kill":
+def act(folder: Path, start: int, preemption: hosts.Preemption) -> None:
+    todo = folder / f"do_{jax.process_index()}_{start}"
+    action = todo.read_text() if todo.exists() else "finish"
+    if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    return wait_for_signal(preemption) if words[0] == "wait" else int(words[1])
+    if action == "bug":
+        raise TypeError("nobody expected this")
+    while action == "wait":
+        if preemption.is_due():
+            raise hosts.Preempted
+        time.sleep(0.05)
+
+
+def main(folder: Path) -> None:
+    config = default_config()
+    config.distributed.heartbeat_s, config.compile_cache = 10, ""
+    with runtime.session(config, folder):
+        preemption, process = hosts.Preemption(), jax.process_index()
+        start = len(list(folder.glob(f"start_{process}_*.json")))
+        write_start(folder, start)
+        hosts.warm_up()  # connects the processes: from here on the loss of one is an error to the others at once
+        print(f"process {process} of {jax.process_count()} is up, start {start}", flush=True)
+        act(folder, start, preemption)
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    if code:
-        os._exit(code)  # without jax's barrier at exit, which waits for the others
+    main(Path(sys.argv[1]))

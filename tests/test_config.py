@@ -167,6 +167,7 @@ MISTAKES = [
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
     ("generator.template=maths", r"generator\.template='maths' is neither one of math, last_letter nor a file"),
     ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
+    ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
     ("verifier.model.head_dtype=int8", r"verifier\.model\.head_dtype='int8' is not one of float32, bfloat16, float16"),
     ("verifier.model.num_layers=0", r"verifier\.model\.num_layers=0 must be at least 1"),
     ("generator.model.num_heads=3", r"num_heads=3 must be a multiple of num_kv_heads=2"),

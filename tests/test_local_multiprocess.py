@@ -63,6 +63,17 @@ def test_a_mistake_ends_all_with_its_code(tmp_path):
     assert starts(tmp_path) == ["start_0_0", "start_1_0"]
 
 
+def test_a_bug_in_one_process_ends_all_at_once(tmp_path):
+    """Left to itself, jax would wait five minutes for the other one, and then look like a process that lost it."""
+    (tmp_path / "do_0_0").write_text("wait")
+    (tmp_path / "do_1_0").write_text("bug")
+    done = run([*launcher(tmp_path), *JAX_PROGRAM, tmp_path])
+    assert done.returncode == 1, done.stderr
+    assert "TypeError: nobody expected this" in (tmp_path / "process_1.log").read_text()
+    assert "error: in process 1 of 2, see above" in done.stderr and "Not restarted" in done.stderr
+    assert starts(tmp_path) == ["start_0_0", "start_1_0"]
+
+
 def test_restarts_are_limited(tmp_path):
     always = {f"do_{process}_{n}": "exit 76" for process in (0, 1) for n in range(4)}
     done = run([*launcher(tmp_path), *scripted(tmp_path, **always)], TANGO_MAX_RESTARTS="2")
@@ -72,8 +83,8 @@ def test_restarts_are_limited(tmp_path):
 
 
 def test_a_preempted_process_restarts_both_once_the_other_has_saved(tmp_path):
-    saving = 'trap "sleep 1; echo saved >$1/saved; exit 75" TERM; while true; do sleep 0.1; done'
-    done = run([*launcher(tmp_path), *scripted(tmp_path, do_0_0=saving, do_1_0="sleep 0.5; exit 75")])
+    actions = {"do_0_0": 'sleep 1.5; touch "$1/saved"; exit 75', "do_1_0": "exit 75"}
+    done = run([*launcher(tmp_path), *scripted(tmp_path, **actions)])
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "saved").exists() and len(starts(tmp_path)) == 4
 

@@ -1,7 +1,9 @@
 """The configs of published settings: numbers typed by hand, models and batches by shape alone, no weights."""
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.rl.optimizer import learning_rate
 from tango_jax.rl.policy import make_policy, make_sft, pack_shape, sft_pack_shape
 from tango_jax.rl.schedule import alpha_at
+from tango_jax.sharding import TRAIN_AXES, check_model, resolve_axes
 from tango_jax.source import NUMERICS, Source
 from tango_jax.train import make_schedule
 
@@ -34,6 +37,18 @@ QWEN_7B = QWEN | {
     "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4,
     "vocab_size": 152064, "tie_word_embeddings": False,
 }  # fmt: skip
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
+    "attention_dropout": 0.0, "mlp_bias": False, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "tie_word_embeddings": False, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3",
+    },
+    "rms_norm_eps": 1e-05, "initializer_range": 0.02, "pretraining_tp": 1, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "torch_dtype": "bfloat16", "use_cache": True,
+}  # fmt: skip
 CONFIG_JSON = {  # as published with each model
     "Qwen/Qwen2.5-Math-7B": QWEN_7B
     | {"max_position_embeddings": 4096, "sliding_window": 4096, "rope_theta": 10000, "use_mrope": False},
@@ -45,18 +60,9 @@ CONFIG_JSON = {  # as published with each model
         "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 131072,
         "sliding_window": 131072, "rope_theta": 1000000.0, "use_mrope": False,
     },
-    "meta-llama/Llama-3.1-8B-Instruct": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
-        "attention_dropout": 0.0, "mlp_bias": False, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "tie_word_embeddings": False, "max_position_embeddings": 131072, "rope_theta": 500000.0,
-        "rope_scaling": {
-            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192, "rope_type": "llama3",
-        },
-        "rms_norm_eps": 1e-05, "initializer_range": 0.02, "pretraining_tp": 1, "bos_token_id": 128000,
-        "eos_token_id": [128001, 128008, 128009], "torch_dtype": "bfloat16", "use_cache": True,
-    },
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_8B,
+    "meta-llama/Llama-3.1-70B-Instruct": LLAMA_8B
+    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
 }  # fmt: skip
 PARAMETERS = {
     "Qwen/Qwen2.5-Math-7B": 7_615_616_512,
@@ -221,6 +227,25 @@ def test_batch_arithmetic(name, rows, generator, verifier):
         assert T == role.max_response + 1 and X == role.max_prompt
     # The verifier reads the problem, the whole solution and its own instructions.
     assert config.verifier.max_prompt >= config.generator.max_response + config.generator.max_prompt
+
+
+@pytest.mark.parametrize("name, devices, of_a_process", [
+    ("qwen2_5_math_7b", 32, 8), ("llama3_1_8b", 32, 8), ("qwen2_5_1_5b_last_letter", 1, 1),
+    ("llama3_1_70b_teacher", 8, 8),
+])  # fmt: skip
+def test_mesh_arithmetic(name, devices, of_a_process, tmp_path):
+    """On the hardware that each docstring names: the axes multiply to the devices and divide the model and the rows."""
+    config = resolved(name)
+    for role in (config.generator, config.verifier):
+        axes = resolve_axes(role.mesh, devices)
+        assert math.prod(axes) == devices
+        assert of_a_process % axes[2] == 0 and of_a_process % role.mesh.decode_tensor == 0
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON[role.checkpoint]))
+        model = model_config_from_hf(tmp_path, **{field: role.model[field] for field in NUMERICS})
+        mesh = SimpleNamespace(shape=dict(zip(TRAIN_AXES, axes, strict=True)))
+        check_model(model, role.mesh, SimpleNamespace(train=mesh))
+        assert role.row_buckets[0] % (of_a_process // role.mesh.decode_tensor) == 0
+        assert config.rl.prompts_per_step % (devices // of_a_process) == 0
 
 
 @pytest.mark.parametrize("name, role", [(name, role) for name in ALL for role in ROLES])

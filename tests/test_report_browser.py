@@ -216,6 +216,8 @@ def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, roll
         assert total == pytest.approx(0.7 * outcome + 0.3 * step, abs=1e-4)
         sum_text = f"0.700 × {signed(outcome)} + 0.300 × {signed(step)}"
         assert cells[k] == [f"step {k + 1}", signed(r), signed(step), sum_text, signed(total)]
+    rest = f"0.700 × {signed(outcome)} + 0.300 × +0.000"  # no step comes after these tokens
+    assert cells[-1] == ["after the last step", "", "+0.000", rest, signed(0.7 * outcome)]
 
 
 def at(runs: list, token: int) -> float:

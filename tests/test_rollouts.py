@@ -109,6 +109,19 @@ def test_a_verifier_line_says_how_its_advantage_came_about():
     assert second["solution"] == first["solution"] and second["verifications"][0]["verdict"] == "CORRECT"
 
 
+def test_a_verifier_line_holds_the_solution_that_it_judges():
+    result = verifier_result()
+    result.solutions.append(solution(is_correct=True))
+    result.verifications = result.verifications * 2
+    result.signal = Signal(np.float32([1.8, 0.8, 0.8, 1.8]), *[np.zeros((4, 4), np.float32)] * 2,
+                           class_weight_B=np.ones(4, np.float32))  # fmt: skip
+    rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result)
+    assert [row["solution"]["is_correct"] for row in rows] == [False, False, True, True]
+    # INCORRECT, CORRECT of a wrong solution, then of a right one.
+    assert [row["reward"]["correctness"] for row in rows] == [1.0, 0.0, 0.0, 1.0]
+    assert [(row["group"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_every_verification_of_a_solution_is_kept():
     result = generator_result()
     result.verifications = [verification("CORRECT"), *result.verifications, verification("INCORRECT")]

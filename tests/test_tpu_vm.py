@@ -101,6 +101,20 @@ def test_a_mistake_ends_the_job(cloud):
     assert "worker 1: exit code 2: a mistake" in done.stderr and len(cloud.starts()) == 2
 
 
+def test_a_setup_that_fails_is_a_mistake(cloud):
+    cloud.variables["TPU_SETUP"] = "cd /nowhere"
+    done = cloud.run()
+    assert done.returncode == 1 and "No such file or directory" in done.stdout
+    assert cloud.starts() == []
+
+
+def test_an_environment_that_cannot_be_made_is_a_mistake(cloud):
+    cloud.variables["TANGO_PYTHON"] = "/nowhere/python"
+    done = cloud.run()
+    assert done.returncode == 1 and "TANGO_PYTHON=/nowhere/python is not a Python" in done.stdout
+    assert cloud.starts() == []
+
+
 def test_a_slice_that_cannot_be_made_at_first_is_a_mistake(cloud):
     (cloud.folder / "no_capacity").touch()
     done = cloud.run()

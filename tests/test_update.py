@@ -397,7 +397,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
     config.mesh.fsdp = 1
     tokenizer = Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
     policy = make_policy("generator", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
-    assert policy.updates_per_batch == 4 and policy.model_config == MODEL
+    assert policy.updates_per_batch == 4 and policy.model_config == dataclasses.replace(MODEL, attention="xla")
     calls = []
 
     def record(state, batch):

@@ -1,13 +1,84 @@
-"""Attention over whole sequences: packed rows, and packed rows that continue shared prompts (training and scoring).
+"""Attention over whole sequences: packed rows, prompts, and packed rows that continue shared prompts.
 
-Plain XLA products with softmax in float32. Masks come from segment ids and lengths, never from token ids. Attention
-against a growing cache is in `cache.py`.
+Stage: every layer of training, scoring and prefill. Masks come from segment ids and lengths, never from token ids.
+Attention of one new token against a growing cache is in `cache.py`.
+
+Three implementations of the same sums, chosen in Python before anything is traced (`attention_of`):
+
+    xla      plain products with softmax in float32: any platform, but a row's scores are an array [H, T, S]
+    cudnn    NVIDIA GPUs, through `jax.nn.dot_product_attention`: scores stay on the chip
+    splash   TPUs (splash.py): scores stay on the chip, blocks that no query may see are skipped
+
+What they give for padding is finite, differs between them, and reaches no real token.
 """
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 MASKED = -1e30  # finite, so that a row without any key gives uniform weights instead of NaN
+KINDS = ("auto", "xla", "cudnn", "splash")  # values of ModelConfig.attention
+CUDNN_BLOCK = 64  # cuDNN wants even lengths where it is given a mask; this also aligns the rows of the mask
+
+
+def resolve_attention(
+    name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None = None
+) -> str:
+    """What ModelConfig.attention = `name` stands for: xla, cudnn or splash. Looks at no device.
+
+    Args:
+        platform: cpu, gpu or tpu, as jax names it.
+        capability: compute capability of an NVIDIA GPU, 8.0 for an A100; None: none.
+
+    Raises:
+        ValueError: an implementation is asked for by name and cannot run there.
+    """
+    if name == "auto":
+        name = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")
+        return "xla" if _obstacle(name, platform, compute_dtype, head_dim, capability) else name
+    obstacle = _obstacle(name, platform, compute_dtype, head_dim, capability)
+    if obstacle:
+        raise ValueError(f"model.attention={name} {obstacle}: use auto (what the machine has) or xla (runs everywhere)")
+    return name
+
+
+def _obstacle(name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None) -> str:
+    """Why an implementation cannot run; empty where it can."""
+    if name == "xla":
+        return ""
+    home, dtypes, widest = {
+        "cudnn": ("gpu", ("bfloat16", "float16"), 256 if (capability or 0) >= 9 else 128),
+        "splash": ("tpu", ("bfloat16", "float32"), 256),
+    }[name]
+    if platform != home:
+        return f"runs on a {home}, and the devices are of platform {platform}"
+    if home == "gpu" and (capability or 0) < 8:
+        return f"needs an NVIDIA GPU of compute capability 8.0 or more, and this one has {capability}"
+    if compute_dtype not in dtypes:
+        return f"computes in {' or '.join(dtypes)}, and compute_dtype is {compute_dtype}"
+    if head_dim % 8 or head_dim > widest:
+        return f"takes a head_dim that is a multiple of 8 and at most {widest}, and it is {head_dim}"
+    return ""
+
+
+def attention_of(config, device: jax.Device | None = None) -> str:
+    """The implementation of a ModelConfig on a device, which may be one that is only planned for.
+
+    Without a device a name is taken at its word (it was checked when the policy was made), and auto means this machine.
+
+    Raises:
+        ValueError: see `resolve_attention`.
+    """
+    if device is None and config.attention != "auto":
+        return config.attention
+    device = device or jax.local_devices()[0]
+    capability = str(getattr(device, "compute_capability", ""))  # "8.0"; other vendors name an architecture
+    number = float(capability) if capability[:1].isdigit() else None
+    return resolve_attention(config.attention, device.platform, config.compute_dtype, config.head_dim, number)
 
 
 def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -27,19 +98,97 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
 
 def packed_mask(segment_BT: jax.Array) -> jax.Array:
     """bool[B, T, T]: a query sees itself and earlier tokens of its own segment (segment 0 is padding)."""
-    length = segment_BT.shape[1]
-    causal_TT = jnp.tril(jnp.ones((length, length), bool))
-    return causal_TT[None] & (segment_BT[:, :, None] == segment_BT[:, None, :])
+    return _causal_mask(segment_BT.shape[1]) & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
 
-def make_packed_attention(segment_BT: jax.Array):
+def _causal_mask(length: int) -> jax.Array:
+    return jnp.tril(jnp.ones((1, length, length), bool))
+
+
+def make_row_attention(
+    segment_BT: jax.Array | None,
+    is_prefix_BX: jax.Array | None = None,
+    implementation: str = "xla",
+    mesh: Mesh | None = None,
+) -> Callable:
+    """`fn(q_BTHE, k_BSKE, v_BSKE) -> out_BTHE` for rows of T own tokens; its masks are made here, once for all layers.
+
+    With `is_prefix_BX` there are S = X + T keys: a prefix, of which every segment of the row sees what `is_prefix_BX`
+    keeps, then the row's own. Without `segment_BT` a row is one sequence, padded on the right if at all: causality
+    alone then keeps padding from every real token.
+
+    Args:
+        implementation: xla, cudnn, splash, or splash_interpret (splash without a TPU, for tests).
+        mesh: of arrays that XLA splits over devices, as it cannot do with a kernel: heads lie over `tensor`, rows over
+            all other axes. None under a `shard_map`, where every device already has its own.
+    """
+    if implementation == "xla":
+        mask_BTS = _mask(segment_BT, is_prefix_BX)
+        return lambda q, k, v: attend(q, k, v, _causal_mask(q.shape[1]) if mask_BTS is None else mask_BTS)
+    if implementation == "cudnn":
+        seen, kernel_fn = _pad_mask(_mask(segment_BT, is_prefix_BX)), _cudnn_attend
+    elif implementation in ("splash", "splash_interpret"):
+        from tango_jax.models import splash  # here, because no other platform needs Pallas
+
+        seen = None if segment_BT is None else splash.visible(segment_BT, is_prefix_BX)
+        kernel_fn = functools.partial(splash.attend, interpret=implementation == "splash_interpret")
+    else:
+        raise ValueError(f"attention {implementation!r} is none of {', '.join(KINDS[1:])}")
+    if mesh is not None and mesh.size > 1:
+        rows = tuple(name for name in mesh.axis_names if name != "tensor")
+        by_head, by_row = P(rows, None, "tensor", None), P(rows)
+        # Without a check of what varies over which axes, since kernels do not say.
+        kernel_fn = jax.shard_map(
+            kernel_fn, mesh=mesh, in_specs=(by_head, by_head, by_head, by_row), out_specs=by_head, check_vma=False
+        )
+    return lambda q, k, v: kernel_fn(q, k, v, seen)
+
+
+def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None) -> jax.Array | None:
+    """bool[B, T, X + T], or None for causality alone."""
+    if segment_BT is None:
+        return None
+    own_BTT = packed_mask(segment_BT)
+    if is_prefix_BX is None:
+        return own_BTT
+    seen_BTX = jnp.broadcast_to(is_prefix_BX[:, None, :], (*segment_BT.shape, is_prefix_BX.shape[1]))
+    return jnp.concatenate([seen_BTX, own_BTT], axis=-1)
+
+
+def _pad_mask(mask_BTS: jax.Array | None) -> jax.Array | None:
+    """bool[B, 1, T', S'] with both lengths rounded up: no query sees an added key, added queries see something."""
+    if mask_BTS is None:
+        return None
+    extra_T, extra_S = (-size % CUDNN_BLOCK for size in mask_BTS.shape[1:])
+    mask_BTS = jnp.pad(mask_BTS, ((0, 0), (0, 0), (0, extra_S)))
+    return jnp.pad(mask_BTS, ((0, 0), (0, extra_T), (0, 0)), constant_values=True)[:, None]
+
+
+def _cudnn_attend(q_BTHE, k_BSKE, v_BSKE, mask_B1TS: jax.Array | None) -> jax.Array:
+    T, S = q_BTHE.shape[1], k_BSKE.shape[1]
+    q_BTHE, k_BSKE, v_BSKE = (
+        jnp.pad(x, ((0, 0), (0, -x.shape[1] % CUDNN_BLOCK), (0, 0), (0, 0))) for x in (q_BTHE, k_BSKE, v_BSKE)
+    )
+    # Told that queries and keys are the same tokens, cuDNN skips the half that no query sees. Not so against a prefix:
+    # its diagonal starts at the first key.
+    out_BTHE = jax.nn.dot_product_attention(
+        q_BTHE, k_BSKE, v_BSKE, mask=mask_B1TS, is_causal=T == S, implementation="cudnn"
+    )
+    return out_BTHE[:, :T]
+
+
+def make_packed_attention(segment_BT: jax.Array, implementation: str = "xla"):
     """`attend_fn` for rows that hold one or more whole sequences; its cache result is None."""
-    mask_BTT = packed_mask(segment_BT)
-    return lambda q, k, v: (attend(q, k, v, mask_BTT), None)
+    row_fn = make_row_attention(segment_BT, None, implementation)
+    return lambda q, k, v: (row_fn(q, k, v), None)
 
 
 def make_shared_prefix_attention(
-    prefix_length_ZQ: jax.Array, X: int, prefix_of_ZR: jax.Array, segment_ZRT: jax.Array
+    prefix_length_ZQ: jax.Array,
+    X: int,
+    prefix_of_ZR: jax.Array,
+    segment_ZRT: jax.Array,
+    implementation: str = "xla",
 ):
     """`attend_fn` for rows [Z, Q*X + R*T]: Q prompts of X tokens, then R rows of responses that continue them.
 
@@ -49,16 +198,14 @@ def make_shared_prefix_attention(
     Z, Q = prefix_length_ZQ.shape
     R, T = segment_ZRT.shape[1:]
     is_prefix_ZQX = jnp.arange(X)[None, None, :] < prefix_length_ZQ[..., None]
-    prefix_mask = packed_mask(is_prefix_ZQX.reshape(Z * Q, X).astype(jnp.int32))
-    own_mask = packed_mask(segment_ZRT.reshape(Z * R, T))
 
     def of_rows(x_ZQ):
         """What belongs to each row's prompt, from the row's own shard: [Z, Q, ...] -> [Z*R, ...]."""
         picked = jax.vmap(lambda x_Q, prefix_of_R: x_Q[prefix_of_R])(x_ZQ, prefix_of_ZR)
         return picked.reshape(Z * R, *x_ZQ.shape[2:])
 
-    seen = jnp.broadcast_to(of_rows(is_prefix_ZQX)[:, None, :], (Z * R, T, X))
-    mask = jnp.concatenate([seen, own_mask], axis=-1)
+    prompt_fn = make_row_attention(None, None, implementation)
+    own_fn = make_row_attention(segment_ZRT.reshape(Z * R, T), of_rows(is_prefix_ZQX), implementation)
 
     def attend_fn(q, k, v):
         def split(x_ZNHE):
@@ -67,10 +214,10 @@ def make_shared_prefix_attention(
             return prefix, x_ZNHE[:, Q * X :].reshape(Z * R, T, *heads)
 
         (prefix_q, own_q), (prefix_k, own_k), (prefix_v, own_v) = split(q), split(k), split(v)
-        prefix_out = attend(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prefix_q, prefix_k, prefix_v)), prefix_mask)
+        prefix_out = prompt_fn(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prefix_q, prefix_k, prefix_v)))
         keys = jnp.concatenate([of_rows(prefix_k), own_k], axis=1)
         values = jnp.concatenate([of_rows(prefix_v), own_v], axis=1)
-        own_out = attend(own_q, keys, values, mask)
+        own_out = own_fn(own_q, keys, values)
         flat = [out.reshape(Z, -1, *out.shape[2:]) for out in (prefix_out, own_out)]
         return jnp.concatenate(flat, axis=1), None
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
+from jax.sharding import Mesh
 
-from tango_jax.models.attention import MASKED, make_packed_attention
+from tango_jax.models.attention import MASKED, make_row_attention
 from tango_jax.models.transformer import ModelConfig
 
 
@@ -40,13 +41,12 @@ def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
     )
 
 
-def make_prefill_attention(length_P: jax.Array, bucket: int):
+def make_prefill_attention(implementation: str = "xla", mesh: Mesh | None = None):
     """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v)."""
-    segment_PS = (jnp.arange(bucket)[None, :] < length_P[:, None]).astype(jnp.int32)
-    packed_fn = make_packed_attention(segment_PS)
+    row_fn = make_row_attention(None, None, implementation, mesh)
 
     def attend_fn(q_BTHE, k_BTKE, v_BTKE):
-        out_BTHE, _ = packed_fn(q_BTHE, k_BTKE, v_BTKE)
+        out_BTHE = row_fn(q_BTHE, k_BTKE, v_BTKE)
         return out_BTHE, (k_BTKE.transpose(0, 2, 3, 1), v_BTKE.transpose(0, 2, 1, 3))
 
     return attend_fn

@@ -32,8 +32,8 @@ class Target(NamedTuple):
 
 
 def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
-    """The architecture in a file's metadata; `numerics` are the fields of ModelConfig that no file decides: dtypes,
-    remat, unroll, a shorter max_position.
+    """The architecture in a file's metadata; `numerics` are the fields of ModelConfig that no file decides: those of
+    source.NUMERICS, and a shorter max_position.
 
     Raises:
         ValueError: not a GGUF file, a foreign architecture, or a variant that this decoder does not compute.

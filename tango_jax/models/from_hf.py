@@ -50,7 +50,7 @@ def resolve_folder(name: str, revision: str | None = None) -> Path:
 
 
 def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
-    """The ModelConfig of a folder's config.json; `numerics`: param_dtype, compute_dtype, head_dtype, remat, unroll.
+    """The ModelConfig of a folder's config.json; `numerics`: those of source.NUMERICS.
 
     Raises ValueError for an architecture, or an option of one, that the model cannot represent.
     """

@@ -27,6 +27,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from tango_jax import sharding
+from tango_jax.models.attention import KINDS as ATTENTION_KINDS
 
 REMAT_MODES = ("none", "dots", "full")
 
@@ -64,6 +65,7 @@ class ModelConfig:
     head_dtype: str = "float32"
     remat: str = "full"
     unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
+    attention: str = "auto"  # implementation for whole sequences (attention.py)
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -72,6 +74,8 @@ class ModelConfig:
             raise ValueError(f"head_dim={self.head_dim} must be even for rotary positions")
         if self.remat not in REMAT_MODES:
             raise ValueError(f"remat={self.remat!r} is not one of {', '.join(REMAT_MODES)}")
+        if self.attention not in ATTENTION_KINDS:
+            raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION_KINDS)}")
 
 
 def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.data.tokenizer import Tokenizer
+from tango_jax.models.attention import attention_of
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.prompts.collate import PackShape
 from tango_jax.prompts.templates import load_template
@@ -99,7 +100,7 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> 
 
     Raises:
         ValueError: prompt and response are longer than the model's positions, or the mesh fits neither the devices nor
-            the model.
+            the model, or the devices cannot run the attention that is asked for.
     """
     model, tokenizer = source.model_config, source.tokenizer
     total = config.max_prompt + config.max_response
@@ -113,6 +114,7 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> 
         check_model(model, config.mesh, placement)
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
+        model = dataclasses.replace(model, attention=attention_of(model, placement.train.devices.flat[0]))
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     mesh = placement.train

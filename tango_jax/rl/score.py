@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax import sharding
 from tango_jax.models import transformer
-from tango_jax.models.attention import make_packed_attention, make_shared_prefix_attention
+from tango_jax.models.attention import attention_of, make_packed_attention, make_shared_prefix_attention
 from tango_jax.records import Batch
 
 
@@ -26,17 +26,20 @@ def hidden_states(model_config, params, micro: Batch, mesh: Mesh | None = None) 
     """Hidden states of the packed rows, [Z, R, T, D]; shared prompts are computed once beside them."""
     Z, R, T = micro.token_NZRT.shape
     Q, X = micro.prefix_token_NZQX.shape[1:]
+    attention = attention_of(model_config)
     if Q == 0:
         token_BT, position_BT, segment_BT = (
             leaf.reshape(Z * R, T) for leaf in (micro.token_NZRT, micro.position_NZRT, micro.segment_NZRT)
         )
-        attend_fn = make_packed_attention(segment_BT)
+        attend_fn = make_packed_attention(segment_BT, attention)
         x_BTD = transformer.forward(model_config, params, token_BT, position_BT, attend_fn, mesh)
         return x_BTD.reshape(Z, R, T, -1)
     token = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
     prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
     position = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
-    attend_fn = make_shared_prefix_attention(micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT)
+    attend_fn = make_shared_prefix_attention(
+        micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention
+    )
     x = transformer.forward(model_config, params, token, position, attend_fn, mesh)
     return x[:, Q * X :].reshape(Z, R, T, -1)
 

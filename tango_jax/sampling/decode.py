@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
 from tango_jax.models import transformer
+from tango_jax.models.attention import attention_of
 from tango_jax.sampling.logits import SamplingParams, sample_token
 
 
@@ -70,7 +71,7 @@ def _emit(state: DecodeState, logits_BV, sampling: SamplingParams, stop_ids: tup
 
 
 def prefill(
-    config, stop_ids, cache_bucket, max_new, weights, token_PS, length_P, limit_B, key_data, number_B, sampling
+    config, stop_ids, cache_bucket, max_new, mesh, weights, token_PS, length_P, limit_B, key_data, number_B, sampling
 ):
     """Run the prompts once, share each among its B/P samples, and sample every row's first token.
 
@@ -81,7 +82,7 @@ def prefill(
     B = limit_B.shape[0]
     x_PSD = transformer.embed_tokens(config, weights, token_PS)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
-    attend_fns = [kv.make_prefill_attention(length_P, S)] * config.num_layers
+    attend_fns = [kv.make_prefill_attention(attention_of(config), mesh)] * config.num_layers
     x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
     last_PD = jnp.take_along_axis(x_PSD, (length_P - 1)[:, None, None], axis=1)[:, 0]
     logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_PD[:, None])[

@@ -148,16 +148,17 @@ def _make_parts(model_config, config: SamplerConfig, stop_ids, placement: Placem
     # Joined matrices cannot be split over devices.
     join = placement is None or placement.local.shape["tensor"] == 1
     split = functools.partial(transformer.split_layers, model_config, join)
-    weights_at = state_at = None
+    weights_at = state_at = mesh = None
     if placement:
         params = jax.eval_shape(lambda: transformer.init_params(model_config, jax.random.key(0)))
         weights_at = decode_shardings(placement.decode, jax.eval_shape(split, params))
         # Pinned, so that each part takes what any other has made without compiling once more.
-        state_at = decode.state_shardings(placement.local)
+        mesh = placement.local
+        state_at = decode.state_shardings(mesh)
     return Parts(
         layout=jax.jit(split, out_shardings=weights_at),
         prefill=jax.jit(
-            functools.partial(decode.prefill, model_config, stop_ids, first, largest), out_shardings=state_at
+            functools.partial(decode.prefill, model_config, stop_ids, first, largest, mesh), out_shardings=state_at
         ),
         decode=jax.jit(
             functools.partial(decode.decode, model_config, stop_ids), donate_argnums=1, out_shardings=state_at

@@ -110,7 +110,8 @@ def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
 
 def encode(data: bytes) -> str:
     """base64 of gzip, without a time in it: the same runs give the same page."""
-    return base64.b64encode(gzip.compress(data, compresslevel=9, mtime=0)).decode()
+    # Level 9 takes three times as long for 6 % less.
+    return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
 
 
 def encode_json(value) -> str:
