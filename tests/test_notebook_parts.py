@@ -8,7 +8,7 @@ import pytest
 from tango_jax.metrics import MetricsWriter
 from tango_jax.notebook import install
 from tango_jax.notebook.install import install_requirements, missing_packages
-from tango_jax.notebook.live import draw_run, inline_page, last_line, live_curves
+from tango_jax.notebook.live import draw_stage_one, draw_turns, inline_page, last_line, live_curves
 from tango_jax.notebook.pictures import (
     Strip,
     piece_of_tokens,
@@ -136,14 +136,17 @@ def test_a_record_as_text():
 
 
 def test_curves_of_a_run_that_goes_on(tmp_path):
-    assert draw_run(tmp_path, "run") is None
+    assert draw_stage_one(tmp_path, "run") is None and draw_turns(tmp_path, "run") is None
     with MetricsWriter(tmp_path / "sft/generator/metrics.jsonl") as writer:
         writer.write(40, "sft", {"generator/sft_heldout_loss": 0.5})
-    stage_one = draw_run(tmp_path, "run")
+        one_point = draw_stage_one(tmp_path, "run").data
+        writer.write(80, "sft", {"generator/sft_heldout_loss": 0.2})
+    assert draw_stage_one(tmp_path, "run").data != one_point
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
-        writer.write(0, "eval", {"generator_step": 0, "generator/accuracy": 0.25})
-    assert stage_one.data[:4] == draw_run(tmp_path, "run").data[:4] == b"\x89PNG"
-    assert stage_one.data != draw_run(tmp_path, "run").data
+        for step in range(3):
+            assert draw_turns(tmp_path, "run") is None
+            writer.write(step, "eval", {"generator_step": step, "generator/accuracy": 0.25})
+    assert draw_turns(tmp_path, "run").data[:4] == one_point[:4] == b"\x89PNG"
 
 
 def test_live_curves_end_with_the_run(tmp_path, capsys):

@@ -14,10 +14,11 @@ from IPython.display import HTML, DisplayHandle, Image
 
 from tango_jax.console import Console
 from tango_jax.metrics import read_metrics
-from tango_jax.notebook.pictures import loss_figure, show
+from tango_jax.notebook.pictures import as_output, loss_figure, show
 from tango_jax.plots import plot_curves
 
 ROLES = ("generator", "verifier")
+MIN_EVALUATIONS = 3
 
 
 @contextlib.contextmanager
@@ -27,13 +28,16 @@ def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Con
     What the run says goes to WORKDIR/log.txt; the newest line of it stands under the curves until the run is over.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    curves, line, is_over = DisplayHandle(), DisplayHandle(), threading.Event()
+    losses, curves, line = DisplayHandle(), DisplayHandle(), DisplayHandle()
+    losses.display(HTML(""))
     curves.display(HTML(""))
     line.display(HTML("the run starts"))
+    is_over = threading.Event()
 
     def draw() -> None:
-        if (picture := draw_run(workdir, title)) is not None:
-            curves.update(picture)
+        for handle, picture in ((losses, draw_stage_one(workdir, title)), (curves, draw_turns(workdir, title))):
+            if picture is not None:
+                handle.update(picture)
 
     def watch() -> None:
         while not is_over.wait(every_s):
@@ -52,14 +56,19 @@ def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Con
             line.update(HTML(""))
 
 
-def draw_run(workdir: Path, title: str) -> Image | None:
-    """The curves of stage 2 once it has begun, before that the losses of stage 1; None where nothing is logged yet."""
-    rows = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
-    if rows:
-        plot_curves(rows, workdir / "live.png", title)
-        return Image(data=(workdir / "live.png").read_bytes(), format="png")
+def draw_stage_one(workdir: Path, title: str) -> Image | None:
+    """The held-out losses of stage 1; None where nothing is logged yet."""
     losses = {role: read_metrics(path) for role in ROLES if (path := workdir / f"sft/{role}/metrics.jsonl").exists()}
     return show(loss_figure(losses, f"{title}: stage 1")) if any(losses.values()) else None
+
+
+def draw_turns(workdir: Path, title: str) -> Image | None:
+    """The curves of stage 2, from its third evaluation on: a line between two points says little."""
+    rows = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
+    if sum(row["phase"] == "eval" for row in rows) < MIN_EVALUATIONS:
+        return None
+    plot_curves(rows, workdir / "live.png", f"{title}: stage 2")
+    return as_output(workdir / "live.png")
 
 
 def last_line(path: Path) -> str:

@@ -5,6 +5,7 @@ loop; the notebooks draw with it. Colours are the Okabe-Ito ones of the report, 
 """
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -140,13 +141,13 @@ def rollout_figure(rows: Sequence[dict]) -> Figure:
 
 
 def _pieces(solution: dict) -> list[tuple[int, int, int | None]]:
-    """(start, end, step or None) of a solution's characters: its steps, and what stands between them."""
+    """(start, end, step or None) of a solution's characters: its steps, and the text between them."""
     pieces, position = [], 0
     for step, (start, end) in enumerate(solution["steps"]):
         pieces += [(position, start, None), (start, end, step)]
         position = end
     pieces.append((position, len(solution["text"]), None))
-    return [piece for piece in pieces if piece[1] > piece[0]]
+    return [(start, end, step) for start, end, step in pieces if solution["text"][start:end].strip()]
 
 
 def _step_note(row: dict, step: int | None, judgement: bool | None, end: int) -> str:
@@ -218,10 +219,16 @@ def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
 
 
 def show(figure: Figure) -> Image:
-    """A figure as a cell's output, in a palette of colours: a third of the bytes in the saved notebook."""
-    drawn, saved = io.BytesIO(), io.BytesIO()
+    """A figure as a cell's output."""
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", facecolor="white")
-    PIL.Image.open(drawn).convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE).save(saved, "png", optimize=True)
+    return as_output(drawn)
+
+
+def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
+    """A picture as a cell's output, in a palette of colours: a third of the bytes in the saved notebook."""
+    saved = io.BytesIO()
+    PIL.Image.open(file).convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE).save(saved, "png", optimize=True)
     return Image(data=saved.getvalue(), format="png")
 
 
