@@ -228,7 +228,10 @@ def show(figure: Figure) -> Image:
 def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
     """A picture as a cell's output, in a palette of colours: a third of the bytes in the saved notebook."""
     saved = io.BytesIO()
-    PIL.Image.open(file).convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE).save(saved, "png", optimize=True)
+    # This method spreads the palette over all colours that occur: no value of a colour bar gets that of another one.
+    method, dither = PIL.Image.Quantize.MAXCOVERAGE, PIL.Image.Dither.NONE
+    palette = PIL.Image.open(file).convert("RGB").quantize(256, method=method, kmeans=1, dither=dither)
+    palette.save(saved, "png", optimize=True)
     return Image(data=saved.getvalue(), format="png")
 
 
