@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint, then the tests. Arguments go to pytest: `bash launch/test.sh tests/test_losses.py -k grpo`.
+# Lint, then the tests, in two processes. Arguments go to pytest: `bash launch/test.sh tests/test_losses.py -k grpo`;
+# `-n 0` runs them in one process, as a debugger wants it.
 set -euo pipefail
 # shellcheck source=launch/_env.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
@@ -7,4 +8,5 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
 say "ruff check (a second)"
 python -m ruff check .
 say "pytest (some minutes on two CPU cores)"
-exec python -m pytest -q "$@"
+# Whole files to a process each: what a file's tests share is made once.
+exec python -m pytest -q -n 2 --dist=loadfile "$@"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tango_jax import alarms
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
 from tango_jax.metrics import MetricsWriter, write_json_atomic
@@ -135,6 +136,7 @@ def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hosti
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(flatten(config), default=list))
     dump, rng, generator_step = RolloutDump(folder / "rollouts", config), np.random.default_rng(config.seed), 0
+    rows, ringing = [], ()
     with MetricsWriter(folder / "metrics.jsonl", resume_at=0) as writer:
         for index in range(turns):
             role = "verifier" if index % 4 == 3 and config.arm != "grpo" else "generator"
@@ -146,8 +148,13 @@ def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hosti
                 result.solutions[0] = make_solution(types.SimpleNamespace(min_steps=1, gold_steps=None), problem, text,
                                                     ends_of(text), False)  # fmt: skip
             dump.write(turn, result)
-            for row in metrics_rows(index, role, generator_step, rng):
-                writer.write(*row)
+            for step, phase, row in metrics_rows(index, role, generator_step, rng):
+                if phase in alarms.TURN_PHASES:
+                    rows.append({"step": step, "phase": phase} | row)
+                    found = alarms.check(rows, config.alarms, ringing)
+                    rows[-1] |= alarms.as_metrics(found)
+                    row, ringing = row | alarms.as_metrics(found), [alarm.name for alarm in found]
+                writer.write(step, phase, row)
             generator_step += role == "generator"
     write_json_atomic(folder / "summary.json", {"arm": config.arm})
     return folder

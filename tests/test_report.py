@@ -14,9 +14,10 @@ import pytest
 from conftest import ROOT
 from report_cases import HOSTILE, run_config, write_run
 
+from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
 from tango_jax.rollout_dump import read_rollouts
-from tango_jax.viewer import charts, pack, performance, quality
+from tango_jax.viewer import alarm_table, charts, pack, performance, quality
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.quality import Judged
 from tango_jax.viewer.runs import Run, find_runs
@@ -184,6 +185,24 @@ def test_a_real_run(tiny_run, tmp_path):
     titles = {panel["title"] for part in ("training", "verifier", "speed") for panel in content[part]}
     assert {"Generator", "Entropy", "Rate of CORRECT", "Seconds per turn", "Peak memory"} <= titles
     assert [row[0] for row in content["headline"]] == ["Generator accuracy", "Verifier step F1", "Verifier outcome F1"]
+
+
+def test_alarms_from_their_first_turn_to_their_last():
+    """A log-prob gap beyond 0.02 at turns 2 and 3, and a truncation rate that rings in a run of other limits."""
+    gaps = (0.0, 0.05, 0.05, 0.0, 0.0)
+    rows = [{"step": step, "phase": "generator", "generator/logprob_gap_mean": gap, "generator/logprob_gap_share": 0.0,
+             "alarm/generator/logprob_gap": int(gap > 0), "alarm/generator/truncation": int(step == 5)}
+            for step, gap in enumerate(gaps, 1)]  # fmt: skip
+    run = Run("one", Path("one"), flatten(default_config()), rows, True)
+    told = alarm_table.alarms(run)
+    assert told["note"] == "In 5 turns 2 rang, of which 1 had not ended at the last one."
+    gap, truncation = told["rows"]
+    assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
+    assert "0.025" in gap["seen"] and "alarms.logprob_gap=0.02" in gap["limit"]
+    assert (truncation["turns"], truncation["range"]) == ("5 (not ended)", [5, 5])
+    assert truncation["seen"] == "it rang with the limits of that time"
+    before = run._replace(rows=[{"step": 1, "phase": "generator"}])
+    assert alarm_table.alarms(before)["note"] == "The metrics of this run hold no alarms."
 
 
 def test_the_plotting_library_is_the_published_file():

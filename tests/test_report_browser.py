@@ -90,7 +90,9 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
     browser.open(report)
     assert browser.js("document.body.dataset.view") == "charts"
     assert browser.text("#rollout-count") == str(len(rollouts))
-    assert browser.texts("#charts h2") == ["Arms", "Both roles over training", "The verifier", "Speed and memory"]
+    assert browser.texts("#charts h2") == [
+        "Arms", "Both roles over training", "Alarms", "The verifier", "Speed and memory"
+    ]  # fmt: skip
     browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 3")
     for name in ("training", "quality", "speed"):
         browser.js(f"document.getElementById('{name}').scrollIntoView({{ behavior: 'instant' }})")
@@ -118,12 +120,23 @@ def test_a_confusion_cell_leads_to_its_rollouts(browser, report, rollouts):
     assert browser.logged() == []
 
 
+def test_an_alarm_leads_to_the_rollouts_of_its_turns(browser, report, rollouts):
+    """The KL of the made-up verifier is not 0 at its first update, the fourth turn."""
+    browser.open(report)
+    assert browser.texts("#alarms tbody th") == ["verifier/reference"]
+    browser.click("#alarms tbody a")
+    browser.wait("document.body.dataset.view === 'rollouts'")
+    assert found(browser) == sum(row["run"] == "tango/0" and 4 <= row["turn"] <= 10 for row in rollouts) > 0
+    assert browser.logged() == []
+
+
 def test_another_run_has_other_charts(browser, report):
     browser.open(report)
     assert browser.text(".headline p").startswith("tango/0 · task last_letter · arm tango · seed 0")
     browser.driver.find_element("css selector", "#chart-run option[value='0']").click()
     browser.wait("document.querySelector('.headline p').textContent.startsWith('grpo/0')")
     assert "No rollouts of a verifier" in browser.text("#quality")
+    assert browser.text("#alarms p") == "No alarm rang in 5 turns."
 
 
 # ------------------------------------------------------------------------------------------------ filters and search

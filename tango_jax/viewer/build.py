@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tango_jax.rollout_dump import read_rollouts
-from tango_jax.viewer import charts, pack, performance, quality
+from tango_jax.viewer import alarm_table, charts, pack, performance, quality
 from tango_jax.viewer.runs import Run
 
 SCRIPTS = ("data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
@@ -61,6 +61,7 @@ def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
     return {
         "headline": charts.headline(run),
         "training": charts.training(run),
+        "alarms": alarm_table.alarms(run),
         "verifier": charts.verifier(run, judged),
         "confusion": charts.confusion_tables(judged),
         "speed": performance.speed(run),

@@ -202,6 +202,29 @@ function confusionTable({ name, rows, turns }, run) {
   );
 }
 
+// What rang, when, and what to try; the turns lead to their rollouts.
+function alarmsTable({ note, rows }, run) {
+  const cells = ({ name, turns, range, seen, limit, advice }) => [
+    h("th", { scope: "row" }, name),
+    h("td", {}, h("a", { href: `#run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
+    ...[seen, limit, advice].map((text) => h("td", {}, text)),
+  ];
+  const head = ["alarm", "turns", "what was seen at its first turn", "limit", "what to try"];
+  return h(
+    "div",
+    { class: "scroll" },
+    muted(note),
+    rows.length
+      ? h(
+          "table",
+          { class: "data alarms" },
+          h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+          h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cells(row)))),
+        )
+      : "",
+  );
+}
+
 function section(id, title, ...content) {
   const kept = content.flat().filter(Boolean);
   return kept.length
@@ -236,6 +259,7 @@ async function renderCharts(box, nav, facts, run) {
   const sections = [
     arms.panels?.length && section("arms", "Arms", grid(arms.panels), arms.table && dataTable(arms.table)),
     section("training", "Both roles over training", headline(own.headline, fact), grid(own.training)),
+    section("alarms", "Alarms", alarmsTable(own.alarms, fact.name)),
     section("quality", "The verifier", missing, own.confusion.length ? tables : null, grid(own.verifier)),
     section("speed", "Speed and memory", grid(own.speed), own.speed_tables.map(dataTable)),
   ].filter(Boolean);

@@ -41,7 +41,7 @@ function showView(name) {
 const shownView = () => document.body.dataset.view;
 
 // The charts and their sections have addresses too; everything else is about rollouts.
-const SECTIONS = ["charts", "arms", "training", "quality", "speed"];
+const SECTIONS = ["charts", "arms", "training", "alarms", "quality", "speed"];
 
 function followAddress(viewer) {
   const name = location.hash.slice(1);
