@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-SHOWN = 88  # characters of a value
+LINE = 104  # characters of a line: more are wrapped where the notebook is shown
 
 
 def describe(record: Any) -> str:
@@ -14,7 +14,7 @@ def describe(record: Any) -> str:
     fields = record._asdict() if hasattr(record, "_asdict") else _fields(record)
     lines = [(name, *_kind_and_value(value)) for name, value in fields.items()]
     names, kinds = (max(len(line[part]) for line in lines) for part in (0, 1))
-    rows = [f"  {name:<{names}}  {kind:<{kinds}}  {_short(value)}".rstrip() for name, kind, value in lines]
+    rows = [_short(f"  {name:<{names}}  {kind:<{kinds}}  {value}".rstrip()) for name, kind, value in lines]
     return "\n".join([type(record).__name__, *rows])
 
 
@@ -38,4 +38,4 @@ def _kind_and_value(value: Any) -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else text[: SHOWN - 4] + " ..."
+    return text if len(text) <= LINE else text[: LINE - 4] + " ..."
