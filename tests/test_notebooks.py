@@ -22,7 +22,7 @@ from tiny_checkpoints import write_tiny_folder
 FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12}  # pictures that are stored
 MAX_BYTES = 2_000_000
 MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/")
-TIMEOUT_S = 900  # of a cell; on two cores, all three notebooks together take three minutes
+TIMEOUT_S = 900  # of a cell; on two cores, all three notebooks together take about two minutes
 
 
 def small_parameters(folder: Path) -> dict[str, dict]:
