@@ -164,8 +164,9 @@ class Block(nn.Module):
             split = {n: out + self._bias(f"{n}_bias", (heads[n], E))[None, None] for n, out in split.items()}
         q_BTHE, k_BTKE, v_BTKE = split["q"], split["k"], split["v"]
         if c.qk_norm:
-            q_BTHE = rms_norm(q_BTHE, self._param("q_norm", (E,)), c.norm_eps)
-            k_BTKE = rms_norm(k_BTKE, self._param("k_norm", (E,)), c.norm_eps)
+            # Entered as [E]: their gradients are then summed over tensor as such, not for every token and head.
+            q_norm_E, k_norm_E = (sharding.enter_tensor(self._param(n, (E,)), self.mesh) for n in ("q_norm", "k_norm"))
+            q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
         out_BTD = matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))

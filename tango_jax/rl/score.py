@@ -57,14 +57,16 @@ def token_logps(
     Z, R, T, D = x_ZRTD.shape
     # Gathered to its use layout once, before the loop: inside it, every chunk would gather it again.
     head_DV = transformer.head_matrix(model_config, params, mesh)
+    # A vocabulary that tensor does not divide is whole everywhere: each device of a group then does the same.
+    parts = mesh if head_DV.shape[1] < model_config.vocab_size else None
+    final_norm_D = sharding.enter_tensor(params["final_norm"], parts)  # here, so that its gradient is summed once
 
     def score_fn(x_ZCD, target_ZC):
-        logits_ZCV = transformer.logits_from_hidden(
-            model_config, params["final_norm"], head_DV, sharding.enter_tensor(x_ZCD, mesh)
-        ) / temperature
-        if head_DV.shape[1] == model_config.vocab_size:
+        x_ZCD = sharding.enter_tensor(x_ZCD, parts)
+        logits_ZCV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZCD) / temperature
+        if parts is None:
             return _score_logits(logits_ZCV, target_ZC, True, None)
-        return _score_logits(logits_ZCV, *transformer.own_vocabulary(model_config, target_ZC, mesh), mesh)
+        return _score_logits(logits_ZCV, *transformer.own_vocabulary(model_config, target_ZC, parts), parts)
 
     x_ZND = x_ZRTD.reshape(Z, R * T, D)
     target_ZN = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
