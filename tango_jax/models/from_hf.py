@@ -55,7 +55,11 @@ def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
     Raises ValueError for an architecture, or an option of one, that the model cannot represent.
     """
     file = Path(folder) / "config.json"
-    raw = _read_json(file)
+    return model_config_from_json(_read_json(file), str(file), **numerics)
+
+
+def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
+    """The ModelConfig of what a config.json holds; `file` is named in messages. See `model_config_from_hf`."""
     _check_architecture(file, raw)
     # Imported here: it takes a second, and only checkpoints from elsewhere need it.
     from huggingface_hub.errors import StrictDataclassError
@@ -106,7 +110,7 @@ def _read_json(file: Path) -> dict:
     return value
 
 
-def _check_architecture(file: Path, raw: dict) -> None:
+def _check_architecture(file: str, raw: dict) -> None:
     """Everything that can be told before transformers looks at the file."""
     kind, supported = raw.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
@@ -125,7 +129,7 @@ def _check_architecture(file: Path, raw: dict) -> None:
                          "than the original context is needed, remove the entry from config.json")
 
 
-def _check_options(file: Path, hf) -> None:
+def _check_options(file: str, hf) -> None:
     """Options of a supported architecture that change what the model computes."""
     for option in ("attention_bias", "mlp_bias"):
         if getattr(hf, option, False):
