@@ -74,8 +74,11 @@ class Placement:
         return self.local.shape["rows"]
 
 
-def make_placement(settings: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Placement:
-    """Meshes from a role's `mesh` settings, over all devices of the job or the given ones.
+def make_placement(
+    settings: ConfigDict, devices: Sequence[jax.Device] | None = None, num_local: int | None = None
+) -> Placement:
+    """Meshes from a role's `mesh` settings, over all devices of the job or the given ones, of which the first
+    `num_local` are this process's (planning); by default those that say so themselves.
 
     Raises:
         ValueError: the axes do not multiply to the number of devices, or a tensor group spans processes.
@@ -86,7 +89,7 @@ def make_placement(settings: ConfigDict, devices: Sequence[jax.Device] | None = 
     devices = sorted(devices, key=lambda device: (device.process_index, device.id))
     data, fsdp, tensor = resolve_axes(settings, len(devices))
     devices = devices[: data * fsdp * tensor]
-    local = [device for device in devices if device.process_index == mine]
+    local = devices[:num_local] if num_local else [device for device in devices if device.process_index == mine]
     for name, size in (("tensor", tensor), ("decode_tensor", settings.decode_tensor)):
         if size < 1 or len(local) % size:
             raise ValueError(

@@ -93,10 +93,10 @@ def sft_pack_shape(role_config: ConfigDict) -> PackShape:
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 
 
-def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> Policy:
+def make_policy(role: str, config: ConfigDict, source: Source, devices=None, num_local: int | None = None) -> Policy:
     """Build a policy of the `role` ("generator" or "verifier") from that role's config and what it starts from.
 
-    `devices`: those of the job, by default all that there are.
+    `devices`: those of the job, by default all that there are; the first `num_local` of them are this process's.
 
     Raises:
         ValueError: prompt and response are longer than the model's positions, or the mesh fits neither the devices nor
@@ -110,7 +110,7 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None) -> 
             f"{model.max_position} positions of {source.name or 'the model'}: lower one of them"
         )
     try:
-        placement = make_placement(config.mesh, devices)
+        placement = make_placement(config.mesh, devices, num_local)
         check_model(model, config.mesh, placement)
         if config.mesh.offload and devices is None:
             check_host_memory(placement)

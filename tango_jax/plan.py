@@ -1,0 +1,88 @@
+"""What a run needs, before a machine is rented: memory of each device, bytes sent, FLOPs, and a guess at the time.
+
+    python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32 [--json]
+
+compiles the run's own jitted functions for the target from shapes alone: no weights, no hub, no accelerator. It needs
+the target's compiler, which is a package: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for
+TPUs, in the release of the installed jax. Without it, virtual CPU devices stand in, and memory is roughly right only.
+
+    --target=NAME[:DEVICES]   a100-80gb, h100, tpu-v5p, tpu-v5e, or cpu (this machine, DEVICES virtual ones)
+    --per-process=N           devices of a process; by default all of a host
+    --filled=SHARE            mean length of prompts and responses, of the longest allowed; default 0.5. Times only
+    --json                    one JSON object and nothing else
+    --config.key=value        as for `tango_jax.train`
+
+Exit code 0, also where the run does not fit (`fits` says so); 1 for a mistake.
+"""
+
+import json
+import sys
+
+import jax
+
+from tango_jax.config import load_config, validate
+from tango_jax.console import Console
+from tango_jax.planning.planner import Options, make_plan
+from tango_jax.planning.report import as_json, show
+from tango_jax.planning.targets import parse_target
+
+
+def parse_options(argv: list[str]) -> Options:
+    """Raises ValueError on a mistake."""
+    path, target, per_process, filled, is_json, overrides = "configs/last_letter.py", "cpu:1", "", "0.5", False, []
+    for argument in argv:
+        name, separator, value = argument.partition("=")
+        if argument == "--json":
+            is_json = True
+        elif name == "--config" and separator:
+            path = value
+        elif name.startswith("--config."):
+            overrides.append(argument.removeprefix("--config."))
+        elif name == "--target" and separator:
+            target = value
+        elif name == "--per-process" and separator:
+            per_process = value
+        elif name == "--filled" and separator:
+            filled = value
+        else:
+            raise ValueError(f"unknown argument {argument!r}; --help shows the usage")
+    config = load_config(path, overrides)
+    validate(config)
+    kind, devices = parse_target(target)
+    own = int(per_process) if per_process.isdigit() else min(kind.per_host, devices)
+    if (per_process and not per_process.isdigit()) or own < 1 or devices % own or own > kind.per_host:
+        raise ValueError(f"--per-process={per_process}: choose a number of devices that divides {devices} and is at "
+                         f"most the {kind.per_host} of a host")
+    return Options(config, kind, devices, own, _share(filled), is_json)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"--filled={text}: the mean length as a share of the longest is above 0 and at most 1")
+    return share
+
+
+def main(argv: list[str]) -> None:
+    if "--help" in argv or "-h" in argv:
+        print(__doc__.strip())
+        return
+    # Before any backend starts: compilers are used, devices that may be here are not.
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        options = parse_options(argv)
+        console = Console(enabled=not options.is_json)
+        plan = make_plan(options, console)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    if options.is_json:
+        print(json.dumps(as_json(plan)))
+    else:
+        show(plan, console)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

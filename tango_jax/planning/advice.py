@@ -1,0 +1,68 @@
+"""What to change where a plan does not fit, in numbers.
+
+In: the phases' memory and what a device has. Out: one line for each phase that is too large, and for each change that
+helps. Stage: the end of `plan`.
+"""
+
+from tango_jax.planning.memory import Phase
+from tango_jax.planning.programs import Job
+from tango_jax.planning.targets import GIB
+
+
+def advice(job: Job, phases: list[Phase], available: float) -> list[str]:
+    """Nothing where everything fits."""
+    lines = []
+    for phase in phases:
+        if phase.error:
+            lines.append(f"{phase.name} does not compile for this memory: {phase.error}")
+        elif phase.peak > available:
+            lines.append(f"{phase.name} needs {phase.peak / GIB:.1f} GiB of {available / GIB:.1f} GiB")
+    full = [phase for phase in phases if phase.error or phase.peak > available]
+    changes = dict.fromkeys(change for phase in full for change in _changes(job, phase))
+    return [*lines, *(f"try {change}" for change in changes)]
+
+
+def _changes(job: Job, phase: Phase) -> list[str]:
+    role, name = phase.name.split("/")
+    policy = job.policies[role]
+    changes = _sampling_changes(policy) if name in ("reshard", "sample") else _training_changes(policy)
+    resident = phase.parameters + phase.optimizer
+    if not policy.config.mesh.offload and phase.optimizer:
+        changes.append(f"generator.mesh.offload=True and verifier.mesh.offload=True: moments and references wait in "
+                       f"host memory, of the {resident / GIB:.1f} GiB that states and references take now")
+    shape = policy.placement.train.shape
+    if shape["data"] > 1:
+        changes.append(f"{role}.mesh.data=1 and {role}.mesh.fsdp={shape['fsdp'] * shape['data']}: its state is split "
+                       f"over {shape['data']} times as many devices")
+    changes.append("more devices of the target")
+    return changes
+
+
+def _training_changes(policy) -> list[str]:
+    role, config, shape = policy.role, policy.config, policy.placement.train.shape
+    changes = []
+    if policy.model_config.remat != "full":
+        changes.append(f"{role}.model.remat=full: only each layer's input is kept for the backward pass")
+    if not config.logp_chunk:
+        changes.append(f"{role}.logp_chunk=512: the logits of so many tokens exist at a time")
+    if config.rows_per_micro_batch > 1:
+        changes.append(f"{role}.rows_per_micro_batch={config.rows_per_micro_batch // 2}: half the activations")
+    if config.share_prompts and config.prompts_per_micro_batch > 1:
+        changes.append(f"{role}.prompts_per_micro_batch={config.prompts_per_micro_batch // 2}")
+    if policy.model_config.num_kv_heads % (2 * shape["tensor"]) == 0 and policy.placement.local.size > shape["tensor"]:
+        changes.append(f"{role}.mesh.tensor={2 * shape['tensor']}: a layer's parameters and most activations are split")
+    return changes
+
+
+def _sampling_changes(policy) -> list[str]:
+    role, config, model = policy.role, policy.config, policy.model_config
+    tensor, changes = config.mesh.decode_tensor, []
+    if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size >= 2 * tensor:
+        changes.append(f"{role}.mesh.decode_tensor={2 * tensor}: weights are split over so many devices")
+    if len(config.row_buckets) > 1:
+        rows = config.row_buckets[:-1]
+        changes.append(f"{role}.row_buckets={rows}: decode batches of {rows[-1]} rows instead of "
+                       f"{config.row_buckets[-1]}")
+    if model.head_dtype == "float32" and model.compute_dtype != "float32":
+        changes.append(f"{role}.model.head_dtype={model.compute_dtype}: half the head, at some precision of log-probs")
+    return changes

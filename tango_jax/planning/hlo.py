@@ -1,0 +1,173 @@
+"""The collectives of a compiled program, from its HLO text.
+
+In: the text of an executable. Out: one record per collective instruction: its kind, the bytes of the whole array, the
+devices that take part, and how often it runs. Stage: `plan`, after a function is compiled.
+
+A loop of known length multiplies what is inside it. The loop over micro-batches (of an update) or steps (of a decode)
+has a length that only the data tell: what is inside is counted for one pass.
+"""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+_BYTES = {"pred": 1, "bf16": 2, "f16": 2}  # the other types carry their bits in their name: f32, s8, f8e4m3fn
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
+_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%?[\w.-]+ = (.+?) ({'|'.join(KINDS)})(-start)?\(")
+_CALLED = re.compile(r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_WHILE = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,]*)\]")
+_COMPARED = re.compile(r"ROOT .* compare\(%?([\w.-]+), %?([\w.-]+)\), direction=LT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One instruction, as often as it runs."""
+
+    kind: str  # one of KINDS
+    size: int  # bytes of the whole array: what an all-gather gives, a reduce-scatter takes, an all-reduce sums
+    members: tuple[int, ...]  # devices of the first group, as places in the program's mesh
+    times: int  # runs, in a pass or in all
+    in_pass: bool  # inside the loop whose length only the data tell
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a device receives, as ring algorithms send them; 0 where a device is alone in its group."""
+        count = len(self.members)
+        if self.kind == "collective-permute":
+            return float(self.times * self.size) if count > 1 else 0.0
+        return self.times * ring_bytes(self.kind, self.size, count)
+
+
+def ring_bytes(kind: str, size: float, count: int) -> float:
+    """Bytes that each of `count` devices receives when an array of `size` bytes is gathered, scattered or summed."""
+    return size * (count - 1) / count * (2 if kind == "all-reduce" else 1)
+
+
+def collectives(text: str, num_devices: int) -> list[Collective]:
+    """Those of a module's text in which more than one device takes part, in the order of the text."""
+    bodies, entry = _computations(text)
+    found, pending = [], [(entry, 1, False)]
+    while pending:
+        name, times, in_pass = pending.pop()
+        for line in bodies[name]:
+            if match := _COLLECTIVE.search(line):
+                item = _collective(line, match, times, in_pass, num_devices)
+                found += [item] if len(item.members) > 1 else []
+            elif match := _WHILE.search(line):
+                condition, body = match.groups()
+                trips = _trip_count(line, bodies[condition])
+                assert trips or not in_pass, f"a loop of unknown length inside another one: {line[:200]}"
+                pending.append((body, times * (trips or 1), in_pass or not trips))
+            else:
+                called = _CALLED.findall(line)
+                for branches in _BRANCHES.findall(line):
+                    called += re.findall(r"%?([\w.-]+)", branches)
+                pending += [(inner, times, in_pass) for inner in called if inner in bodies]
+    return found
+
+
+def wire_bytes_by_kind(found: list[Collective], passes: float) -> dict[str, float]:
+    """Bytes that a device receives in all, {kind: bytes}, where the loop of unknown length runs `passes` times."""
+    total = {}
+    for item in found:
+        total[item.kind] = total.get(item.kind, 0.0) + item.wire_bytes * (passes if item.in_pass else 1)
+    return total
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """Lines of each computation by its name, and the name of the one that the program starts with."""
+    bodies, entry, lines = {}, "", None
+    for line in text.splitlines():
+        if lines is None:
+            if header := _COMPUTATION.match(line):
+                lines = bodies.setdefault(header.group(2), [])
+                entry = header.group(2) if header.group(1) else entry
+        elif line == "}":
+            lines = None
+        else:
+            lines.append(line)
+    return bodies, entry
+
+
+def _trip_count(line: str, condition: list[str]) -> int | None:
+    """Passes of a loop: as XLA says, or the constant that its counter is compared with; None where it varies."""
+    if known := _TRIPS.search(line):
+        return int(known.group(1))
+    for compared in filter(None, map(_COMPARED.search, condition)):
+        limit = re.compile(rf"%?{re.escape(compared.group(2))} = s32\[\]\S* constant\((\d+)\)")
+        for match in filter(None, map(limit.search, condition)):
+            return int(match.group(1))
+    return None
+
+
+def _collective(line: str, match: re.Match, times: int, in_pass: bool, num_devices: int) -> Collective:
+    shape, kind, is_start = match.groups()
+    if kind == "collective-permute":
+        pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line)
+        members = tuple(int(place) for place in pairs.groups()) if pairs else (0,)
+    else:
+        members = tuple(int(place) for place in replica_groups(line, num_devices)[0])
+    # An asynchronous one names its operands first and its results next, but for all-reduce.
+    if is_start and kind != "all-reduce":
+        shape = _top_level(shape)[1]
+    size = shape_bytes(shape) * (len(members) if kind == "reduce-scatter" else 1)
+    return Collective(kind, size, members, times, in_pass)
+
+
+def _top_level(shape: str) -> list[str]:
+    """The elements of a tuple's shape."""
+    parts, depth = [""], 0
+    for character in shape.strip()[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of all arrays in a shape's text."""
+    total = 0
+    for dtype, sizes in _SHAPE.findall(re.sub(r"\{[^}]*\}", "", shape)):
+        bits = re.search(r"\d+", dtype)
+        width = _BYTES.get(dtype) or int(bits.group()) // 8
+        total += width * math.prod(int(size) for size in sizes.split(",") if size)
+    return total
+
+
+def replica_groups(line: str, num_devices: int) -> np.ndarray:
+    """[groups, members], in any of the three forms that XLA prints."""
+    everyone = np.arange(num_devices)
+    if listed := re.search(r"replica_groups=\{(\{.*?\})\}", line):
+        return np.array([[int(place) for place in group.split(",")]
+                         for group in re.findall(r"\{([\d,]+)\}", listed.group(1))])
+    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        return _permuted(*iota.group(2, 3)).reshape(_numbers(iota.group(1)))
+    if mesh := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line):
+        axes = re.findall(r"'([^']*)'=(\d+)", mesh.group(1))
+        places = everyone[: math.prod(int(size) for _, size in axes)]
+        if mesh.group(2):
+            places = _permuted(*re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", mesh.group(2)).groups())
+        taken = re.findall(r"'([^']*)'", mesh.group(3))
+        names = [name for name, _ in axes]
+        order = [names.index(name) for name in names if name not in taken] + [names.index(name) for name in taken]
+        members = math.prod(int(size) for name, size in axes if name in taken)
+        return places.reshape([int(size) for _, size in axes]).transpose(order).reshape(-1, members)
+    return everyone[None]
+
+
+def _permuted(sizes: str, order: str | None) -> np.ndarray:
+    """0, 1, 2, ... in an array of these sizes, transposed, as a row."""
+    places = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
+    return (places.transpose(_numbers(order)) if order else places).reshape(-1)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

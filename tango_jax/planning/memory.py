@@ -1,0 +1,125 @@
+"""Memory of one device in every phase of a run.
+
+In: the job and its compiled functions. Out: one record per role and phase, split by what the bytes are for. Stage:
+`plan`. What stays on a device all the time, the states of both policies and their references, counts in every phase.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from tango_jax.planning.programs import ROLES, Job, Program, device_bytes
+
+
+class Phase(NamedTuple):
+    """Bytes of a device at the fullest moment of a phase."""
+
+    name: str  # generator/update
+    parameters: float = 0  # of both policies, and of the references that KL is measured against
+    optimizer: float = 0  # moments of both
+    weights: float = 0  # a copy of the parameters in the layout of sampling
+    cache: float = 0  # keys and values
+    gradients: float = 0
+    activations: float = 0  # what the forward pass keeps for the backward pass
+    temporaries: float = 0  # the batch and all else that the function needs for itself
+    error: str = ""
+
+    @property
+    def peak(self) -> float:
+        return sum(self[1:-1])
+
+
+def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
+    """Every phase of both roles, in the order of a turn."""
+    return [
+        phase
+        for role in ROLES
+        for phase in (
+            _reshard(job, programs, role),
+            _sample(job, programs, role),
+            _score(job, programs, role),
+            _update(job, programs, role),
+        )
+    ]
+
+
+def _resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
+    """What is on a device whatever runs. With `mesh.offload` a role's moments and reference are there when needed."""
+    parameters = optimizer = 0
+    for role, policy in job.policies.items():
+        state, config = job.states[role], policy.config
+        own, is_busy = device_bytes(state.params), role == busy
+        parameters += own
+        if config.loss.kl_coef > 0 and (not config.mesh.offload or (is_busy and with_reference)):
+            parameters += own
+        if not config.mesh.offload or (is_busy and with_moments):
+            optimizer += device_bytes(state.opt_state)
+    return Phase(name, parameters=parameters, optimizer=optimizer)
+
+
+def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
+    layout = programs[f"{role}/layout"]
+    phase = _resident(job, f"{role}/reshard")
+    return phase._replace(weights=layout.output, temporaries=layout.temp, error=layout.error)
+
+
+def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
+    """The fullest of: the prompts' pass, the last steps, and the moments when a cache is copied into a larger one or
+    rows into a smaller batch, and both exist."""
+    prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
+    shapes = job.sampling[role]
+    caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
+    rest = device_bytes(shapes.states[-1]) - caches[-1]
+    phase = _resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
+    buckets = job.policies[role].config.row_buckets
+    moments = [
+        phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error),
+        phase._replace(cache=caches[-1], temporaries=decode.temp + rest, error=decode.error),
+    ]
+    moments += [phase._replace(cache=a + b, temporaries=2 * rest) for a, b in zip(caches, caches[1:], strict=False)]
+    if len(buckets) > 1:
+        moments.append(phase._replace(cache=caches[-1] * (1 + buckets[-2] / buckets[-1]), temporaries=2 * rest))
+    failed = [moment for moment in moments if moment.error]
+    return max(failed or moments, key=lambda moment: moment.peak)
+
+
+def _score(job: Job, programs: dict[str, Program], role: str) -> Phase:
+    score = programs[f"{role}/score"]
+    phase = _resident(job, f"{role}/score", role, with_reference=True)
+    return phase._replace(temporaries=score.added + _batches(job, role), error=score.error)
+
+
+def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
+    """Gradients are those of one micro-batch's sum, in the parameters' type; the compiler may hold a second copy, which
+    counts as temporary."""
+    update = programs[f"{role}/update"]
+    gradients = device_bytes(job.states[role].params)
+    kept = saved_activations(job, role)
+    phase = _resident(job, f"{role}/update", role, with_moments=True)
+    return phase._replace(
+        gradients=gradients,
+        activations=kept,
+        temporaries=max(0, update.added - gradients - kept) + _batches(job, role),
+        error=update.error,
+    )
+
+
+def _batches(job: Job, role: str) -> int:
+    return device_bytes(job.batches[role]) * job.policies[role].config.loss.minibatches
+
+
+def saved_activations(job: Job, role: str) -> float:
+    """What layers keep of a micro-batch: with remat=full their inputs, with dots also the results of their products.
+
+    With remat=none everything is kept; that is not told apart from temporaries.
+    """
+    policy = job.policies[role]
+    model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
+    batch = job.batches[role]
+    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
+    width = {"none": 0, "full": model.width}.get(model.remat)
+    if width is None:
+        heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        width = 3 * model.width + (heads + 2 * model.mlp_width) / tensor
+    size = jnp.dtype(model.compute_dtype).itemsize
+    return model.num_layers * (R * T + Q * X) * width * size

@@ -1,0 +1,74 @@
+"""The plan of a run on a target: everything that `python -m tango_jax.plan` prints, worked out.
+
+In: the options of the command. Out: one record, which `report.py` shows. Stage: none of a run; before it.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from tango_jax.console import Console
+from tango_jax.planning.advice import advice
+from tango_jax.planning.hlo import wire_bytes_by_kind
+from tango_jax.planning.memory import Phase, phases
+from tango_jax.planning.needs import update_collectives
+from tango_jax.planning.programs import ROLES, Job, Program, compile_job, make_job
+from tango_jax.planning.targets import Target, open_devices
+from tango_jax.planning.times import TurnPlan, plan_turn
+from tango_jax.train import make_schedule
+
+
+class Options(NamedTuple):
+    """The command line."""
+
+    config: ConfigDict
+    target: Target
+    devices: int
+    per_process: int
+    filled: float
+    is_json: bool
+
+
+class Plan(NamedTuple):
+    """All that the plan found."""
+
+    options: Options
+    job: Job
+    is_target: bool  # compiled for the target itself
+    programs: dict[str, Program]
+    phases: list[Phase]
+    turns: dict[str, TurnPlan]  # by the role that is updated
+    counts: Counter  # turns of the run, by that role
+    advice: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return not self.advice
+
+
+def make_plan(options: Options, console: Console) -> Plan:
+    """Compile everything, and work out the rest.
+
+    Raises:
+        ValueError: settings, a mesh or a checkpoint that this target cannot run or the plan cannot size.
+    """
+    config = options.config
+    devices = open_devices(options.target, options.devices)
+    job = make_job(config, devices, options.per_process)
+    with console.stage("Compiling", total=5 * len(ROLES)) as progress:
+        programs = compile_job(job, devices, lambda name, seconds: progress.advance(phase=name, seconds=seconds))
+    found = phases(job, programs)
+    counts = Counter(turn.role for turn in make_schedule(config).turns())
+    turns = {role: plan_turn(job, programs, options.target, role, options.filled) for role in ROLES if counts[role]}
+    hints = advice(job, found, options.target.memory)
+    return Plan(options, job, devices.is_target, programs, found, turns, counts, hints)
+
+
+def comparison(plan: Plan, role: str) -> dict[str, tuple[float, float]]:
+    """{kind: (bytes needed, bytes found)} that a device receives in the update of a turn."""
+    policy, passes = plan.job.policies[role], plan.turns[role].passes
+    mesh, chunk = policy.placement.train, policy.config.logp_chunk
+    need = update_collectives(policy.model_config, mesh, passes.tokens, chunk)
+    found = wire_bytes_by_kind(plan.programs[f"{role}/update"].collectives, passes.micro_batches)
+    return {kind: (passes.micro_batches * need.get(kind, 0.0), found.get(kind, 0.0)) for kind in need | found}

@@ -1,0 +1,237 @@
+"""The jitted functions of a run, compiled for devices that need not be here, from shapes alone.
+
+In: the config, a target's devices. Out: for each function its memory on a device and its collectives. Stage: `plan`.
+The functions are those that a run builds (rl/policy.py); neither weights nor tokenizers are read.
+"""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
+
+from tango_jax.data.tokenizer import Tokenizer
+from tango_jax.models.from_gguf import model_config_from_gguf
+from tango_jax.models.from_hf import model_config_from_hf
+from tango_jax.models.gguf_file import open_gguf
+from tango_jax.models.presets import preset_model
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.hlo import Collective, collectives
+from tango_jax.planning.targets import Devices
+from tango_jax.prompts.collate import TrainSequence, pack
+from tango_jax.records import Batch, TrainState
+from tango_jax.rl.policy import Policy, make_policy, pack_shape
+from tango_jax.sampling import decode
+from tango_jax.sampling.sampler import sampling_params
+from tango_jax.sharding import batch_sharding, decode_shardings, with_shardings
+from tango_jax.source import NUMERICS, Source, kind_of
+from tango_jax.workdir import read_config, start_source
+
+ROLES = ("generator", "verifier")
+COMPILERS = 2  # programs compiled at a time; a third would not be quicker on two cores and takes memory
+
+
+class Program(NamedTuple):
+    """One compiled function; bytes of a device."""
+
+    argument: int
+    output: int
+    alias: int  # of the output, what takes the place of a donated argument
+    temp: int
+    collectives: list[Collective]
+    error: str = ""  # the compiler's message, where it found too little memory
+
+    @property
+    def added(self) -> int:
+        """What it needs beside its arguments."""
+        return self.temp + self.output - self.alias
+
+
+class Sampling(NamedTuple):
+    """Arguments of a sampler's parts, as shapes: the largest batch that it ever runs, each row with its own prompt."""
+
+    weights: Any
+    prefill: tuple
+    states: tuple  # the decode state in each cache bucket
+    params: Any  # sampling parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is planned: both policies on the target's devices, and how the processes share the work."""
+
+    config: ConfigDict
+    policies: dict[str, Policy]
+    processes: int
+    states: dict[str, TrainState]  # by role, as shapes with shardings; so are the next two
+    batches: dict[str, Batch]
+    sampling: dict[str, Sampling]
+
+    @property
+    def prompts(self) -> int:
+        """Problems of a turn that the busiest process works on."""
+        return math.ceil(self.config.rl.prompts_per_step / self.processes)
+
+
+def plan_source(config: ConfigDict, role: str) -> Source:
+    """What a role starts from, as far as shapes go: the sizes of its model and of its vocabulary.
+
+    Raises:
+        ValueError: a checkpoint whose sizes neither a file here nor the table of presets tells.
+    """
+    name = config[role].checkpoint
+    if not name:
+        return start_source(config, role)
+    numerics = {key: config[role].model[key] for key in NUMERICS}
+    kind = kind_of(name)
+    if kind == "workdir":
+        source = plan_source(read_config(Path(name).expanduser()), role)
+        return dataclasses.replace(source, model_config=dataclasses.replace(source.model_config, **numerics))
+    if kind == "gguf":
+        model = model_config_from_gguf(open_gguf(Path(name).expanduser()), **numerics)
+    elif kind == "folder":
+        model = model_config_from_hf(Path(name).expanduser(), **numerics)
+    else:
+        model = preset_model(name, **numerics)
+    return Source(name, model, blank_tokenizer(model), None, lambda folder: None, {})
+
+
+def blank_tokenizer(model: ModelConfig) -> Tokenizer:
+    """As many ids as the model has, and nothing behind them: no text is read or written."""
+    return Tokenizer(lambda text: [0], (b"",) * model.vocab_size, bos_ids=(), stop_ids=(0,))
+
+
+def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
+    """Both policies of a run on these devices, `per_process` of them in each process.
+
+    Raises:
+        ValueError: see `plan_source` and `make_policy`; a mesh that leaves devices of several processes unused.
+    """
+    policies = {
+        role: make_policy(role, config[role], plan_source(config, role), devices.devices, per_process)
+        for role in ROLES
+    }
+    for role, policy in policies.items():
+        if len(devices.devices) > max(per_process, policy.placement.train.size):
+            raise ValueError(f"{role}: the mesh takes {policy.placement.train.size} of {len(devices.devices)} devices, "
+                             "and several processes need a mesh of all: set one axis to -1")
+    processes = max(1, len(devices.devices) // per_process)
+    return Job(
+        config=config,
+        policies=policies,
+        processes=processes,
+        states={role: policy.abstract_state() for role, policy in policies.items()},
+        batches={role: abstract_batch(policy, config.rl, processes) for role, policy in policies.items()},
+        sampling={role: abstract_sampling(policy) for role, policy in policies.items()},
+    )
+
+
+def abstract_batch(policy: Policy, rl: ConfigDict, processes: int) -> Batch:
+    """Shapes and shardings of the batch that an update of the role gets, the longest prompt among its sequences."""
+    prompts = math.ceil(math.ceil(rl.prompts_per_step / processes) / policy.config.loss.minibatches)
+    longest = TrainSequence(
+        [1] * policy.config.max_prompt,
+        np.ones(policy.config.max_response, np.int32),
+        np.ones(policy.config.max_response, np.float32),
+    )
+    placement = policy.placement
+    local = pack(
+        [longest], pack_shape(policy.config), prompts * rl.samples_per_prompt, prompts, placement.num_local_shards
+    )
+
+    def of_all(leaf):
+        shape = np.shape(leaf)
+        shape = (shape[0], placement.num_shards, *shape[2:]) if shape else shape
+        return jax.ShapeDtypeStruct(shape, np.asarray(leaf).dtype, sharding=batch_sharding(placement, leaf))
+
+    return jax.tree.map(of_all, local)
+
+
+def abstract_sampling(policy: Policy) -> Sampling:
+    parts, placement, config = policy.sampler.parts, policy.placement, policy.config
+    weights = jax.eval_shape(parts.layout, policy.abstract_state().params)
+    weights = with_shardings(weights, decode_shardings(placement.local, weights))
+    rows = -(-config.row_buckets[-1] // placement.row_multiple) * placement.row_multiple
+
+    def ints(*shape):
+        return jax.ShapeDtypeStruct(shape, np.int32)
+
+    sampling, key_data = sampling_params(config.temperature), jax.ShapeDtypeStruct((2,), np.uint32)
+    prompts = (ints(rows, config.max_prompt), ints(rows))
+    arguments = (weights, *prompts, ints(rows), key_data, ints(rows), sampling)
+    first = jax.eval_shape(parts.prefill, *arguments)
+    places = decode.state_shardings(placement.local)
+    states = []
+    for bucket in (*config.cache_buckets, config.max_response):
+        state = jax.eval_shape(lambda state, bucket=bucket: decode.grow(bucket, state), first)
+        states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
+    return Sampling(weights, arguments, tuple(states), sampling)
+
+
+def _placed(place: NamedSharding, tree):
+    """A sharding stands for all that hangs below it, such as the layers of a cache."""
+    return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of a device, of arrays given as shapes with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
+    """{name: () -> jax's lowered function} of one role."""
+    policy, state, batch, sampling = job.policies[role], job.states[role], job.batches[role], job.sampling[role]
+    parts = policy.sampler.parts
+    return {
+        "update": lambda: policy.update.lower(state, batch),
+        "score": lambda: policy.score.lower(state.params, batch),
+        "layout": lambda: parts.layout.lower(state.params),
+        "prefill": lambda: parts.prefill.lower(*sampling.prefill),
+        "decode": lambda: parts.decode.lower(sampling.weights, sampling.states[-1], sampling.params, np.int32(0)),
+    }
+
+
+def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]) -> dict[str, Program]:
+    """{"generator/update": Program, ...}; `report(name, seconds)` hears of each as it is done."""
+
+    def compiled(name: str, lowered) -> Program:
+        began = time.monotonic()
+        program = compile_one(lowered, devices.compiler_options, len(devices.devices))
+        report(name, time.monotonic() - began)
+        return program
+
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        pending = {
+            f"{role}/{name}": pool.submit(compiled, f"{role}/{name}", lower())
+            for role in ROLES
+            for name, lower in lowered_functions(job, role).items()
+        }
+        return {name: future.result() for name, future in pending.items()}
+
+
+def compile_one(lowered, options: dict, num_devices: int) -> Program:
+    """Compile, and keep what the plan needs to know."""
+    try:
+        compiled = lowered.compile(compiler_options=options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        asked = re.search(r"(?:Used|required for HLO temporaries \()\s*([\d.]+)([GM])", str(error))
+        needed = float(asked.group(1)) * {"G": 2**30, "M": 2**20}[asked.group(2)] if asked else math.inf
+        return Program(0, 0, 0, needed, [], str(error).splitlines()[0])
+    memory = compiled.memory_analysis()
+    return Program(
+        argument=memory.argument_size_in_bytes,
+        output=memory.output_size_in_bytes,
+        alias=memory.alias_size_in_bytes,
+        temp=memory.temp_size_in_bytes,
+        collectives=collectives(compiled.as_text(), num_devices),
+    )

@@ -1,0 +1,178 @@
+"""A plan as tables for people and as JSON for programs."""
+
+from typing import NamedTuple
+
+from tango_jax.console import Console, format_seconds
+from tango_jax.planning import times
+from tango_jax.planning.hlo import wire_bytes_by_kind
+from tango_jax.planning.needs import decode_flops, prefill_flops
+from tango_jax.planning.planner import Plan, comparison
+from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL
+from tango_jax.planning.times import TurnPlan, function_flops
+from tango_jax.planning.workload import Sampled
+
+PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
+
+
+class Work(NamedTuple):
+    """What one function does on a device in a turn."""
+
+    passes: int  # of the loop inside it: micro-batches, or decode steps
+    flops: float
+
+
+def as_json(plan: Plan) -> dict:
+    """Plain numbers: GiB and bytes of one device, seconds of a turn in which the generator is updated."""
+    options, done = plan.options, work(plan)
+    functions = {}
+    for name, program in plan.programs.items():
+        passes, flops = done.get(name, Work(0, 0.0))
+        functions[name] = {
+            "argument_gib": program.argument / GIB,
+            "temp_gib": program.temp / GIB if not program.error else None,
+            "flops": flops,
+            "passes": passes,
+            "collective_bytes": wire_bytes_by_kind(program.collectives, passes),
+        }
+    for role in plan.turns:
+        functions[f"{role}/update"]["needed_collective_bytes"] = {
+            kind: need for kind, (need, _) in comparison(plan, role).items()
+        }
+    first = next(iter(plan.turns.values()))
+    return {
+        "fits": plan.fits,
+        "target": options.target.name,
+        "devices": options.devices,
+        "compiled_for_target": plan.is_target,
+        "peak_gib_per_device": max(phase.peak for phase in plan.phases) / GIB if not errors(plan) else None,
+        "available_gib_per_device": options.target.memory / GIB,
+        "phases": {phase.name: {part: getattr(phase, part) / GIB for part in PARTS} for phase in plan.phases
+                   if not phase.error},
+        "functions": functions,
+        "predicted_seconds": first.seconds,
+        "predicted_seconds_by_turn": {role: turn.seconds for role, turn in plan.turns.items()},
+        "predicted_hours": run_seconds(plan) / 3600,
+        "assumptions": assumptions(plan),
+        "advice": plan.advice,
+    }  # fmt: skip
+
+
+def errors(plan: Plan) -> list[str]:
+    return [name for name, program in plan.programs.items() if program.error]
+
+
+def run_seconds(plan: Plan) -> float:
+    return sum(plan.counts[role] * turn.total for role, turn in plan.turns.items())
+
+
+def work(plan: Plan) -> dict[str, Work]:
+    """By function: `update` and `score` in their role's turn, sampling in the turn where that role does most of it."""
+    done = {}
+    for role, policy in plan.job.policies.items():
+        done[f"{role}/layout"] = Work(1, 0.0)
+        if role in plan.turns:
+            turn, loss = plan.turns[role], policy.config.loss
+            score, update = function_flops(policy, turn.passes)
+            count = turn.passes.micro_batches
+            done[f"{role}/score"] = Work(count, count * score.total)
+            done[f"{role}/update"] = Work(count * loss.epochs, count * loss.epochs * update.total)
+        sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
+        if sampled:
+            done |= _sampling_work(policy, role, max(sampled, key=lambda item: item.batches * item.prompts))
+    return done
+
+
+def _sampling_work(policy, role: str, sampled: Sampled) -> dict[str, Work]:
+    model, placement = policy.model_config, policy.placement
+    tensor, groups = placement.local.shape["tensor"], placement.row_multiple
+    prompts = prefill_flops(model, sampled.prompts / groups, sampled.prompt_length, tensor, model.attention)
+    steps = [
+        segment.steps * decode_flops(model, segment.rows / groups, sampled.prompt_length + segment.cache, tensor).total
+        for segment in sampled.segments
+    ]
+    return {
+        f"{role}/prefill": Work(sampled.batches, sampled.batches * prompts.total),
+        f"{role}/decode": Work(sampled.batches * sum(segment.steps for segment in sampled.segments),
+                               sampled.batches * sum(steps)),
+    }  # fmt: skip
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Everything, as tables."""
+    options, job = plan.options, plan.job
+    console.log(f"{options.devices} x {options.target.name}: {job.processes} process(es) of {options.per_process}")
+    for role, policy in job.policies.items():
+        axes = " x ".join(f"{name} {size}" for name, size in policy.placement.train.shape.items())
+        console.log(f"the {role}: mesh {axes}, decoding weights on {policy.config.mesh.decode_tensor} device(s) each, "
+                    f"attention {policy.model_config.attention}")
+    rows = [(phase.name, *(phase.error or getattr(phase, part) / GIB for part in PARTS))
+            for phase in plan.phases]
+    console.table(f"GiB of each device, of {options.target.memory / GIB:.1f} that a program may use",
+                  ("phase", *PARTS), rows)
+    rows = [
+        (f"{role}/update", kind, need / 1e9, found / 1e9, found / need if need else 0.0)
+        for role in plan.turns
+        for kind, (need, found) in comparison(plan, role).items()
+        if need or found
+    ]
+    if rows:
+        console.table("GB that each device receives in the update of a turn: what arithmetic asks for, and what the "
+                      "compiled program sends", ("function", "collective", "needed", "found", "found / needed"), rows)
+    done = work(plan)
+    rows = [
+        (name, done[name].passes, done[name].flops / 1e12,
+         ", ".join(f"{kind} {size / 1e9:.2f}" for kind, size in sent.items()) or "none")
+        for name, program in plan.programs.items()
+        if name in done
+        for sent in [wire_bytes_by_kind(program.collectives, done[name].passes)]
+    ]  # fmt: skip
+    console.table("In a turn, of each device", ("function", "passes", "TFLOP", "GB received"), rows)
+    _show_times(plan, console)
+    for line in assumptions(plan):
+        console.log(f"- {line}")
+    console.log("it fits" if plan.fits else "it does not fit:")
+    for line in plan.advice:
+        console.log(f"- {line}")
+
+
+def _show_times(plan: Plan, console: Console) -> None:
+    names = list(dict.fromkeys(name for turn in plan.turns.values() for name in turn.seconds))
+    rows = [(name, *(turn.seconds.get(name, 0.0) for turn in plan.turns.values())) for name in names]
+    rows.append(("a turn", *(turn.total for turn in plan.turns.values())))
+    console.table("Seconds, predicted", ("phase", *(f"turn of the {role}" for role in plan.turns)), rows)
+    turns = ", ".join(f"{plan.counts[role]} of the {role}" for role in plan.turns)
+    console.log(f"all turns ({turns}): {format_seconds(run_seconds(plan))}, without evaluation and stage 1")
+    console.log("assumed:")
+
+
+def assumptions(plan: Plan) -> list[str]:
+    """What the figures rest on, each in a line."""
+    target, options = plan.options.target, plan.options
+    lines = []
+    if not plan.is_target:
+        lines.append(
+            f"compiled for virtual CPU devices, because {target.compiler} is not installed: memory is roughly right "
+            "(attention scores are whole arrays there, bfloat16 is computed in float32), bytes received are too many"
+        )
+    elif target.platform == "tpu":
+        lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level a 7B model's "
+                     "update took a tenth more temporary memory")
+    lines += [
+        "memory is for the longest prompts and responses, and the largest decode batch with a prompt for each row",
+        f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
+            _lengths(role, turn) for role, turn in plan.turns.items()),
+        f"products run at {times.SHARE_OF_FLOPS:.0%} of {target.flops / 1e12:.3g} TFLOP/s (float32 "
+        f"{target.flops_float32 / 1e12:.3g}), memory is read at {times.SHARE_OF_READ:.0%} of {target.read / 1e12:.3g} "
+        f"TB/s, links carry {times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, "
+        f"networks of {target.network / 1e9:.3g} GB/s a device",
+        "gathers and scatters of an update run beside its products, sums do not; a layer of a decode step takes "
+        f"{times.STEP_OVERHEAD * 1e6:.0f} us beside its reads; parsing, grading and evaluation are not counted",
+    ]
+    return lines
+
+
+def _lengths(role: str, turn: TurnPlan) -> str:
+    tokens = turn.passes.tokens
+    return (f"the {role}'s turn has {turn.passes.micro_batches} micro-batches of {tokens.total} tokens a shard")
+
+

@@ -1,0 +1,158 @@
+"""The machines that a run can be planned for: their rates, and their devices as XLA's compilers see them.
+
+In: a name such as a100-80gb:32. Out: a Target, and devices to compile for: those of the absent machine where its
+compiler is installed, else as many virtual CPU devices. Stage: the start of `plan`.
+"""
+
+import dataclasses
+import importlib.util
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One kind of device, `per_host` of them in a machine. Rates are its data sheet's: dense, one direction."""
+
+    name: str
+    platform: str  # gpu, tpu or cpu
+    memory: float  # bytes that programs may use
+    flops: float  # per second, products of bfloat16
+    flops_float32: float  # of float32, as jax multiplies them by default (TF32 on GPUs, bfloat16 passes on TPUs)
+    read: float  # bytes per second from memory
+    link: float  # bytes per second that a device receives from others of its host (TPUs: of its slice)
+    network: float  # bytes per second that a device receives from other hosts
+    per_host: int
+    compiler: str = ""  # package that compiles for it; empty: always at hand
+    shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
+
+
+# Of a GPU's memory, what launch/flags_gpu.sh leaves to XLA.
+_XLA_SHARE = 0.95
+_GPU = {"platform": "gpu", "per_host": 8, "compiler": "jax_cuda12_plugin"}
+TARGETS = {
+    target.name: target
+    for target in (
+        # NVLink 3 and 200 Gb/s of InfiniBand for each GPU; NVLink 4 and 400 Gb/s.
+        Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12, read=2.04e12, link=300e9,
+               network=25e9, **_GPU),
+        Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12, read=3.35e12, link=450e9,
+               network=50e9, **_GPU),
+        # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use.
+        Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12, read=2.77e12,
+               link=180e9, network=180e9, per_host=4, compiler="libtpu",
+               shapes=((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"),
+                       (256, "4x8x8"), (512, "8x8x8"))),
+        Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12, read=0.82e12,
+               link=90e9, network=90e9, per_host=4, compiler="libtpu",
+               shapes=((4, "2x2"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"), (256, "16x16"))),
+    )
+}  # fmt: skip
+_DESCRIPTIONS = {"a100-80gb": "a100.txtpb", "h100": "h100.txtpb"}
+_TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default")}
+# What the launchers set: launch/flags_gpu.sh and launch/flags_tpu.sh.
+GPU_FLAGS = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+    "xla_gpu_enable_while_loop_double_buffering": True,
+    "xla_gpu_all_gather_combine_threshold_bytes": 1073741824,
+    "xla_gpu_all_reduce_combine_threshold_bytes": 1073741824,
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 134217728,
+}
+TPU_FLAGS = ("--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+             "--xla_tpu_data_parallel_opt_different_sized_ops=true")
+# The launchers set it for GPUs. For TPUs it makes compiling several times as quick, with memory a few percent off.
+OPTIMIZATION_LEVEL = "O1"
+
+
+class Devices(NamedTuple):
+    """What to compile for."""
+
+    devices: list
+    is_target: bool  # False: virtual CPU devices stand in for it
+    compiler_options: dict
+
+
+def parse_target(text: str) -> tuple[Target, int]:
+    """`a100-80gb:32` -> the target and the number of devices; without a number, those of one host.
+
+    Raises:
+        ValueError: another name, or a number of devices that such machines do not come in.
+    """
+    name, _, count = text.partition(":")
+    known = (*TARGETS, "cpu")
+    if name not in known or not (count or "1").isdigit() or count == "0":
+        raise ValueError(f"--target={text}: choose one of {', '.join(known)}, with a number of devices after a colon")
+    if name == "cpu":
+        return cpu_target(int(count or 1)), int(count or 1)
+    target = TARGETS[name]
+    number = int(count or target.per_host)
+    sizes = dict(target.shapes)
+    if sizes and number not in sizes:
+        raise ValueError(f"--target={text}: {name} comes in slices of {', '.join(map(str, sizes))} chips")
+    if number > target.per_host and number % target.per_host:
+        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} are no multiple")
+    return target, number
+
+
+def cpu_target(count: int) -> Target:
+    """This machine, its memory and cores shared by `count` devices of one process; its rates are measured."""
+    from tango_jax.bench import machine_rates  # only here: it starts the backend
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / count
+    cpu_devices(count)  # before anything is measured, or there would be one
+    rates = machine_rates()
+    flops, read = rates["matmul_gflops"] * 1e9 / count, rates["read_gb_s"] * 1e9 / count
+    return Target("cpu", "cpu", memory, flops, flops, read, link=read / 2, network=read / 2, per_host=count)
+
+
+def has_compiler(target: Target) -> bool:
+    return not target.compiler or importlib.util.find_spec(target.compiler) is not None
+
+
+def open_devices(target: Target, count: int) -> Devices:
+    """Devices to compile for. Call it before anything else touches a device."""
+    jax.config.update("jax_platforms", "cpu")  # the planning itself: no accelerator that may be here is opened
+    if target.platform == "cpu" or not has_compiler(target):
+        return Devices(cpu_devices(count), target.platform == "cpu", {})
+    jax.config.update("jax_optimization_level", OPTIMIZATION_LEVEL)
+    if target.platform == "gpu":
+        description = (Path(__file__).parent / "gpu_targets" / _DESCRIPTIONS[target.name]).read_text()
+        hosts = max(1, count // target.per_host)
+        topology = topologies.get_topology_desc(
+            topology_name="", platform="cuda", target_config=description, topology=f"1x{hosts}x{count // hosts}"
+        )
+        return Devices(list(topology.devices), True, GPU_FLAGS)
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no server to ask what slice this is
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened: others may compile at the same time
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join((*TPU_FLAGS, os.environ.get("LIBTPU_INIT_ARGS", "")))
+    prefix, chip = _TPU_NAMES[target.name]
+    topology = topologies.get_topology_desc(
+        topology_name=prefix + dict(target.shapes)[count], platform="tpu", chip_config_name=chip,
+        chips_per_host_bounds=(2, 2, 1), num_slices=1,
+    )  # fmt: skip
+    return Devices(list(topology.devices), True, {})
+
+
+def cpu_devices(count: int) -> list:
+    """Virtual CPU devices.
+
+    Raises:
+        ValueError: this process has started with fewer.
+    """
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # the backend runs already, with as many as it was told
+        pass
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise ValueError(f"this process has {len(devices)} CPU devices, and the plan needs {count}: start a new one")
+    return devices[:count]

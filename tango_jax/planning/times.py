@@ -1,0 +1,143 @@
+"""Seconds of every phase of a turn, predicted from counts and a data sheet's rates. Nothing here was timed.
+
+In: the job, its compiled functions, what a turn does (workload.py). Out: {phase: seconds} for a turn of either role.
+
+    products    FLOPs at SHARE_OF_FLOPS of the dense rate of their type
+    memory      bytes read at SHARE_OF_READ of the memory's rate
+    sending     bytes received at SHARE_OF_LINK of the link's rate: between hosts, each device of a group has a network
+                card, and those of a host share what the host receives
+An update or a score takes the longer of its products and its gathers and scatters, which run beside them, and then its
+sums. A decode step takes the longer of reading weights and cache and of its products, and STEP_OVERHEAD a layer.
+Parsing, grading and evaluation are not in it.
+"""
+
+from typing import NamedTuple
+
+from tango_jax.planning.hlo import Collective, ring_bytes
+from tango_jax.planning.needs import Flops, decode_flops, prefill_flops, score_flops, update_flops
+from tango_jax.planning.programs import Job, Program, Sampling, device_bytes
+from tango_jax.planning.targets import Target
+from tango_jax.planning.workload import Passes, Sampled, passes_of, sampled_by
+from tango_jax.rl.policy import Policy
+
+SHARE_OF_FLOPS = 0.5
+SHARE_OF_READ = 0.7
+SHARE_OF_LINK = 0.8
+STEP_OVERHEAD = 10e-6  # seconds a layer of a decode step: starting kernels, and small ones
+SUM_LATENCY = 10e-6  # seconds of a sum of few bytes over the devices that share decoding weights
+HIDDEN = ("all-gather", "reduce-scatter")  # sent while something is computed
+
+
+class Clock(NamedTuple):
+    """Seconds on one target."""
+
+    target: Target
+
+    def products(self, flops: Flops, compute_dtype: str, head_dtype: str) -> float:
+        rates = {True: self.target.flops_float32, False: self.target.flops}
+        seconds = flops.layers / rates[compute_dtype == "float32"] + flops.head / rates[head_dtype == "float32"]
+        return seconds / SHARE_OF_FLOPS
+
+    def reading(self, size: float) -> float:
+        return size / (self.target.read * SHARE_OF_READ)
+
+    def sending(self, item: Collective) -> float:
+        return item.wire_bytes / (self.bandwidth(item.members) * SHARE_OF_LINK)
+
+    def bandwidth(self, members: tuple[int, ...]) -> float:
+        """Bytes per second that a device of the group receives."""
+        hosts = [member // self.target.per_host for member in members]
+        if len(set(hosts)) == 1:
+            return self.target.link
+        return min(self.target.link, self.target.network * max(hosts.count(host) for host in set(hosts)))
+
+    def passes(self, policy: Policy, program: Program, flops: Flops, count: int) -> float:
+        """`count` micro-batches."""
+        model = policy.model_config
+        hidden = [item for item in program.collectives if item.kind in HIDDEN]
+        inside = sum(self.sending(item) for item in hidden if item.in_pass)
+        open_sums = [item for item in program.collectives if item.kind not in HIDDEN]
+        sums = sum(self.sending(item) * (count if item.in_pass else 1) for item in open_sums)
+        outside = sum(self.sending(item) for item in hidden if not item.in_pass)
+        return count * max(self.products(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
+
+    def sampling(self, policy: Policy, shapes: Sampling, done: Sampled) -> float:
+        """All decode batches of a phase."""
+        model, placement = policy.model_config, policy.placement
+        tensor, groups = placement.local.shape["tensor"], placement.row_multiple
+        dtypes = (model.compute_dtype, model.head_dtype)
+        prompts = done.prompts / groups
+        prefill = prefill_flops(model, prompts, done.prompt_length, tensor, model.attention)
+        seconds = self.products(prefill, *dtypes)
+        weights = device_bytes({name: part for name, part in shapes.weights.items() if name != "embed"})
+        state, config = shapes.states[-1], policy.config
+        of_prompt_token = device_bytes(state.prefix) / state.prefix.length_P.shape[0] / config.max_prompt * groups
+        of_token = device_bytes(state.suffix) / state.out_token_BS.shape[0] / config.max_response * groups
+        for segment in done.segments:
+            rows = segment.rows / groups
+            # Once rows are compacted into a smaller batch, each has a prefix of its own.
+            prefixes = min(prompts, rows) if segment.rows == done.segments[0].rows else rows
+            cache = prefixes * done.prompt_length * of_prompt_token + rows * segment.cache * of_token
+            flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
+            step = max(self.reading(weights + cache), self.products(flops, *dtypes))
+            seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
+        return done.batches * seconds
+
+    def _sums(self, model, rows: float, tensor: int) -> float:
+        """The two sums of a layer over the devices that share decoding weights."""
+        if tensor == 1:
+            return 0.0
+        size = ring_bytes("all-reduce", 2 * rows * model.width, tensor)
+        return 2 * (SUM_LATENCY + size / (self.target.link * SHARE_OF_LINK))
+
+
+class TurnPlan(NamedTuple):
+    """What a turn of one role does, and how long that takes."""
+
+    role: str
+    passes: Passes
+    sampled: dict[str, Sampled]  # by the role that samples
+    seconds: dict[str, float]  # phase -> seconds
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnPlan:
+    """The turn in which `role` is updated."""
+    clock, rl, policy = Clock(target), job.config.rl, job.policies[role]
+    M, is_generator = rl.samples_per_prompt, role == "generator"
+    judged = (job.prompts * M, rl.verifications_per_solution) if is_generator else (job.prompts, M)
+    sampled = {"generator": sampled_by(job, "generator", job.prompts, M if is_generator else 1, filled)}
+    if not (is_generator and job.config.arm in ("grpo", "gold_steps")):  # their generator is judged by no verifier
+        sampled["verifier"] = sampled_by(job, "verifier", *judged, filled)
+    passes = passes_of(job, role, filled)
+    loss = policy.config.loss
+    scores = (loss.kl_coef > 0) + (policy.updates_per_batch > 1)
+    score, update = function_flops(policy, passes)
+    seconds = {"reshard": sum(reshard_seconds(clock, programs[f"{name}/layout"]) for name in sampled)}
+    for name, phase in (("generator", "sample"), ("verifier", "verify")):
+        if name in sampled:
+            seconds[phase] = clock.sampling(job.policies[name], job.sampling[name], sampled[name])
+    seconds["score"] = scores * clock.passes(policy, programs[f"{role}/score"], score, passes.micro_batches)
+    state = job.states[role]
+    # Of each parameter and its two moments: read and written; of the gradient: read for its norm and for the step.
+    touched = 2 * device_bytes(state) + 2 * device_bytes(state.params)
+    step = loss.minibatches * clock.reading(touched)
+    update_s = clock.passes(policy, programs[f"{role}/update"], update, passes.micro_batches)
+    seconds["update"] = loss.epochs * (update_s + step)
+    return TurnPlan(role, passes, sampled, seconds)
+
+
+def function_flops(policy: Policy, passes: Passes) -> tuple[Flops, Flops]:
+    """(score, update) of one micro-batch on one device."""
+    model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
+    is_chunked = 0 < policy.config.logp_chunk < passes.tokens.scored
+    shape = (model, passes.tokens, tensor, model.attention)
+    return score_flops(*shape), update_flops(*shape, is_chunked)
+
+
+def reshard_seconds(clock: Clock, layout: Program) -> float:
+    """Parameters sent to where they are sampled with, and written there."""
+    return sum(clock.sending(item) for item in layout.collectives) + clock.reading(layout.output + layout.argument)
