@@ -155,8 +155,8 @@ def assumptions(plan: Plan) -> list[str]:
             "(attention scores are whole arrays there, bfloat16 is computed in float32), bytes received are too many"
         )
     elif target.platform == "tpu":
-        lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level a 7B model's "
-                     "update took a tenth more temporary memory")
+        lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "
+                     "update of the 7B config took a tenth more temporary memory")
     lines += [
         "memory is for the longest prompts and responses, and the largest decode batch with a prompt for each row",
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
