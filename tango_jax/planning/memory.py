@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from tango_jax.planning.programs import ROLES, Job, Program, device_bytes
+from tango_jax.planning.programs import Job, Program, device_bytes
 
 
 class Phase(NamedTuple):
@@ -30,10 +30,10 @@ class Phase(NamedTuple):
 
 
 def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
-    """Every phase of both roles, in the order of a turn."""
+    """Every phase of the roles whose functions are given, in the order of a turn."""
     return [
         phase
-        for role in ROLES
+        for role in dict.fromkeys(name.split("/")[0] for name in programs)
         for phase in (
             _reshard(job, programs, role),
             _sample(job, programs, role),

@@ -218,7 +218,7 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
 
 
 def compile_one(lowered, options: dict, num_devices: int) -> Program:
-    """Compile, and keep what the plan needs to know."""
+    """Compile and examine; a program that the compiler finds no memory for becomes its message."""
     try:
         compiled = lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
@@ -227,6 +227,11 @@ def compile_one(lowered, options: dict, num_devices: int) -> Program:
         asked = re.search(r"(?:Used|required for HLO temporaries \()\s*([\d.]+)([GM])", str(error))
         needed = float(asked.group(1)) * {"G": 2**30, "M": 2**20}[asked.group(2)] if asked else math.inf
         return Program(0, 0, 0, needed, [], str(error).splitlines()[0])
+    return examine(compiled, num_devices)
+
+
+def examine(compiled, num_devices: int) -> Program:
+    """What an executable says of itself."""
     memory = compiled.memory_analysis()
     return Program(
         argument=memory.argument_size_in_bytes,

@@ -1,0 +1,117 @@
+"""No collective of an update moves more than it must: compiled programs against arithmetic, in float32 on virtual
+devices, and for an absent A100 where its compiler is installed."""
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tango_jax.config import default_config, load_config
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.hlo import collectives, wire_bytes_by_kind
+from tango_jax.planning.needs import Tokens, update_collectives
+from tango_jax.planning.programs import abstract_batch, blank_tokenizer, compile_one, lowered_functions, make_job
+from tango_jax.planning.targets import TARGETS, has_compiler, open_devices
+from tango_jax.rl.policy import make_policy
+from tango_jax.rl.update import make_nll_loss
+from tango_jax.source import Source
+
+MODEL = ModelConfig(
+    vocab_size=512, width=128, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, mlp_width=256, attention="xla",
+    tied_head=False,
+)  # fmt: skip
+CASES = {
+    "parameters split over all": ((1, 8, 1), {"tied_head": True}),
+    "copies": ((8, 1, 1), {}),
+    "all axes": ((2, 2, 2), {}),
+    "norms of q and k, nothing again": ((1, 2, 4), {"qk_norm": True, "remat": "none"}),
+    "a vocabulary that nothing divides": ((2, 2, 2), {"vocab_size": 511, "qkv_bias": True}),
+}
+ALLOWED = 1.25
+
+
+def small_policy(model: ModelConfig, data: int, fsdp: int, tensor: int):
+    config = default_config().generator
+    config.max_prompt, config.max_response, config.logp_chunk = 32, 63, 48  # 128 tokens in chunks of 48
+    config.rows_per_micro_batch, config.prompts_per_micro_batch = 2, 1
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = data, fsdp, tensor
+    return make_policy("generator", config, Source("", model, blank_tokenizer(model), None, lambda folder: None, {}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_sends_what_it_must(case):
+    axes, changes = CASES[case]
+    model = dataclasses.replace(MODEL, **changes)
+    policy = small_policy(model, *axes)
+    rl = default_config().rl
+    rl.prompts_per_step = policy.placement.num_shards
+    batch = abstract_batch(policy, rl, processes=1)
+    compiled = policy.update.lower(policy.abstract_state(), batch).compile()
+    found = wire_bytes_by_kind(collectives(compiled.as_text(), 8), passes=1)
+    need = update_collectives(model, policy.placement.train, Tokens(2, 64, 1, 32), 48)
+    print(axes, {kind: f"{need.get(kind, 0):.0f} needed, {found.get(kind, 0):.0f} found" for kind in need | found})
+    assert set(found) <= set(need)
+    for kind, size in found.items():
+        assert size <= need[kind] * 1.01 + 1000, kind  # the metrics are a few numbers more
+    for kind, size in need.items():
+        # A tied table in one dtype is gathered once, for both uses.
+        assert found.get(kind, 0.0) >= 0.9 * size, kind
+
+
+def test_bytes_by_hand():
+    # D=4, H=K=2, E=2, F=8, V=6, L=1. On a layer's matrices: 3 x 16 + 16 + 3 x 32 = 160; table and head 24 each.
+    model = ModelConfig(
+        vocab_size=6, width=4, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=2, mlp_width=8, tied_head=False,
+        compute_dtype="bfloat16",
+    )  # fmt: skip
+    mesh = small_policy(dataclasses.replace(MODEL, width=4 * 32), 2, 2, 2).placement.train
+    need = update_collectives(model, mesh, Tokens(rows=1, row_length=10), chunk=4)
+    # Over fsdp a device lacks half. Layers twice in bfloat16, table in bfloat16, head in float32; half of each over
+    # tensor.
+    assert need["all-gather"] == 0.5 * (2 * 80 * 2 + 12 * 2 + 12 * 4)
+    assert need["reduce-scatter"] == 0.5 * (80 * 2 + 12 * 2 + 12 * 4)
+    data = 2 * 0.5 * 4 * (80 + 12 + 12) / 2  # float32 of what is stored, between two
+    rows = 2 * 0.75 * 4 * (3 * 4)  # three norms of 4, between four
+    # Activations of 10 tokens: twice forward, once again, twice backward, once for the table; of 12 in chunks, once.
+    tensor = 2 * 0.5 * ((5 * 10 + 10 + 12) * 4 * 2 + 12 * 8 * 4)
+    assert need["all-reduce"] == data + rows + tensor
+
+
+def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_device():
+    model = dataclasses.replace(MODEL, vocab_size=511, num_layers=1)
+    config, losses = default_config().rl, {}
+    config.prompts_per_step = 2
+    for axes in ((1, 1, 1), (1, 2, 4)):
+        policy = small_policy(model, *axes)
+        shapes = abstract_batch(policy, config, processes=1)
+        # Z is 1 or 2: the same row twice, so that the sums differ by a factor of two.
+        batch = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
+        micro = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
+        loss_fn = make_nll_loss(model, 48, policy.placement.train)
+        params = jax.device_put(policy.init(np.zeros(2, np.uint32)).params, policy.shardings.params)
+        loss, grads = jax.jit(jax.value_and_grad(lambda p, m, fn=loss_fn: fn(p, m)[0]))(params, micro)
+        shards = policy.placement.num_shards
+        losses[axes] = float(loss) / shards, jax.tree.map(lambda leaf, n=shards: np.asarray(leaf) / n, grads)
+    (one, one_grads), (many, many_grads) = losses.values()
+    assert many == pytest.approx(one, rel=1e-5) and one > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), many_grads, one_grads)
+
+
+@pytest.mark.skipif(not has_compiler(TARGETS["a100-80gb"]), reason="needs jax-cuda12-plugin and jax-cuda12-pjrt")
+@pytest.mark.parametrize("axes", [(-1, 8, 1), (1, 32, 1), (2, 4, 4)])
+def test_the_update_of_the_7b_config_compiled_for_a100(axes):
+    overrides = [f"generator.mesh.{name}={size}" for name, size in zip(("data", "fsdp", "tensor"), axes, strict=True)]
+    config = load_config("configs/qwen2_5_math_7b.py", overrides)
+    target = TARGETS["a100-80gb"]
+    devices = open_devices(target, 32)
+    job = make_job(config, devices, target.per_host)
+    policy, batch = job.policies["generator"], job.batches["generator"]
+    program = compile_one(lowered_functions(job, "generator")["update"](), devices.compiler_options, 32)
+    (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
+    need = update_collectives(policy.model_config, policy.placement.train, Tokens(R, T, Q, X), 512)
+    # One micro-batch, the worst case: what is sent once for all of them then counts in full.
+    found = wire_bytes_by_kind(program.collectives, passes=1)
+    print(axes, {kind: f"{need.get(kind, 0) / 1e9:.2f} GB needed, {found.get(kind, 0) / 1e9:.2f} GB found"
+                 for kind in need | found})  # fmt: skip
+    assert all(size <= ALLOWED * need[kind] + 1e6 for kind, size in found.items())
+    assert program.argument + program.added < target.memory
