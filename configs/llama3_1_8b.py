@@ -6,10 +6,11 @@ Command:   the same two, with the file's argument if any:
                python -m tango_jax.train --config=configs/llama3_1_8b.py --workdir=runs/llama3_1_8b
            The model is gated: accept its licence on the hub and log in (hf auth login), or give a folder that holds it
            as --config.generator.checkpoint=FOLDER --config.verifier.checkpoint=FOLDER.
-Hardware:  the paper's is 4 nodes of 8 A100 (80 GB). By arithmetic, a device of 32 holds 8 GB of weights, moments and
-           references in float32 (257 GB in all), 1 GB of gradient, 16 GB of weights for sampling in bfloat16, and what
-           the cache and the activations take. A checkpoint of both roles is 193 GB.
-Time:      an estimate from operation counts, not a measurement: one to two days on 32 A100.
+Hardware:  the paper's is 4 nodes of 8 A100; mesh and processes are those of qwen2_5_math_7b.py. The plan
+               python -m tango_jax.plan --config=configs/llama3_1_8b.py --target=a100-80gb:32
+           says that a device needs 64 of 75 GiB. A checkpoint of both roles is 193 GB.
+Time:      predicted by the same plan, not timed: 47 hours on 32 A100, if responses are half as long as they may be on
+           average.
 Expected:  not reproduced here; the paper's figures are in its appendix E. Compare with --config.arm=grpo, the generator
            alone.
 """

@@ -7,10 +7,13 @@ Command:   stage 1, on a file of tagged solutions (rows with `question` and `sol
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=runs/qwen2_5_math_7b
            :rloo or :reinforce_pp after the file's name takes that algorithm with its published differences, such as
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
-Hardware:  the paper's is 4 nodes of 8 A100 (80 GB); launch/slurm.sbatch starts the processes. By arithmetic, a device
-           of 32 holds 8 GB of weights, moments and references in float32 (244 GB in all), 1 GB of gradient, 15 GB of
-           weights for sampling in bfloat16, and what the cache and the activations take. A checkpoint is 183 GB.
-Time:      an estimate from operation counts, not a measurement: one to two days on 32 A100.
+Hardware:  the paper's is 4 nodes of 8 A100. Start one process a node (sbatch --ntasks-per-node=1 launch/slurm.sbatch
+           ...): `row_buckets` count the rows of a process. The plan
+               python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
+           says that a device needs 61 of 75 GiB, and with --target=tpu-v5p:32 that it needs 75 of 96 GiB. A checkpoint
+           of both roles is 183 GB.
+Time:      predicted by the same plan, not timed: 26 hours on 32 A100, 15 on 32 chips of a TPU v5p, where responses are
+           half as long as they may be on average.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """
@@ -58,6 +61,10 @@ def set_role(role: ConfigDict) -> None:
     role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
     role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
     role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
+    # States are split over the 8 devices of a node, whose links are fast, and copied between nodes: parameters are
+    # gathered for every micro-batch, and only sums of gradients cross the network. Weights for sampling (15 GiB) are
+    # whole on every device.
+    role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = -1, 8, 1, 1
 
 
 def set_generator(role: ConfigDict) -> None:

@@ -13,7 +13,7 @@ from tango_jax import bench, plan
 from tango_jax.config import load_config
 from tango_jax.console import Console
 from tango_jax.models.presets import CONFIG_JSON, preset_model
-from tango_jax.planning import advice as advice_lines
+from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.memory import Phase
 from tango_jax.planning.needs import Flops
@@ -96,15 +96,17 @@ def test_tables_for_people(tiny_plan):
 
 
 def test_what_to_change_when_it_does_not_fit(tiny_plan):
-    lines = advice_lines.advice(tiny_plan.job, tiny_plan.phases, available=1.0)
+    small, large = (dataclasses.replace(A100, memory=size) for size in (1.0, 1e12))
+    lines = advice(tiny_plan.job, tiny_plan.phases, small)
     assert lines[0].startswith("generator/reshard needs 0.0 GiB of 0.0 GiB")
     text = "\n".join(lines)
     for change in ("generator.row_buckets=(4,)", "generator.rows_per_micro_batch=2", "generator.model.remat=full",
-                   "generator.logp_chunk=512", "verifier.mesh.offload=True", "more devices"):  # fmt: skip
+                   "generator.logp_chunk=512", "one process for the 8 devices of a host", "verifier.mesh.offload=True",
+                   "more devices"):  # fmt: skip
         assert change in text
-    assert advice_lines.advice(tiny_plan.job, tiny_plan.phases, available=1e12) == []
+    assert advice(tiny_plan.job, tiny_plan.phases, large) == []
     failed = Phase("generator/update", error="RESOURCE_EXHAUSTED: too much")
-    assert "does not compile for this memory" in advice_lines.advice(tiny_plan.job, [failed], 1e12)[0]
+    assert "does not compile for this memory" in advice(tiny_plan.job, [failed], large)[0]
 
 
 def test_a_compiler_that_runs_out_of_memory_is_no_crash():

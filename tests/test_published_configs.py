@@ -1,7 +1,5 @@
 """The configs of published settings: numbers typed by hand, models and batches by shape alone, no weights."""
 
-import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +10,8 @@ import pytest
 from tango_jax.config import load_config, validate
 from tango_jax.data import last_letter
 from tango_jax.data.problem_sets import BENCHMARKS
-from tango_jax.data.tokenizer import Tokenizer
-from tango_jax.models.from_hf import model_config_from_hf
+from tango_jax.models.presets import preset_model
+from tango_jax.planning.programs import blank_tokenizer
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.rl.optimizer import learning_rate
 from tango_jax.rl.policy import make_policy, make_sft, pack_shape, sft_pack_shape
@@ -27,43 +25,6 @@ ROLES = ("generator", "verifier")
 MATH = ("qwen2_5_math_7b", "llama3_1_8b")
 ALL = (*MATH, "qwen2_5_1_5b_last_letter")
 
-QWEN = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0,
-    "num_hidden_layers": 28, "max_window_layers": 28, "use_sliding_window": False, "rms_norm_eps": 1e-06,
-    "initializer_range": 0.02, "bos_token_id": 151643, "eos_token_id": 151643, "torch_dtype": "bfloat16",
-    "use_cache": True,
-}  # fmt: skip
-QWEN_7B = QWEN | {
-    "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4,
-    "vocab_size": 152064, "tie_word_embeddings": False,
-}  # fmt: skip
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
-    "attention_dropout": 0.0, "mlp_bias": False, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "tie_word_embeddings": False, "max_position_embeddings": 131072, "rope_theta": 500000.0,
-    "rope_scaling": {
-        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192, "rope_type": "llama3",
-    },
-    "rms_norm_eps": 1e-05, "initializer_range": 0.02, "pretraining_tp": 1, "bos_token_id": 128000,
-    "eos_token_id": [128001, 128008, 128009], "torch_dtype": "bfloat16", "use_cache": True,
-}  # fmt: skip
-CONFIG_JSON = {  # as published with each model
-    "Qwen/Qwen2.5-Math-7B": QWEN_7B
-    | {"max_position_embeddings": 4096, "sliding_window": 4096, "rope_theta": 10000, "use_mrope": False},
-    "Qwen/Qwen2.5-7B": QWEN_7B
-    | {"max_position_embeddings": 131072, "sliding_window": 131072, "rope_theta": 1000000.0, "use_mrope": False},
-    "Qwen/Qwen2.5-1.5B": QWEN
-    | {
-        "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2,
-        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 131072,
-        "sliding_window": 131072, "rope_theta": 1000000.0, "use_mrope": False,
-    },
-    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_8B,
-    "meta-llama/Llama-3.1-70B-Instruct": LLAMA_8B
-    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-}  # fmt: skip
 PARAMETERS = {
     "Qwen/Qwen2.5-Math-7B": 7_615_616_512,
     "Qwen/Qwen2.5-7B": 7_615_616_512,
@@ -83,12 +44,10 @@ def resolved(name: str, argument: str = "", overrides: tuple[str, ...] = ()):
     return config
 
 
-def abstract_policy(role: str, config, folder: Path):
+def abstract_policy(role: str, config):
     """The role's policy on its published architecture, without weights or tokenizer files."""
-    (folder / "config.json").write_text(json.dumps(CONFIG_JSON[config.checkpoint]))
-    model = model_config_from_hf(folder, **{name: config.model[name] for name in NUMERICS})
-    tokenizer = Tokenizer(lambda text: [0], (b"",) * model.vocab_size, bos_ids=(), stop_ids=(0,))
-    source = Source(config.checkpoint, model, tokenizer, None, lambda target: None, {})
+    model = preset_model(config.checkpoint, **{name: config.model[name] for name in NUMERICS})
+    source = Source(config.checkpoint, model, blank_tokenizer(model), None, lambda target: None, {})
     return make_policy(role, config, source)
 
 
@@ -229,31 +188,35 @@ def test_batch_arithmetic(name, rows, generator, verifier):
     assert config.verifier.max_prompt >= config.generator.max_response + config.generator.max_prompt
 
 
-@pytest.mark.parametrize("name, devices, of_a_process", [
-    ("qwen2_5_math_7b", 32, 8), ("llama3_1_8b", 32, 8), ("qwen2_5_1_5b_last_letter", 1, 1),
-    ("llama3_1_70b_teacher", 8, 8),
+@pytest.mark.parametrize("name, hosts, per_host, axes", [  # hosts and devices of each: A100 nodes, v5p hosts
+    ("qwen2_5_math_7b", 4, 8, (4, 8, 1)), ("qwen2_5_math_7b", 8, 4, (4, 8, 1)), ("qwen2_5_math_7b", 1, 8, (1, 8, 1)),
+    ("llama3_1_8b", 4, 8, (4, 8, 1)),
+    ("qwen2_5_1_5b_last_letter", 1, 1, (1, 1, 1)), ("qwen2_5_1_5b_last_letter", 1, 8, (1, 8, 1)),
+    ("llama3_1_70b_teacher", 1, 8, (1, 8, 1)),
 ])  # fmt: skip
-def test_mesh_arithmetic(name, devices, of_a_process, tmp_path):
-    """On the hardware that each docstring names: the axes multiply to the devices and divide the model and the rows."""
+def test_meshes_on_the_stated_hardware(name, hosts, per_host, axes):
     config = resolved(name)
     for role in (config.generator, config.verifier):
-        axes = resolve_axes(role.mesh, devices)
-        assert math.prod(axes) == devices
-        assert of_a_process % axes[2] == 0 and of_a_process % role.mesh.decode_tensor == 0
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON[role.checkpoint]))
-        model = model_config_from_hf(tmp_path, **{field: role.model[field] for field in NUMERICS})
-        mesh = SimpleNamespace(shape=dict(zip(TRAIN_AXES, axes, strict=True)))
-        check_model(model, role.mesh, SimpleNamespace(train=mesh))
-        assert role.row_buckets[0] % (of_a_process // role.mesh.decode_tensor) == 0
-        assert config.rl.prompts_per_step % (devices // of_a_process) == 0
+        assert resolve_axes(role.mesh, hosts * per_host) == axes
+        placement = SimpleNamespace(train=SimpleNamespace(shape=dict(zip(TRAIN_AXES, axes, strict=True))))
+        model = preset_model(role.checkpoint)
+        check_model(model, role.mesh, placement)
+        assert per_host % axes[2] == per_host % role.mesh.decode_tensor == 0  # such groups stay inside a process
+        assert all(rows % (per_host // role.mesh.decode_tensor) == 0 for rows in role.row_buckets)
+        assert config.rl.prompts_per_step % hosts == 0  # as many problems for each process
+
+
+def test_a_mesh_for_nodes_does_not_fit_fewer_devices():
+    with pytest.raises(ValueError, match="8 does not divide the 4 devices"):
+        resolve_axes(resolved("qwen2_5_math_7b").generator.mesh, 4)
 
 
 @pytest.mark.parametrize("name, role", [(name, role) for name in ALL for role in ROLES])
-def test_models_by_shape_alone(name, role, tmp_path):
+def test_models_by_shape_alone(name, role):
     """Parameter count, dtypes, positions; init, layout, score and update of both stages trace at full size."""
     config = resolved(name)
     settings, rl = config[role], config.rl
-    policy = abstract_policy(role, settings, tmp_path)
+    policy = abstract_policy(role, settings)
     model = policy.model_config
     assert (model.compute_dtype, model.param_dtype, model.remat) == ("bfloat16", "float32", "full")
     assert settings.max_prompt + settings.max_response <= model.max_position
@@ -287,7 +250,7 @@ def test_models_by_shape_alone(name, role, tmp_path):
         assert sum(leaf.size for leaf in jax.tree.leaves(after.params)) == count
 
 
-def test_qwen2_5_math_has_4096_positions_and_no_room_for_more(tmp_path):
+def test_qwen2_5_math_has_4096_positions_and_no_room_for_more():
     settings = resolved("qwen2_5_math_7b", overrides=("generator.max_response=2049",)).generator
     with pytest.raises(ValueError, match=r"2048 \+ max_response 2049 = 4097 exceeds the 4096 positions of Qwen/Qwen2"):
-        abstract_policy("generator", settings, tmp_path)
+        abstract_policy("generator", settings)

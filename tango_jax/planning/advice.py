@@ -6,26 +6,28 @@ helps. Stage: the end of `plan`.
 
 from tango_jax.planning.memory import Phase
 from tango_jax.planning.programs import Job
-from tango_jax.planning.targets import GIB
+from tango_jax.planning.targets import GIB, Target
 
 
-def advice(job: Job, phases: list[Phase], available: float) -> list[str]:
+def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
     """Nothing where everything fits."""
-    lines = []
+    lines, available = [], target.memory
     for phase in phases:
         if phase.error:
             lines.append(f"{phase.name} does not compile for this memory: {phase.error}")
         elif phase.peak > available:
             lines.append(f"{phase.name} needs {phase.peak / GIB:.1f} GiB of {available / GIB:.1f} GiB")
     full = [phase for phase in phases if phase.error or phase.peak > available]
-    changes = dict.fromkeys(change for phase in full for change in _changes(job, phase))
+    changes = dict.fromkeys(change for phase in full for change in _changes(job, phase, target))
     return [*lines, *(f"try {change}" for change in changes)]
 
 
-def _changes(job: Job, phase: Phase) -> list[str]:
+def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
     role, name = phase.name.split("/")
     policy = job.policies[role]
     changes = _sampling_changes(policy) if name in ("reshard", "sample") else _training_changes(policy)
+    if name == "sample" and job.processes > 1 and policy.placement.local.size < target.per_host:
+        changes.insert(0, f"one process for the {target.per_host} devices of a host: they share the rows of a batch")
     resident = phase.parameters + phase.optimizer
     if not policy.config.mesh.offload and phase.optimizer:
         changes.append(f"generator.mesh.offload=True and verifier.mesh.offload=True: moments and references wait in "

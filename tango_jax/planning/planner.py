@@ -61,7 +61,7 @@ def make_plan(options: Options, console: Console) -> Plan:
     found = phases(job, programs)
     counts = Counter(turn.role for turn in make_schedule(config).turns())
     turns = {role: plan_turn(job, programs, options.target, role, options.filled) for role in ROLES if counts[role]}
-    hints = advice(job, found, options.target.memory)
+    hints = advice(job, found, options.target)
     return Plan(options, job, devices.is_target, programs, found, turns, counts, hints)
 
 
