@@ -9,12 +9,12 @@ memory than with plain XLA. Training on a mesh is compiled as it runs there, und
 import dataclasses
 import importlib.util
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ROOT
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -53,7 +53,7 @@ def devices(request):
     if request.param == "gpu":
         if not is_installed("jax_cuda12_plugin", "nvidia.cudnn"):
             pytest.skip("needs jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 (CPU hosts too)")
-        target = (Path(__file__).parent / "fixtures" / "gpu_a100.txtpb").read_text()
+        target = (ROOT / "tango_jax/planning/gpu_targets/a100.txtpb").read_text()
         return topologies.get_topology_desc(
             topology_name="", platform="cuda", target_config=target, topology="1x1x8"
         ).devices

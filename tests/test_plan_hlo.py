@@ -75,7 +75,7 @@ def test_bytes_that_a_device_receives():
 
 
 def test_a_loop_of_unknown_length_inside_another_one_is_refused():
-    with pytest.raises(AssertionError, match="a loop of unknown length inside another"):
+    with pytest.raises(AssertionError, match="in a loop of unknown length inside another"):
         collectives(PROGRAM.replace("constant(3)", "parameter(1)"), 8)
 
 

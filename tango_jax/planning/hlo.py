@@ -52,23 +52,23 @@ def ring_bytes(kind: str, size: float, count: int) -> float:
 def collectives(text: str, num_devices: int) -> list[Collective]:
     """Those of a module's text in which more than one device takes part, in the order of the text."""
     bodies, entry = _computations(text)
-    found, pending = [], [(entry, 1, False)]
+    found, pending = [], [(entry, 1, 0)]
     while pending:
-        name, times, in_pass = pending.pop()
+        name, times, unknown = pending.pop()  # how many loops of unknown length it is in
         for line in bodies[name]:
             if match := _COLLECTIVE.search(line):
-                item = _collective(line, match, times, in_pass, num_devices)
+                assert unknown <= 1, f"in a loop of unknown length inside another one: {line[:200]}"
+                item = _collective(line, match, times, unknown == 1, num_devices)
                 found += [item] if len(item.members) > 1 else []
             elif match := _WHILE.search(line):
                 condition, body = match.groups()
                 trips = _trip_count(line, bodies[condition])
-                assert trips or not in_pass, f"a loop of unknown length inside another one: {line[:200]}"
-                pending.append((body, times * (trips or 1), in_pass or not trips))
+                pending.append((body, times * (trips or 1), unknown + (trips is None)))
             else:
                 called = _CALLED.findall(line)
                 for branches in _BRANCHES.findall(line):
                     called += re.findall(r"%?([\w.-]+)", branches)
-                pending += [(inner, times, in_pass) for inner in called if inner in bodies]
+                pending += [(inner, times, unknown) for inner in called if inner in bodies]
     return found
 
 
