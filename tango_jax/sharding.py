@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
@@ -209,6 +210,16 @@ def gather(x: jax.Array, mesh: Mesh | None, stored: P) -> jax.Array:
     if mesh is None or mesh.shape["fsdp"] == 1 or "fsdp" not in stored:
         return x
     return jax.lax.all_gather(x, "fsdp", axis=list(stored).index("fsdp"), tiled=True)
+
+
+def gather_table(x: jax.Array, mesh: Mesh | None, stored: P) -> jax.Array:
+    """`gather` of a table [V, D] of which rows are picked."""
+    table_VD = gather(x, mesh, stored)
+    if table_VD is x or mesh.devices.flat[0].platform != "tpu":
+        return table_VD
+    # The gradient of picked rows lies row by row. A TPU scatters that over fsdp only in parts of 128 columns; else it
+    # sums the whole, which is twice the bytes. Laid out by columns, any parts will do.
+    return with_layout_constraint(table_VD, Layout(major_to_minor=(1, 0)))
 
 
 def gather_layer(layer: dict, mesh: Mesh | None, dtype) -> dict:

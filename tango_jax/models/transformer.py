@@ -206,7 +206,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-    embed_VD = sharding.gather(params["embed"].astype(config.compute_dtype), mesh, sharding.STORED["embed"])
+    embed_VD = sharding.gather_table(params["embed"].astype(config.compute_dtype), mesh, sharding.STORED["embed"])
     if embed_VD.shape[0] == config.vocab_size:
         return embed_VD[token_BT]
     row_BT, is_here_BT = own_vocabulary(config, token_BT, mesh)
