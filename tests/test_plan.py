@@ -31,8 +31,8 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def tiny_plan():
     """Two processes of four A100 without a compiler for them: virtual CPU devices stand in."""
-    config = load_config(str(ROOT / "configs/tiny.py"), ["generator.mesh.tensor=1", "generator.cache_buckets=()"])
-    target = dataclasses.replace(A100, compiler="a_package_that_is_not_there")
+    config = load_config(str(ROOT / "configs/tiny.py"), ["generator.cache_buckets=()", "verifier.model.num_layers=1"])
+    target = dataclasses.replace(A100, compilers=("a_package_that_is_not_there", "json"))
     options = Options(config, target, devices=8, per_process=4, filled=0.5, is_json=True)
     jax.config.update("jax_disable_most_optimizations", True)  # compiled, not run
     try:
@@ -133,7 +133,8 @@ def test_comparison_is_for_a_whole_turn(tiny_plan):
     ("--target=b200:8", "choose one of a100-80gb, h100, tpu-v5p, tpu-v5e, cpu"),
     ("--target=a100-80gb:12", "a machine has 8 devices, and 12 are no multiple"),
     ("--target=tpu-v5p:24", "comes in slices of 4, 8, 16, 32"),
-    ("--target=a100-80gb:x", "with a number of devices after a colon"),
+    ("--target=a100-80gb:x", "with a number of devices, 1 or more, after a colon"),
+    ("--target=a100-80gb:0", "with a number of devices, 1 or more, after a colon"),
     ("--per-process=3", "divides 32"),
     ("--filled=2", "above 0 and at most 1"),
     ("--jsn", "unknown argument '--jsn'"),

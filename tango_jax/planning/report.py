@@ -7,7 +7,7 @@ from tango_jax.planning import times
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import decode_flops, prefill_flops
 from tango_jax.planning.planner import Plan, comparison
-from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL
+from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
 from tango_jax.planning.times import TurnPlan, function_flops
 from tango_jax.planning.workload import Sampled
 
@@ -151,8 +151,9 @@ def assumptions(plan: Plan) -> list[str]:
     lines = []
     if not plan.is_target:
         lines.append(
-            f"compiled for virtual CPU devices, because {target.compiler} is not installed: memory is roughly right "
-            "(attention scores are whole arrays there, bfloat16 is computed in float32), bytes received are too many"
+            f"compiled for virtual CPU devices, because {' and '.join(missing_compilers(target))} is not installed "
+            "(--help names the packages): memory is a rough guess, mostly too much (attention scores are whole arrays "
+            "there, bfloat16 is computed in float32); bytes received are too many, and with them times"
         )
     elif target.platform == "tpu":
         lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "

@@ -29,13 +29,13 @@ class Target:
     link: float  # bytes per second that a device receives from others of its host (TPUs: of its slice)
     network: float  # bytes per second that a device receives from other hosts
     per_host: int
-    compiler: str = ""  # package that compiles for it; empty: always at hand
+    compilers: tuple[str, ...] = ()  # modules that compile for it; none: always at hand
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
 
 
 # Of a GPU's memory, what launch/flags_gpu.sh leaves to XLA.
 _XLA_SHARE = 0.95
-_GPU = {"platform": "gpu", "per_host": 8, "compiler": "jax_cuda12_plugin"}
+_GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nvidia.cudnn")}
 TARGETS = {
     target.name: target
     for target in (
@@ -46,11 +46,11 @@ TARGETS = {
                network=50e9, **_GPU),
         # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12, read=2.77e12,
-               link=180e9, network=180e9, per_host=4, compiler="libtpu",
+               link=180e9, network=180e9, per_host=4, compilers=("libtpu",),
                shapes=((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"),
                        (256, "4x8x8"), (512, "8x8x8"))),
         Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12, read=0.82e12,
-               link=90e9, network=90e9, per_host=4, compiler="libtpu",
+               link=90e9, network=90e9, per_host=4, compilers=("libtpu",),
                shapes=((4, "2x2"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"), (256, "16x16"))),
     )
 }  # fmt: skip
@@ -90,7 +90,8 @@ def parse_target(text: str) -> tuple[Target, int]:
     name, _, count = text.partition(":")
     known = (*TARGETS, "cpu")
     if name not in known or not (count or "1").isdigit() or count == "0":
-        raise ValueError(f"--target={text}: choose one of {', '.join(known)}, with a number of devices after a colon")
+        raise ValueError(f"--target={text}: choose one of {', '.join(known)}, with a number of devices, 1 "
+                         "or more, after a colon")
     if name == "cpu":
         return cpu_target(int(count or 1)), int(count or 1)
     target = TARGETS[name]
@@ -114,14 +115,22 @@ def cpu_target(count: int) -> Target:
     return Target("cpu", "cpu", memory, flops, flops, read, link=read / 2, network=read / 2, per_host=count)
 
 
-def has_compiler(target: Target) -> bool:
-    return not target.compiler or importlib.util.find_spec(target.compiler) is not None
+def missing_compilers(target: Target) -> list[str]:
+    """Modules that compiling for the target needs, and that are not installed."""
+    return [name for name in target.compilers if not _is_installed(name)]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that would hold it
+        return False
 
 
 def open_devices(target: Target, count: int) -> Devices:
     """Devices to compile for. Call it before anything else touches a device."""
     jax.config.update("jax_platforms", "cpu")  # the planning itself: no accelerator that may be here is opened
-    if target.platform == "cpu" or not has_compiler(target):
+    if target.platform == "cpu" or missing_compilers(target):
         return Devices(cpu_devices(count), target.platform == "cpu", {})
     jax.config.update("jax_optimization_level", OPTIMIZATION_LEVEL)
     if target.platform == "gpu":
