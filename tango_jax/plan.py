@@ -16,7 +16,6 @@ Exit code 0, also where the run does not fit (`fits` says so); 1 for a mistake.
 """
 
 import json
-import os
 import sys
 
 import jax
@@ -71,7 +70,6 @@ def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__.strip())
         return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # compilers complain at length that there is no driver
     # Before any backend starts: compilers are used, devices that may be here are not.
     jax.config.update("jax_platforms", "cpu")
     try:

@@ -91,7 +91,7 @@ def test_tables_for_people(tiny_plan):
     text = stream.getvalue()
     assert "8 x a100-80gb: 2 process(es) of 4" in text and "mesh data 1 x fsdp 8 x tensor 1" in text
     assert "compiled for virtual CPU devices, because a_package_that_is_not_there is not installed" in text
-    for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits"):
+    for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU"):
         assert word in text
 
 

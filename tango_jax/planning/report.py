@@ -130,7 +130,8 @@ def show(plan: Plan, console: Console) -> None:
     _show_times(plan, console)
     for line in assumptions(plan):
         console.log(f"- {line}")
-    console.log("it fits" if plan.fits else "it does not fit:")
+    basis = "" if plan.is_target else ", as far as virtual CPU devices tell"
+    console.log(f"it {'fits' if plan.fits else 'does not fit'}{basis}{'' if plan.fits else ':'}")
     for line in plan.advice:
         console.log(f"- {line}")
 
