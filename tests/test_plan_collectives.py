@@ -88,8 +88,13 @@ def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_devic
         batch = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
         micro = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
         loss_fn = make_nll_loss(model, 48, policy.placement.train)
-        params = jax.device_put(policy.init(np.zeros(2, np.uint32)).params, policy.shardings.params)
-        loss, grads = jax.jit(jax.value_and_grad(lambda p, m, fn=loss_fn: fn(p, m)[0]))(params, micro)
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(
+            lambda leaf, place, rng=rng: jax.device_put(rng.normal(0, 0.1, leaf.shape).astype(leaf.dtype), place),
+            policy.abstract_state().params, policy.shardings.params,
+        )  # fmt: skip
+        loss_and_grad = jax.value_and_grad(lambda p, m, fn=loss_fn: fn(p, m)[0])
+        loss, grads = jax.jit(loss_and_grad, compiler_options=QUICK)(params, micro)
         shards = policy.placement.num_shards
         losses[axes] = float(loss) / shards, jax.tree.map(lambda leaf, n=shards: np.asarray(leaf) / n, grads)
     (one, one_grads), (many, many_grads) = losses.values()
