@@ -255,7 +255,8 @@ async function renderCharts(box, nav, facts, run) {
   const missing = own.confusion.length
     ? null
     : muted("No rollouts of a verifier were dumped by this run: what needs them is left out.");
-  const tables = h("div", { class: "tables" }, ...own.confusion.map((table) => confusionTable(table, fact.name)));
+  const confusion = own.confusion.map((table) => h("div", { class: "scroll" }, confusionTable(table, fact.name)));
+  const tables = h("div", { class: "tables" }, ...confusion);
   const sections = [
     arms.panels?.length && section("arms", "Arms", grid(arms.panels), arms.table && dataTable(arms.table)),
     section("training", "Both roles over training", headline(own.headline, fact), grid(own.training)),
