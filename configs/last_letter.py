@@ -3,8 +3,8 @@
 Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
 Hardware:  any CPU with two cores, 4 GiB of memory; nothing is downloaded.
 Time:      9 minutes on two cores, the first time; a minute less after, since what was compiled is kept.
-Expected:  generator accuracy 0.19 to between 0.92 and 0.97, verifier step macro-F1 0.50 to 0.99 or more (seeds 0, 1 and 2
-           from each of two stage 1's); in one run of six the verdict drifts to CORRECT after step 30. See README.
+Expected:  generator accuracy 0.19 to between 0.92 and 0.97, verifier step macro-F1 0.50 to 0.99 or more (seeds 0, 1 and
+           2 from each of two stage 1's); in one run of six the verdict drifts to CORRECT after step 30. See README.
 """
 
 from ml_collections import ConfigDict
