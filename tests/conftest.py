@@ -11,6 +11,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # A test that would reach for the model hub fails at once instead of waiting for a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import fcntl  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -83,13 +84,25 @@ class TinyRun(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def tiny_train(tmp_path_factory) -> TinyTrain:
-    return TinyTrain(tmp_path_factory.mktemp("compile_cache"))
+def shared_folder(tmp_path_factory) -> Path:
+    """One for all processes that run tests (pytest-xdist gives each a folder below it)."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tiny_train, tmp_path_factory) -> TinyRun:
-    workdir = tmp_path_factory.mktemp("tiny") / "run"
-    done = tiny_train.run(workdir)
-    assert done.code == 0, done.stderr
-    return TinyRun(workdir, done.stdout)
+def tiny_train(shared_folder) -> TinyTrain:
+    return TinyTrain(shared_folder / "compile_cache")
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_train, shared_folder) -> TinyRun:
+    """Made by the first process that asks; nobody changes it."""
+    workdir, stdout = shared_folder / "tiny_run", shared_folder / "tiny_run.stdout"
+    with open(shared_folder / "tiny_run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stdout.exists():
+            done = tiny_train.run(workdir)
+            assert done.code == 0, done.stderr
+            stdout.write_text(done.stdout)
+    return TinyRun(workdir, stdout.read_text())

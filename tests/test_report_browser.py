@@ -335,7 +335,7 @@ def test_keys_alone_are_enough(page, rollouts):
     page.press("?")
     assert page.js("document.querySelector('#help').open")
     page.press(ESCAPE)
-    page.wait("!document.querySelector('#help').open")
+    page.wait("!document.querySelector('#help').open && document.activeElement === document.body")
     page.press("c")
     assert page.js("document.body.dataset.view") == "charts"
 
