@@ -161,6 +161,31 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
 
 
+def estimates(result) -> dict:
+    return {metric.name: metric.estimate for metric in result.metrics}
+
+
+def test_repeated_votes_and_samples_do_not_narrow_an_interval(tokenizer, tmp_path, monkeypatch):
+    """Three votes that say the same, or four samples that are the same, tell no more than one."""
+    marks = [(T, T, T), (T, F, F), (T, F), (F, F), (F, F)]
+    found = []
+    for votes in (1, 3):
+        verifier = judge(tokenizer, lambda number, *_: verification("CORRECT", *marks[number]), votes=votes)
+        settings = settings_of(tmp_path / f"votes_{votes}", f"--votes={votes}", "--verifier=a/b", checkpoint=None,
+                               sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")  # fmt: skip
+        found.append(estimates(evaluate(monkeypatch, settings, None, verifier)["processbench_math"]))
+    assert found[0] == found[1] and 0 < found[0]["rate_misaligned"].low < found[0]["rate_misaligned"].high < 1
+    found, golds = [], [problem.answer for problem in load_problems(ROWS / FILES["gsm8k"]).problems]
+    for samples in (1, 4):
+        generator = solver(tokenizer, lambda number, *_: tagged(golds[number] if number % 3 else "no such thing"))
+        verifier = judge(tokenizer, lambda number, *_: verification("CORRECT" if number % 2 else "INCORRECT", T, T, T),
+                         samples=samples - 1)  # fmt: skip
+        settings = settings_of(tmp_path / f"samples_{samples}", f"--samples={samples}", "--skip_greedy",
+                               "--verifier=a/b", sets=f"gsm8k:{ROWS / FILES['gsm8k']}")  # fmt: skip
+        found.append(estimates(evaluate(monkeypatch, settings, generator, verifier)["gsm8k"])["verifier_outcome_f1"])
+    assert found[0] == pytest.approx(found[1]) and found[0].low < found[0].value
+
+
 def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch):
     prompts = []
     verifier = judge(tokenizer, lambda number, sample, vote: "no words")

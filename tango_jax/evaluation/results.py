@@ -77,7 +77,8 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     tokens = float(np.mean([row.num_tokens for row in described]))
     metrics.append(_plain(solve_set.name, "response_tokens", len(described), tokens))
     if judged:
-        metrics += _verifier(solve_set.name, solutions, [by_claim[row.number, row.sample] for row in described])
+        votes = [by_claim[row.number, row.sample] for row in described]
+        metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
     notes = _solve_notes(rows) + _judge_notes(judged)
     return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_R,
                      notes)
@@ -96,10 +97,12 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
             Metric(name, "f1", 0, len(votes), of_sums(columns_NC, _first_error_f1)),
             Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_NC[erroneous, 0])),
             Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_NC[correct, 2])),
-            Metric(name, "rate_misaligned", 0, len(judged), share_of([not row.is_aligned for row in judged])),
+            Metric(name, "rate_misaligned", 0, len(judged), _mean_over_claims(
+                [float(np.mean([not row.is_aligned for row in rows])) for rows in votes])),
         ]
     else:
-        metrics = _verifier(name, [claim.solution for claim in judge_set.claims], votes)
+        numbers = [claim.number for claim in judge_set.claims]
+        metrics = _verifier(name, numbers, [claim.solution for claim in judge_set.claims], votes)
     return SetResult(name, judge_set.source, "verifier", len(votes), judge_set.is_whole, tuple(metrics), draws_R,
                      _judge_notes(judged))
 
@@ -170,8 +173,14 @@ def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> l
     return metrics
 
 
-def _verifier(set_name: str, solutions: Sequence[Solution], votes: Sequence[list[JudgedRow]]) -> list[Metric]:
-    """Scores of `scores.py` over all votes, with intervals for the F1s: the votes on a solution stay together."""
+def _verifier(
+    set_name: str, numbers: Sequence[int], solutions: Sequence[Solution], votes: Sequence[list[JudgedRow]]
+) -> list[Metric]:
+    """Scores of `scores.py` over all votes, with intervals for the F1s: all votes on a problem stay together.
+
+    Args:
+        numbers: of the problem of each solution.
+    """
     owners = [solution for solution, rows in zip(solutions, votes, strict=True) for _ in rows]
     scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
     outcome, steps = [], []
@@ -181,9 +190,9 @@ def _verifier(set_name: str, solutions: Sequence[Solution], votes: Sequence[list
             judged = [mark for row in rows
                       for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
             steps.append(_class_columns(judged, list(solution.gold_steps) * len(rows)))
-    intervals = {"outcome_f1": of_sums(np.array(outcome), _macro_f1)}
+    intervals = {"outcome_f1": of_sums(_by_problem(numbers, outcome), _macro_f1)}
     if "step_f1" in scores:
-        intervals["step_f1"] = of_sums(np.array(steps), _macro_f1)
+        intervals["step_f1"] = of_sums(_by_problem(numbers, steps), _macro_f1)
     wanted = ("outcome_f1", "outcome_balanced_accuracy", "step_f1", "step_balanced_accuracy", "rate_correct",
               "rate_invalid", "rate_misaligned", "format")  # fmt: skip
     metrics = []
@@ -191,6 +200,20 @@ def _verifier(set_name: str, solutions: Sequence[Solution], votes: Sequence[list
         low, high = intervals[name][1:] if name in intervals else [float("nan")] * 2
         metrics.append(Metric(set_name, f"verifier_{name}", 0, len(owners), Estimate(float(scores[name]), low, high)))
     return metrics
+
+
+def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Sums per problem. Its samples are right or wrong together: taken as independent they would narrow an interval."""
+    _, places = np.unique(numbers, return_inverse=True)
+    sums_NC = np.zeros((places.max() + 1, len(counts[0])))
+    np.add.at(sums_NC, places, np.array(counts))
+    return sums_NC
+
+
+def _mean_over_claims(shares_N: Sequence[float]) -> Estimate:
+    """The mean of shares among each claim's votes, which are not independent of each other; claims are."""
+    values_N = np.array(shares_N)
+    return share_of(values_N) if np.isin(values_N, (0, 1)).all() else means_of(values_N[:, None])[0]
 
 
 def _class_columns(predicted: Sequence[bool | None], actual: Sequence[bool]) -> list[int]:
