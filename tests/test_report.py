@@ -17,7 +17,7 @@ from report_cases import HOSTILE, run_config, write_run
 from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
 from tango_jax.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, charts, pack, performance, quality
+from tango_jax.viewer import alarm_table, charts, pack, panels, performance, quality
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.quality import Judged
 from tango_jax.viewer.runs import Run, find_runs
@@ -276,6 +276,14 @@ def test_step_scores_by_position_and_turn():
     # Of solutions with two steps: 20 judgements, 15 right (14 approved), 5 wrong (4 rejected, 1 approved).
     by_count = quality.step_f1_by_count(made)
     assert by_count.x.tolist() == [2] and by_count.y[0] == pytest.approx((2 * 14 / (15 + 15) + 2 * 4 / (4 + 5)) / 2)
+
+
+@pytest.mark.parametrize("values, limits", [
+    ([0.0, 0.0], [-0.02, 0.18]), ([1.0], [0.82, 1.02]), ([0.5], [0.4, 0.6]), ([0.0, 1.0], [-0.02, 1.02]),
+])  # fmt: skip
+def test_the_axis_of_a_share_has_no_room_beyond_its_limits(values, limits):
+    drawn = panels.panel("Share", "", [{"y": values}], "turn", score=True)
+    assert drawn["layout"]["yaxis"]["range"] == pytest.approx(limits)
 
 
 def test_phases_that_raise_the_peak():

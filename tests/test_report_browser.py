@@ -180,7 +180,7 @@ def test_role_grade_run_turns_and_steps(page, rollouts):
     assert found(page) == sum(row["run"] == "tango/1" for row in ranged)
 
 
-@pytest.mark.parametrize("query", ["KALON", r"\BOXED{INCORRECT}", "größe", '<img src=x onerror="', "no such text"])
+@pytest.mark.parametrize("query", ["KALON", r"\BOXED{INCORRECT}", "größe", '<img src=x onerror="', "no such text", "]"])
 def test_search_reads_every_text_whatever_its_case(page, rollouts, query):
     def texts(row):
         return [*(row["problem"][name] for name in ("id", "question", "answer")), row["solution"]["text"],
@@ -300,6 +300,10 @@ def test_a_link_to_a_rollout_that_is_not_there_says_so(page, report):
     page.open(report, "r=tango/0:99:0")
     assert page.js("!document.querySelector('#problem').hidden")
     assert page.text("#problem").startswith("This report does not hold the rollout tango/0:99:0")
+    page.press("j")  # on to another one
+    page.wait("document.querySelector('#problem').hidden")
+    page.open(report, "run=grpo/9")
+    assert found(page) == 0
 
 
 # ----------------------------------------------------------------------------------------------- keys and appearance

@@ -156,7 +156,8 @@ def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
 
     said = noisy("says CORRECT, its turns", rate("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
     said += noisy("generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
-    said += noisy("answers that are right", rate("generator/reward/outcome", {"generator"}), GREY, ":")
+    if said:  # alone it says nothing of a verifier
+        said += noisy("answers that are right", rate("generator/reward/outcome", {"generator"}), GREY, ":")
     return with_content(
         [
             panel("Disagreements with the grader", "Share of a turn's verifications.", accepted + rejected + invalid,

@@ -36,7 +36,7 @@ function select(columns, facts, state, hits) {
   const shown = [];
   for (let i = 0; i < columns.count; i++) {
     if ((role >= 0 && columns.role[i] !== role) || (grade >= 0 && columns.correct[i] !== grade)) continue;
-    if (run >= 0 && columns.run[i] !== run) continue;
+    if (state.run && columns.run[i] !== run) continue; // a link may name a run that is not here: nothing, not all
     if (columns.turn[i] < turnFrom || columns.turn[i] > turnTo) continue;
     if (columns.steps[i] < stepsFrom || columns.steps[i] > stepsTo) continue;
     if (hits && !hits[i]) continue;

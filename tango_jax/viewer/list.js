@@ -30,8 +30,9 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     const i = shown[place];
     const verdict = VERDICTS[columns.verdict[i]];
     const adv = columns.adv[i] / 1000;
-    const run = facts.runs.length > 1 ? `${facts.runs[columns.run[i]].name} · ` : "";
-    const where = `${run}turn ${columns.turn[i]} · ${ROLES[columns.role[i]]} · row ${columns.row[i]}`;
+    // The run stands last: a long name would push the turn out of sight.
+    const run = facts.runs.length > 1 ? ` · ${facts.runs[columns.run[i]].name}` : "";
+    const where = `turn ${columns.turn[i]} · ${ROLES[columns.role[i]]} · row ${columns.row[i]}${run}`;
     const label = columns.labels[columns.label[i]];
     const width = Math.min(1, Math.abs(adv) / advScale) * 50;
     const bar = h("span", { class: `minibar ${adv < 0 ? "neg" : "pos"}`, style: `--w:${width}%` });
@@ -49,7 +50,12 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
         "aria-posinset": place + 1,
       },
       h("span", { class: "pair" }, mark(columns.verdict[i] > 2 ? "none" : verdictKind(verdict)), mark(grade), spoken),
-      h("span", { class: "what" }, h("span", { class: "label" }, label), h("span", { class: "where" }, where)),
+      h(
+        "span",
+        { class: "what" },
+        h("span", { class: "label" }, label),
+        h("span", { class: "where", title: where }, where),
+      ),
       h("span", { class: "much" }, signed(adv), bar),
     );
     row.addEventListener("click", () => choose(place));

@@ -72,5 +72,5 @@ def _score_range(values: list[float]) -> list[float]:
         return [-0.02, 1.02]
     low, high = min(values), max(values)
     spare = max(LEAST_SPAN - (high - low), 0.05) / 2
-    low, high = max(low - spare, -0.02), min(high + spare, 1.02)
-    return [min(low, high - LEAST_SPAN), max(high, low + LEAST_SPAN)]
+    # Near a limit the other end gives way: a share has no room below 0.
+    return [max(min(low - spare, 1.02 - LEAST_SPAN), -0.02), min(max(high + spare, LEAST_SPAN - 0.02), 1.02)]

@@ -12,7 +12,7 @@ from tango_jax.curves import Series
 from tango_jax.scores import class_scores
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
-LEAST_OF_CLASS = 5  # right ones, and wrong ones, behind an F1: of a class that hardly occurs it is 0 or chance
+LEAST_OF_CLASS = 5  # right ones, or wrong ones, behind an F1 or a share: of fewer it is 0, 1 or chance
 
 
 class Judged(NamedTuple):
@@ -90,7 +90,9 @@ def recall_by_turn(items: Iterable[Judged], label: bool) -> Series:
         pairs.setdefault(item.turn, []).extend(
             (judgement, gold) for judgement, gold in zip(item.judgements, item.gold, strict=True) if gold is label
         )
-    return _points({turn: sum(judgement is label for judgement, _ in of) / len(of) for turn, of in pairs.items() if of})
+    # Late in a run a turn has one or two wrong steps: their share would be 0 or 1 by chance.
+    return _points({turn: sum(judgement is label for judgement, _ in of) / len(of) for turn, of in pairs.items()
+                    if len(of) >= LEAST_OF_CLASS})  # fmt: skip
 
 
 def disagreement_by_turn(items: Iterable[Judged], verdict: str, is_correct: bool) -> Series:

@@ -88,6 +88,7 @@ function makeViewer(facts, columns) {
   }
 
   function choose(index) {
+    $("problem").hidden = true; // it was about another rollout
     open(index);
     writeHash();
   }
