@@ -31,6 +31,8 @@ function outcomeLine(rollout, loss) {
   if (loss.algorithm === "rloo") {
     return [M > 1 ? `${M}/${M - 1} × (${reward} − ${number(mean)})` : `${reward}, alone in its group`, result];
   }
+  // Not 0 / 0: the published formula adds 1e-6 to the std.
+  if (loss.use_std && new Set(rollout.group_rewards).size === 1 && M > 1) return ["all rewards are the same", result];
   return [loss.use_std ? `(${reward} − ${number(mean)}) / ${number(std)}` : `${reward} − ${number(mean)}`, result];
 }
 
