@@ -95,11 +95,14 @@ def _introduction(settings: Settings) -> str:
     if settings.samples:
         lines.append(f"- {settings.samples} samples of each problem at temperature {settings.temperature:g}, top_p "
                      f"{settings.top_p:g}, seed {settings.seed}" + "; and one greedy" * (not settings.skip_greedy))
+        if not settings.skip_greedy:
+            lines.append("- figures of the verifier, format, lengths: of the greedy solutions; the samples have tables "
+                         "by their number")
     if settings.votes > 1:
         lines.append(f"- {settings.votes} verifications of each solution at temperature "
                      f"{settings.verifier_temperature:g}")
     lines.append("- percent, with 95 % intervals over problems: Wilson's for shares of yes and no, bootstrap for the "
-                 "rest; nothing was chosen by looking at these sets")
+                 "rest; this evaluation chose nothing by looking at these sets")
     return "\n".join(lines)
 
 

@@ -164,7 +164,8 @@ def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
                   turn, barmode="stack"),
             panel("Rate of CORRECT", "Beside the share of solutions that are right: a verifier that collapsed is flat "
                   "at 0 or 1.", said, turn, score=True, **_warmup(run.rows)),
-            panel("Agreement with gold steps", "Of the steps whose label the task knows.", recalls, turn, score=True),
+            panel("Agreement with gold steps", "Of the steps whose label the task knows; sampled, as all dumped "
+                  "rollouts (the fixed pool is greedy).", recalls, turn, score=True),
             panel("Step F1 by position", "Macro-F1 of the judgement of step 1, 2, ... against gold steps.",
                   [t for (name, part), look in looks for t in line(name, quality.step_f1_by_position(part), *look)],
                   steps, score=True),

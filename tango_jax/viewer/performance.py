@@ -61,6 +61,7 @@ def speed_table(run: Run) -> dict | None:
             rows.append([kind, *(f"{mean:.3f}" if mean else "" for mean in means), f"{whole:.3f}"])
     caption = "Mean seconds by phase, without the first turn."
     caption += " Reshard is a part of sample and verify." * ("reshard" in timed)
+    caption += " Evaluate is the whole of an evaluation." * ("evaluate" in timed)
     return {"caption": caption, "head": ["mean seconds", *timed, "all"], "rows": rows} if rows else None
 
 
