@@ -175,7 +175,7 @@ def warm_up(loop: Loop, params: dict, progress) -> None:
         (loop.verifier, (1, rl.samples_per_prompt, rl.verifications_per_solution)),
     ):
         policy.sampler.warm_up(policy.sampler.layout(params[policy.role]), groups)
-        state = policy.restart(policy.init(rng.step_key(0, "warm-up")).params)
+        state = policy.parked(policy.restart(policy.init(rng.step_key(0, "warm-up")).params))
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = warm_up_update(loop, policy, state, bucket)
         progress.advance(phase=f"sampler and update of the {policy.role}")

@@ -238,8 +238,8 @@ def _visit_shapes(parts, config, weights, num_prompts: int, group_size: int, pro
     key_data = np.zeros((2,), np.uint32)
     none_B = np.zeros((rows,), np.int32)
     state = parts.prefill(weights, token_PS, length_P, none_B, key_data, none_B, sampling)
-    # What is left, the last first: a state to run, or one whose cache is full. It grows only when its turn comes, so that
-    # no more memory is taken than a real batch takes.
+    # What is left, the last first: a state to run, or one whose cache is full. It grows only when its turn comes, so
+    # that no more memory is taken than a real batch takes.
     pending, seen = [(state, False)], set()
     while pending:
         state, is_full = pending.pop()
