@@ -7,7 +7,8 @@ setting of qwen2_5_math_7b.py. Two things are this project's own: the teacher of
 
 Command:   python -m tango_jax.train --config=configs/qwen2_5_1_5b_last_letter.py --workdir=runs/last_letter_1_5b
 Hardware:  one GPU with 141 GB, by arithmetic: weights, moments and reference of both roles are 49 GB in float32, the
-           gradient and new weights of one role up to 12, decode weights and cache 10. 40 GB of disk a checkpoint.
+           gradient and new weights of one role up to 12, decode weights and the verifier's cache up to 28 (while it
+           grows there are two). 40 GB of disk a checkpoint.
 Time:      an estimate from operation counts, not a measurement: four to eight hours on one H200.
 Expected:  not reproduced here; the paper's figures are in its section 4.3. The test has more and longer words than were
            trained on. Compare with --config.arm=grpo, the generator alone.

@@ -10,7 +10,7 @@ Command:   stage 1, on a file of tagged solutions (rows with `question` and `sol
 Hardware:  the paper's is 4 nodes of 8 A100. Start one process a node (sbatch --ntasks-per-node=1 launch/slurm.sbatch
            ...): `row_buckets` count the rows of a process. The plan
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
-           says that a device needs 61 of 75 GiB, and with --target=tpu-v5p:32 that it needs 75 of 96 GiB. A checkpoint
+           says that a device needs 61 of 75 GiB, and with --target=tpu-v5p:32 that it needs 74 of 96 GiB. A checkpoint
            of both roles is 183 GB.
 Time:      predicted by the same plan, not timed: 26 hours on 32 A100, 15 on 32 chips of a TPU v5p, where responses are
            half as long as they may be on average.

@@ -49,8 +49,8 @@ def parse_options(argv: list[str]) -> Options:
     config = load_config(path, overrides)
     validate(config)
     kind, devices = parse_target(target)
-    own = int(per_process) if per_process.isdigit() else min(kind.per_host, devices)
-    if (per_process and not per_process.isdigit()) or own < 1 or devices % own or own > kind.per_host:
+    own = int(per_process) if per_process.isdecimal() else min(kind.per_host, devices)
+    if (per_process and not per_process.isdecimal()) or own < 1 or devices % own or own > kind.per_host:
         raise ValueError(f"--per-process={per_process}: choose a number of devices that divides {devices} and is at "
                          f"most the {kind.per_host} of a host")
     return Options(config, kind, devices, own, _share(filled), is_json)

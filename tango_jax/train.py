@@ -94,15 +94,16 @@ def train(
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
+    loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
+    # Before the states are made: beside them, the one that updates are compiled with could be too much.
+    with console.stage("Compiling", total=2) as progress:
+        warm_up(loop, start_params, progress)
     states, counters, position, seconds = start_or_resume(policies, start_params, fingerprints, checkpointer)
     if counters.turn:
         console.log(f"resumed after turn {counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
     del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
     states = {role: policies[role].parked(states[role]) for role in ROLES}
-    loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
     started -= seconds
-    with console.stage("Compiling", total=2) as progress:
-        warm_up(loop, progress)
     compiles.mark_warm()
 
     pool = fixed_pool(task, config.eval.pool)
@@ -164,16 +165,17 @@ class Record(NamedTuple):
         self.checkpointer.save(counters.turn, states, meta)
 
 
-def warm_up(loop: Loop, progress) -> None:
-    """Compile everything the run can need, on batches without content, so that nothing compiles later."""
+def warm_up(loop: Loop, params: dict, progress) -> None:
+    """Compile everything the run can need, on batches without content, so that nothing compiles later; `params` of both
+    roles are as good as any."""
     rl = loop.config.rl
     hosts.warm_up()
     for policy, groups in (
         (loop.generator, (1, rl.samples_per_prompt)),
         (loop.verifier, (1, rl.samples_per_prompt, rl.verifications_per_solution)),
     ):
-        state = policy.restart(policy.init(rng.step_key(0, "warm-up")).params)
-        policy.sampler.warm_up(policy.sampler.layout(state.params), groups)
+        policy.sampler.warm_up(policy.sampler.layout(params[policy.role]), groups)
+        state = policy.parked(policy.restart(policy.init(rng.step_key(0, "warm-up")).params))
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = warm_up_update(loop, policy, state, bucket)
         progress.advance(phase=f"sampler and update of the {policy.role}")

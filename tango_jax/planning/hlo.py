@@ -72,11 +72,12 @@ def collectives(text: str, num_devices: int) -> list[Collective]:
     return found
 
 
-def wire_bytes_by_kind(found: list[Collective], passes: float) -> dict[str, float]:
-    """Bytes that a device receives in all, {kind: bytes}, where the loop of unknown length runs `passes` times."""
+def wire_bytes_by_kind(found: list[Collective], passes: float, calls: int = 1) -> dict[str, float]:
+    """Bytes that a device receives in all, {kind: bytes}, where the loop of unknown length runs `passes` times in so
+    many calls of the program."""
     total = {}
     for item in found:
-        total[item.kind] = total.get(item.kind, 0.0) + item.wire_bytes * (passes if item.in_pass else 1)
+        total[item.kind] = total.get(item.kind, 0.0) + item.wire_bytes * (passes if item.in_pass else calls)
     return total
 
 

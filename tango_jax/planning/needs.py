@@ -45,9 +45,10 @@ class Tokens(NamedTuple):
     def pairs(self, attention: str) -> float:
         """Query-key pairs that attention computes."""
         R, T, Q, X = self
-        if attention in SKIPPING:
-            return Q * X * (X + 1) / 2 + R * T * (X + (T + 1) / 2)
-        return float(Q * X * X + R * T * (X + T))
+        if attention not in SKIPPING:
+            return float(Q * X * X + R * T * (X + T))
+        own = T if X and attention == "cudnn" else (T + 1) / 2  # cuDNN skips nothing against a prefix
+        return Q * X * (X + 1) / 2 + R * T * (X + own)
 
 
 def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:

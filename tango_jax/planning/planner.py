@@ -68,7 +68,9 @@ def make_plan(options: Options, console: Console) -> Plan:
 def comparison(plan: Plan, role: str) -> dict[str, tuple[float, float]]:
     """{kind: (bytes needed, bytes found)} that a device receives in the update of a turn."""
     policy, passes = plan.job.policies[role], plan.turns[role].passes
+    epochs = policy.config.loss.epochs
+    count = epochs * passes.micro_batches
     mesh, chunk = policy.placement.train, policy.config.logp_chunk
     need = update_collectives(policy.model_config, mesh, passes.tokens, chunk)
-    found = wire_bytes_by_kind(plan.programs[f"{role}/update"].collectives, passes.micro_batches)
-    return {kind: (passes.micro_batches * need.get(kind, 0.0), found.get(kind, 0.0)) for kind in need | found}
+    found = wire_bytes_by_kind(plan.programs[f"{role}/update"].collectives, count, epochs * passes.calls)
+    return {kind: (count * need.get(kind, 0.0), found.get(kind, 0.0)) for kind in need | found}

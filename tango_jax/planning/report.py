@@ -8,7 +8,7 @@ from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import decode_flops, prefill_flops
 from tango_jax.planning.planner import Plan, comparison
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
-from tango_jax.planning.times import TurnPlan, function_flops
+from tango_jax.planning.times import TurnPlan, function_flops, scores_of
 from tango_jax.planning.workload import Sampled
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
@@ -19,6 +19,7 @@ class Work(NamedTuple):
 
     passes: int  # of the loop inside it: micro-batches, or decode steps
     flops: float
+    calls: int = 1
 
 
 def as_json(plan: Plan) -> dict:
@@ -26,13 +27,13 @@ def as_json(plan: Plan) -> dict:
     options, done = plan.options, work(plan)
     functions = {}
     for name, program in plan.programs.items():
-        passes, flops = done.get(name, Work(0, 0.0))
+        passes, flops, calls = done.get(name, Work(0, 0.0, 0))
         functions[name] = {
             "argument_gib": program.argument / GIB,
             "temp_gib": program.temp / GIB if not program.error else None,
             "flops": flops,
             "passes": passes,
-            "collective_bytes": wire_bytes_by_kind(program.collectives, passes),
+            "collective_bytes": wire_bytes_by_kind(program.collectives, passes, calls),
         }
     for role in plan.turns:
         functions[f"{role}/update"]["needed_collective_bytes"] = {
@@ -73,9 +74,9 @@ def work(plan: Plan) -> dict[str, Work]:
         if role in plan.turns:
             turn, loss = plan.turns[role], policy.config.loss
             score, update = function_flops(policy, turn.passes)
-            count = turn.passes.micro_batches
-            done[f"{role}/score"] = Work(count, count * score.total)
-            done[f"{role}/update"] = Work(count * loss.epochs, count * loss.epochs * update.total)
+            for name, repeats, flops in (("score", scores_of(policy), score), ("update", loss.epochs, update)):
+                count = repeats * turn.passes.micro_batches
+                done[f"{role}/{name}"] = Work(count, count * flops.total, repeats * turn.passes.calls)
         sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
         if sampled:
             done |= _sampling_work(policy, role, max(sampled, key=lambda item: item.batches * item.prompts))
@@ -91,9 +92,9 @@ def _sampling_work(policy, role: str, sampled: Sampled) -> dict[str, Work]:
         for segment in sampled.segments
     ]
     return {
-        f"{role}/prefill": Work(sampled.batches, sampled.batches * prompts.total),
+        f"{role}/prefill": Work(sampled.batches, sampled.batches * prompts.total, sampled.batches),
         f"{role}/decode": Work(sampled.batches * sum(segment.steps for segment in sampled.segments),
-                               sampled.batches * sum(steps)),
+                               sampled.batches * sum(steps), sampled.batches),
     }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def show(plan: Plan, console: Console) -> None:
         axes = " x ".join(f"{name} {size}" for name, size in policy.placement.train.shape.items())
         console.log(f"the {role}: mesh {axes}, decoding weights on {policy.config.mesh.decode_tensor} device(s) each, "
                     f"attention {policy.model_config.attention}")
-    rows = [(phase.name, *(phase.error or getattr(phase, part) / GIB for part in PARTS))
+    rows = [(phase.name, *("-" if phase.error else getattr(phase, part) / GIB for part in PARTS))
             for phase in plan.phases]
     console.table(f"GiB of each device, of {options.target.memory / GIB:.1f} that a program may use",
                   ("phase", *PARTS), rows)
@@ -124,7 +125,7 @@ def show(plan: Plan, console: Console) -> None:
          ", ".join(f"{kind} {size / 1e9:.2f}" for kind, size in sent.items()) or "none")
         for name, program in plan.programs.items()
         if name in done
-        for sent in [wire_bytes_by_kind(program.collectives, done[name].passes)]
+        for sent in [wire_bytes_by_kind(program.collectives, done[name].passes, done[name].calls)]
     ]  # fmt: skip
     console.table("In a turn, of each device", ("function", "passes", "TFLOP", "GB received"), rows)
     _show_times(plan, console)

@@ -89,7 +89,7 @@ def parse_target(text: str) -> tuple[Target, int]:
     """
     name, _, count = text.partition(":")
     known = (*TARGETS, "cpu")
-    if name not in known or not (count or "1").isdigit() or count == "0":
+    if name not in known or (count and (not count.isdecimal() or int(count) < 1)):
         raise ValueError(f"--target={text}: choose one of {', '.join(known)}, with a number of devices, 1 "
                          "or more, after a colon")
     if name == "cpu":

@@ -51,14 +51,14 @@ class Clock(NamedTuple):
             return self.target.link
         return min(self.target.link, self.target.network * max(hosts.count(host) for host in set(hosts)))
 
-    def passes(self, policy: Policy, program: Program, flops: Flops, count: int) -> float:
-        """`count` micro-batches."""
-        model = policy.model_config
+    def passes(self, policy: Policy, program: Program, flops: Flops, passes: Passes) -> float:
+        """All micro-batches of an update or a score."""
+        model, count, calls = policy.model_config, passes.micro_batches, passes.calls
         hidden = [item for item in program.collectives if item.kind in HIDDEN]
         inside = sum(self.sending(item) for item in hidden if item.in_pass)
         open_sums = [item for item in program.collectives if item.kind not in HIDDEN]
-        sums = sum(self.sending(item) * (count if item.in_pass else 1) for item in open_sums)
-        outside = sum(self.sending(item) for item in hidden if not item.in_pass)
+        sums = sum(self.sending(item) * (count if item.in_pass else calls) for item in open_sums)
+        outside = calls * sum(self.sending(item) for item in hidden if not item.in_pass)
         return count * max(self.products(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
 
     def sampling(self, policy: Policy, shapes: Sampling, done: Sampled) -> float:
@@ -114,20 +114,24 @@ def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str,
         sampled["verifier"] = sampled_by(job, "verifier", *judged, filled)
     passes = passes_of(job, role, filled)
     loss = policy.config.loss
-    scores = (loss.kl_coef > 0) + (policy.updates_per_batch > 1)
     score, update = function_flops(policy, passes)
     seconds = {"reshard": sum(reshard_seconds(clock, programs[f"{name}/layout"]) for name in sampled)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
             seconds[phase] = clock.sampling(job.policies[name], job.sampling[name], sampled[name])
-    seconds["score"] = scores * clock.passes(policy, programs[f"{role}/score"], score, passes.micro_batches)
+    seconds["score"] = scores_of(policy) * clock.passes(policy, programs[f"{role}/score"], score, passes)
     state = job.states[role]
     # Of each parameter and its two moments: read and written; of the gradient: read for its norm and for the step.
     touched = 2 * device_bytes(state) + 2 * device_bytes(state.params)
     step = loss.minibatches * clock.reading(touched)
-    update_s = clock.passes(policy, programs[f"{role}/update"], update, passes.micro_batches)
+    update_s = clock.passes(policy, programs[f"{role}/update"], update, passes)
     seconds["update"] = loss.epochs * (update_s + step)
     return TurnPlan(role, passes, sampled, seconds)
+
+
+def scores_of(policy: Policy) -> int:
+    """How often a batch is scored: by the reference, and by the policy itself before the first of several updates."""
+    return (policy.config.loss.kl_coef > 0) + (policy.updates_per_batch > 1)
 
 
 def function_flops(policy: Policy, passes: Passes) -> tuple[Flops, Flops]:

@@ -22,7 +22,8 @@ from tango_jax.sampling.sampler import bucket_of, smaller_bucket
 class Passes(NamedTuple):
     """An update or a score of one turn."""
 
-    micro_batches: int
+    micro_batches: int  # in all calls
+    calls: int  # one a minibatch
     tokens: Tokens  # of each micro-batch of a shard
 
 
@@ -62,7 +63,8 @@ def passes_of(job: Job, role: str, filled: float) -> Passes:
     ]
     batch = pack(sequences, pack_shape(config), prompts * M, prompts, policy.placement.num_local_shards)
     (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
-    return Passes(int(batch.num_micro) * config.loss.minibatches, Tokens(R, T, Q, X))
+    calls = config.loss.minibatches
+    return Passes(int(batch.num_micro) * calls, calls, Tokens(R, T, Q, X))
 
 
 def shuffled(lengths: np.ndarray) -> np.ndarray:

@@ -238,9 +238,13 @@ def _visit_shapes(parts, config, weights, num_prompts: int, group_size: int, pro
     key_data = np.zeros((2,), np.uint32)
     none_B = np.zeros((rows,), np.int32)
     state = parts.prefill(weights, token_PS, length_P, none_B, key_data, none_B, sampling)
-    pending, seen = [state], set()
+    # What is left, the last first: a state to run, or one whose cache is full. It grows only when its turn comes, so
+    # that no more memory is taken than a real batch takes.
+    pending, seen = [(state, False)], set()
     while pending:
-        state = pending.pop()
+        state, is_full = pending.pop()
+        if is_full:
+            state = parts.grow(bucket_of(state.out_token_BS.shape[1] + 1, config.cache_buckets), state)
         shape = (state.out_token_BS.shape, state.prefix.length_P.shape)
         if shape in seen:
             continue
@@ -248,6 +252,6 @@ def _visit_shapes(parts, config, weights, num_prompts: int, group_size: int, pro
         state = parts.decode(weights, state, sampling, np.int32(0))
         rows, length = state.out_token_BS.shape
         if length < config.cache_buckets[-1]:
-            pending.append(parts.grow(bucket_of(length + 1, config.cache_buckets), state))
+            pending.append((state, True))
         if smaller := smaller_bucket(rows, config.row_buckets):
-            pending.append(parts.compact(state, np.zeros((smaller,), np.int32)))
+            pending.append((parts.compact(state, np.zeros((smaller,), np.int32)), False))
