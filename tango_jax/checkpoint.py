@@ -122,6 +122,23 @@ class Checkpointer:
         self._newest = step  # whatever is later on disk is damaged, and the next save may replace it
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
+    def peek(self, abstract_state: Any) -> Restored | None:
+        """What the newest step says of itself, without its arrays (`state` is None): quick, for a check before long
+        work. None when there is no step, or none that can be read: what to do then is for `restore` to find out.
+
+        Raises CheckpointError when names, shapes or dtypes differ from `abstract_state`.
+        """
+        step = self.latest_step()
+        if step is None:
+            return None
+        try:
+            record = _read_record(self._orbax, self._directory / str(step))
+        except (OSError, ValueError, KeyError) as error:
+            log.info("step %d in %s cannot be read yet: %s", step, self._directory, error)
+            return None
+        _check_same_arrays(self._directory / str(step), record["arrays"], _array_table(abstract_state))
+        return Restored(step, None, record["meta"])
+
     def _write(self, step: int, state: Any, record: dict) -> None:
         saving = self._directory / f"{step}{SAVING}"
         with _quiet_orbax():
@@ -194,7 +211,7 @@ def _mixed_sum(leaf: jax.Array) -> jax.Array:
 def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
           part: tuple[str, ...] = ()) -> Restored:
     path = directory / str(step)
-    record = orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+    record = _read_record(orbax, path)
     prefix = "".join(f"{name}/" for name in part)
     saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
     if not saved:
@@ -206,6 +223,11 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
         item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
     state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
     return Restored(step, state, record["meta"])
+
+
+def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
+    """{"arrays": name -> type and shape, "meta": what was saved beside them}."""
+    return orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
 
 
 def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:

@@ -177,7 +177,7 @@ def main(argv: list[str]) -> None:
     with runtime.session(config, workdir) as console:
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-        save_config(config, workdir)
+        save_config(config, workdir / "config.json")
         run_stage_one(policies, config, task, workdir, console, hosts.Preemption())
         for role in policies:
             console.log(f"{role}: {sft_directory(workdir, role)}")

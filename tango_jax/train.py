@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
-from tango_jax.checkpoint import Checkpointer, tree_fingerprint
+from tango_jax.checkpoint import Checkpointer, Restored, tree_fingerprint
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
 from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
@@ -95,10 +95,14 @@ def train(
     references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
+    abstract_states = {role: policies[role].abstract_state() for role in ROLES}
+    check_start(checkpointer.peek(abstract_states), fingerprints)  # a mistake shows before minutes of compiling
     # Before the states are made: beside them, the one that updates are compiled with could be too much.
     with console.stage("Compiling", total=2) as progress:
         warm_up(loop, start_params, progress)
-    states, counters, position, seconds = start_or_resume(policies, start_params, fingerprints, checkpointer)
+    states, counters, position, seconds = start_or_resume(
+        policies, start_params, abstract_states, fingerprints, checkpointer
+    )
     if counters.turn:
         console.log(f"resumed after turn {counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
     del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
@@ -128,23 +132,30 @@ def train(
     return summary
 
 
-def start_or_resume(policies: dict, start_params: dict, fingerprints: dict, checkpointer: Checkpointer):
+def start_or_resume(
+    policies: dict, start_params: dict, abstract_states: dict, fingerprints: dict, checkpointer: Checkpointer
+):
     """(states, counters, bytes of metrics, seconds so far) of the newest checkpoint, or of the start.
 
     Raises:
         ValueError: the checkpoint belongs to a run with another start, or another model.
     """
-    restored = checkpointer.restore({role: policies[role].abstract_state() for role in ROLES})
+    restored = checkpointer.restore(abstract_states)
+    check_start(restored, fingerprints)
     if restored is None:
         return {role: policies[role].restart(start_params[role]) for role in ROLES}, Counters(), 0, 0.0
     meta = restored.meta
-    if meta["source_fingerprint"] != fingerprints:
+    counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
+    return restored.state, counters, meta["metrics_bytes"], meta["seconds"]
+
+
+def check_start(restored: Restored | None, fingerprints: dict) -> None:
+    """Raises ValueError where a checkpoint belongs to a run with another start."""
+    if restored is not None and restored.meta["source_fingerprint"] != fingerprints:
         raise ValueError(
             f"stage 1, or what init_from names, changed since the checkpoint of turn {restored.step} was saved: "
             "restore the stage-1 checkpoints, or choose another --workdir"
         )
-    counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
-    return restored.state, counters, meta["metrics_bytes"], meta["seconds"]
 
 
 class Record(NamedTuple):

@@ -160,6 +160,20 @@ def test_checkpoint_of_another_model_is_refused(two_steps, tmp_path, name, expec
     assert names(tmp_path) == ["10", "20"]
 
 
+def test_a_glance_tells_the_record_and_reads_no_array(two_steps, tmp_path, monkeypatch):
+    state = make_state(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_lib, "newest_verified", None)  # reads every byte
+        glance = two_steps.peek(abstract(state))
+        assert (glance.step, glance.state, glance.meta) == (20, None, {"phase": "rl"})
+        with pytest.raises(CheckpointError, match="another model/optimizer"):
+            two_steps.peek(abstract(changed("ema")))
+    assert Checkpointer(tmp_path / "new").peek(abstract(state)) is None
+    (tmp_path / "20" / "record" / "metadata").write_text("{")
+    assert two_steps.peek(abstract(state)) is None
+    assert two_steps.restore(abstract(state)).step == 10
+
+
 def test_restore_onto_another_mesh(two_steps):
     devices = np.array(jax.devices())
     mesh = Mesh(devices[:2], ("fsdp",))
