@@ -6,6 +6,7 @@ runs each at the size that its parameters cell says, in a kernel of this Python,
 The tests run them at a smaller size with a cell of other parameters after that one, and store nothing.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ def run_notebook(
     lines = [f"{name} = {value!r}" for name, value in parameters.items()]
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell("\n".join(lines)))
     folder = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=folder).execute(env=dict(environment))
+    client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=folder)
+    asyncio.run(client.async_execute(env=dict(environment)))  # its `execute` leaves an event loop open in each thread
     del notebook.cells[place + 1]
     clean(notebook)
     return notebook

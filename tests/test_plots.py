@@ -54,7 +54,7 @@ FULL = [eval_row(0, 0.2, **{"verifier/pool/step_f1": 0.4, "verifier/pool/outcome
         {"step": 2, "phase": "generator", "generator_step": 1, "generator/reward/outcome": 0.3, "generator/kl": 0.0}]
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")  # matplotlib's, numpy's
 @pytest.mark.parametrize("rows", [[], FULL[:1], FULL[3:], FULL], ids=["empty", "one point", "no eval", "full"])
 def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
     path = tmp_path / "figures" / "curves.png"
@@ -62,7 +62,7 @@ def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
     assert png_size(path)[0] == 1200
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")  # matplotlib's, numpy's
 @pytest.mark.parametrize("runs", [{}, {"tango": {}}, {"grpo": {0: []}},
                                   {"tango": {0: FULL, 1: FULL}, "grpo": {0: FULL[1:]}, "my_arm": {3: FULL}}],
                          ids=["no arm", "no seed", "no row", "three arms"])
