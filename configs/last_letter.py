@@ -42,8 +42,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.verifier.sft.steps = 600
     config.verifier.sft.start = "generator"  # one base for both roles, as two checkpoints of a family have
     config.generator.optimizer.lr = config.verifier.optimizer.lr = 1e-4
-    # At 1 it rejects one right step in ten. Once nearly all solutions are right, a rejected step then mostly stands in a
-    # right one, and a verdict that ignores the steps pays: see last_letter_results.md.
+    # At 1 it rejects one right step in ten. Once nearly all solutions are right, a rejected step then mostly stands in
+    # a right one, and a verdict that ignores the steps pays: see last_letter_results.md.
     config.verifier.temperature = 0.7
     config.rl.prompts_per_step = 20
     config.rl.samples_per_prompt = 5
