@@ -20,6 +20,7 @@ from typing import NamedTuple  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from browser import open_browser  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -106,3 +107,10 @@ def tiny_run(tiny_train, shared_folder) -> TinyRun:
             assert done.code == 0, done.stderr
             stdout.write_text(done.stdout)
     return TinyRun(workdir, stdout.read_text())
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A page of headless Chromium; skips where that is not installed."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page

@@ -9,7 +9,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from browser import open_browser
 from conftest import ROOT
 
 from tango_jax.report import main
@@ -40,12 +39,6 @@ def report(ablation, tmp_path_factory) -> Path:
     main([str(ablation), f"--out={path}"])
     assert path.stat().st_size < 20e6
     return path
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @pytest.fixture

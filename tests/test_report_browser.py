@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from browser import open_browser
 from report_cases import HOSTILE, run_config, write_run
 
 from tango_jax.rollout_dump import read_rollouts
@@ -39,12 +38,6 @@ def report(runs, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     build_page(find_runs([runs]), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @pytest.fixture
