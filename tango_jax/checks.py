@@ -56,10 +56,16 @@ def folder_to_write(name: str, text: str | os.PathLike) -> Path:
     return path
 
 
-def shortened(value: Any, limit: int = 120) -> str:
+def shortened(value: Any) -> str:
     """A value as Python writes it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    try:
+        return cut(repr(value))
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"a value of type {type(value).__name__} that is too long to show"
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def one_line(error: object) -> str:

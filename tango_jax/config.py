@@ -12,7 +12,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
-from tango_jax.checks import folder_to_write, one_line
+from tango_jax.checks import cut, folder_to_write, one_line
 from tango_jax.config_file import did_you_mean, flatten, is_like, run_config_file
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
 
@@ -46,12 +46,12 @@ def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
 def _apply_override(config: ConfigDict, override: str) -> None:
     name, separator, text = override.partition("=")
     if not separator:
-        raise ValueError(f"override {override!r} must look like --config.key=value")
+        raise ValueError(f"--config.{cut(override)} has no value: write --config.key=value")
     node, keys = config, name.split(".")
     for depth, key in enumerate(keys):
         if not isinstance(node, ConfigDict) or key not in node:
             unknown = ".".join(keys[: depth + 1])
-            raise ValueError(f"unknown config key {unknown!r} in --config.{override}{did_you_mean(name)}")
+            raise ValueError(f"unknown config key {unknown!r} in --config.{cut(override)}{did_you_mean(name)}")
         node = node if depth == len(keys) - 1 else node[key]
     old = node[keys[-1]]
     if isinstance(old, ConfigDict):
@@ -72,7 +72,7 @@ def _parse_like(old, text: str, name: str):
     if isinstance(old, tuple) and isinstance(value, list):
         value = tuple(value)
     if not is_like(old, value, name):
-        raise ValueError(f"--config.{name}={text} must be of type {type(old).__name__}, like its default {old!r}")
+        raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}")
     return value
 
 

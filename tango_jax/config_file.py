@@ -4,6 +4,8 @@ Config files are Python, so that anything can go wrong in them. Stage: the start
 """
 
 import difflib
+import importlib.util
+import re
 import traceback
 import types
 from typing import Any
@@ -26,10 +28,12 @@ def run_config_file(file: str, argument: str) -> ConfigDict:
     module.__file__ = file
     try:
         # Not by an import, which would take a version that was compiled within the same second for the new one.
-        with open(file, "rb") as opened:
-            exec(compile(opened.read(), file, "exec"), module.__dict__)
+        source = importlib.util.decode_source(local_path("--config", file).read_bytes())
+        exec(compile(source, file, "exec"), module.__dict__)
         get_config = module.__dict__.get("get_config")
         config = get_config(argument) if callable(get_config) else None
+        if isinstance(config, ConfigDict):
+            flatten(config)  # a file can make one that cannot be read
     except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
         raise ValueError(_what_failed(file, error)) from error
     if not callable(get_config):
@@ -88,11 +92,14 @@ def flatten(config: ConfigDict) -> dict:
 def _what_failed(file: str, error: BaseException) -> str:
     """One line: the file, the last of its lines that took part, and the error."""
     if isinstance(error, SyntaxError):
-        line, text = error.lineno, error.msg
+        line, text = error.lineno, one_line(error.msg)
     else:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        line, text = lines[-1] if lines else None, one_line(error)
+        line, text = lines[-1] if lines else None, one_line(error.args[0] if error.args else "no message")
+    if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
+        text, _, keys = text.partition(" Other fields present")
+        text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))
     place = f"{file}, line {line}" if line else file
     # The text of a ValueError is meant for people; that of a KeyError, say, needs its name.
     name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{place}: {name}{text[:500] or 'no message'}"
+    return f"{place}: {name}{text}"

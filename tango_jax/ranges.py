@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tango_jax.checks import shortened
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.rng import MAX_SEED
 
@@ -196,7 +197,7 @@ def check_numbers(settings: Mapping[str, Any]) -> None:
     """Every number of the flat settings {"rl.gamma": 0.8, ...}. Raises ValueError on the first outside its range."""
     for key, value in settings.items():
         for number in numbers_of(value):
-            shown = f"{key}={value}: {number}" if isinstance(value, tuple) else f"{key}={value}"
+            shown = f"{key}={shortened(value)}" + (f": {shortened(number)}" if isinstance(value, tuple) else "")
             range_of(key).check(shown, number)
 
 
@@ -204,4 +205,4 @@ def check_options(options: Any, ranges: Mapping[str, Range]) -> None:
     """The same for the options of a command, which are attributes of those names."""
     for name, allowed in ranges.items():
         value = getattr(options, name)
-        allowed.check(f"--{name}={value}", value)
+        allowed.check(f"--{name}={shortened(value)}", value)

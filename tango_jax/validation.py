@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from tango_jax.checks import one_of, require
+from tango_jax.checks import local_path, one_of, require
 from tango_jax.config import ARMS, flatten
 from tango_jax.config_file import check_keys
 from tango_jax.loggers import check_installed
@@ -99,6 +99,8 @@ def _check_start(role: str, config: ConfigDict) -> None:
             kind_of(config.checkpoint)
         except ValueError as error:
             raise ValueError(f"{role}.checkpoint: {error}") from error
+    if config.init_from:
+        local_path(f"{role}.init_from", config.init_from)
     require(
         bool(config.checkpoint) or not config.use_chat,
         f"{role}.use_chat=True needs a {role}.checkpoint: a model from scratch has no chat template",

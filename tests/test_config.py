@@ -83,7 +83,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("gamma.x=1", r"unknown config key 'gamma' in --config\.gamma\.x=1"),
     ("seed.x=1", r"unknown config key 'seed\.x'"),
     ("zzzzzzzzzzzzzz=1", r"unknown config key 'zzzzzzzzzzzzzz' in --config\.zzzzzzzzzzzzzz=1$"),  # nothing is near
-    ("rl.gamma", r"'rl\.gamma' must look like --config\.key=value"),
+    ("rl.gamma", r"--config\.rl\.gamma has no value: write --config\.key=value"),
     ("rl=1", r"--config\.rl is a group of keys \(.*gamma, generator_steps, .*\); set one of them"),
     ("seed=1.5", r"--config\.seed=1\.5 must be of type int, like its default 0"),
     ("seed=one", r"--config\.seed=one must be of type int"),
@@ -95,6 +95,11 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("task.sft_words=(1.5,2.5)", r"sft_words=\(1\.5,2\.5\) must be of type tuple"),
     ("generator.share_prompts=1", r"must be of type bool, like its default True"),
     ("generator.share_prompts=false", r"must be of type bool"),
+    ("generator.row_buckets={[]:1}", r"row_buckets=\{\[\]:1\} must be of type tuple"),
+    ("generator.row_buckets=" + "(" * 5000, r"row_buckets=\(+\.\.\. must be of type tuple"),
+    ("rl.gamma=1" + "0" * 400, r"rl\.gamma=10+\.\.\. must be of type float"),
+    ("seed=1" + "0" * 5000, r"seed=10+\.\.\. must be of type int"),
+    ("=1", r"unknown config key '' in --config\.=1"),
     ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\)"),
     ("generator.row_buckets=8 16", r"must be of type tuple"),
 ])  # fmt: skip
