@@ -4,8 +4,6 @@
 locked: a key that does not exist is refused with the nearest one that does.
 """
 
-import difflib
-import importlib.util
 import json
 import sys
 from ast import literal_eval
@@ -14,6 +12,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
+from tango_jax.checks import cut, folder_to_write, one_line
+from tango_jax.config_file import did_you_mean, flatten, is_like, run_config_file
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
 
 __all__ = [
@@ -34,20 +34,10 @@ def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
     """`get_config` of a Python file, with `key.path=value` overrides applied. `FILE:arg` hands `arg` to get_config.
 
     Raises:
-        ValueError: the file is missing or has no get_config; an override names no key, or has another type.
+        ValueError: see `run_config_file`; an override names no key, or has another type.
     """
     file, _, argument = path.partition(":")
-    if not Path(file).is_file() or not file.endswith(".py"):
-        raise ValueError(f"{file!r} is not a Python file that exists; try configs/last_letter.py")
-    spec = importlib.util.spec_from_file_location("tango_config", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"{file} has no function get_config(arg)")
-    try:
-        config = module.get_config(argument)
-    except (AttributeError, KeyError, TypeError) as error:  # a locked ConfigDict's complaint about a key or a type
-        raise ValueError(f"{file}: {error}") from error
+    config = run_config_file(file, argument)
     for override in overrides:
         _apply_override(config, override)
     return config.lock()
@@ -56,14 +46,12 @@ def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
 def _apply_override(config: ConfigDict, override: str) -> None:
     name, separator, text = override.partition("=")
     if not separator:
-        raise ValueError(f"override {override!r} must look like --config.key=value")
+        raise ValueError(f"--config.{cut(override)} has no value: write --config.key=value")
     node, keys = config, name.split(".")
     for depth, key in enumerate(keys):
         if not isinstance(node, ConfigDict) or key not in node:
-            known = flatten(config)
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"unknown config key {'.'.join(keys[: depth + 1])!r} in --config.{override}{hint}")
+            unknown = ".".join(keys[: depth + 1])
+            raise ValueError(f"unknown config key {unknown!r} in --config.{cut(override)}{did_you_mean(name)}")
         node = node if depth == len(keys) - 1 else node[key]
     old = node[keys[-1]]
     if isinstance(old, ConfigDict):
@@ -77,30 +65,15 @@ def _parse_like(old, text: str, name: str):
         return text
     try:
         value = literal_eval(text)
-    except (ValueError, SyntaxError):
+        if isinstance(old, float) and type(value) is int:
+            value = float(value)
+    except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
         value = text
-    if isinstance(old, float) and type(value) is int:
-        value = float(value)
     if isinstance(old, tuple) and isinstance(value, list):
         value = tuple(value)
-    if isinstance(old, tuple) and isinstance(value, tuple):
-        # Every tuple of the config holds integers, but for the names of arms.
-        kind = str if name == "ablation.arms" else int
-        is_right = all(type(item) is kind for item in value)
-    else:
-        is_right = type(value) is type(old)
-    if not is_right:
-        raise ValueError(f"--config.{name}={text} must be of type {type(old).__name__}, like its default {old!r}")
+    if not is_like(old, value, name):
+        raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}")
     return value
-
-
-def flatten(config: ConfigDict) -> dict:
-    """{'rl.gamma': 0.8, ...}"""
-    flat = {}
-    for key, value in config.items():
-        nested = flatten(value) if isinstance(value, ConfigDict) else None
-        flat |= {f"{key}.{inner}": leaf for inner, leaf in nested.items()} if nested is not None else {key: value}
-    return flat
 
 
 def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple[ConfigDict, Path]:
@@ -110,7 +83,7 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
     """
     if "--help" in argv or "-h" in argv:
         print(doc.strip() + "\n\nusage: --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]\n")
-        print("Every key with its default is in tango_jax/defaults.py.")
+        print("Every key with its default is in tango_jax/defaults.py. Of a setting given twice, the last one counts.")
         sys.exit(0)
     try:
         path, workdir, overrides = "configs/last_letter.py", default_workdir, []
@@ -123,11 +96,12 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
                 workdir = argument.removeprefix("--workdir=")
             else:
                 raise ValueError(f"unknown argument {argument!r}; --help shows the usage")
+        folder = folder_to_write("--workdir", workdir)
         config = load_config(path, overrides)
         validate(config)
     except ValueError as error:
-        sys.exit(f"error: {error}")
-    return config, Path(workdir).expanduser()
+        sys.exit(f"error: {one_line(error)}")
+    return config, folder
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:

@@ -18,7 +18,7 @@ def optimizer_config(lr: float) -> ConfigDict:
             "lr": lr,  # peak learning rate
             "schedule": "constant",  # constant or cosine
             "warmup_steps": 0,  # linear warm-up
-            "decay_steps": 0,  # cosine: where it reaches zero; 0 means the stage's number of steps
+            "decay_steps": 0,  # cosine: the update where it reaches zero; in stage 1, 0 means sft.steps
             "weight_decay": 0.01,
             "b1": 0.9,
             "b2": 0.999,

@@ -7,6 +7,8 @@ import zlib
 
 import numpy as np
 
+MAX_SEED = 2**32 - 1  # of grain's orders; one limit for every seed
+
 
 def step_key(seed: int, *path: str | int) -> np.ndarray:
     """Raw data of a threefry key, uint32[2], for `jax.random.wrap_key_data` inside a jitted function."""

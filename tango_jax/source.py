@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tango_jax.checks import local_path
 from tango_jax.data.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.data.hf_tokenizer import load_hf_tokenizer
 from tango_jax.data.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def kind_of(name: str) -> str:
     Raises:
         ValueError: none of them.
     """
-    path = Path(name).expanduser()
+    path = local_path("checkpoint", name)
     if path.is_file() or path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"checkpoint {name} does not exist; give the path of a .gguf file")

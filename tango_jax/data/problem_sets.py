@@ -14,8 +14,8 @@ import numpy as np
 from tango_jax.data.row_formats import ROW_FORMATS, detect_format, to_problem
 from tango_jax.data.rows import read_rows
 from tango_jax.records import Problem
+from tango_jax.rng import MAX_SEED
 
-MAX_SEED = 2**32 - 1  # of grain
 _VALIDATION_STREAM = 1
 
 

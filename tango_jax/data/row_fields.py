@@ -8,6 +8,8 @@ import math
 import re
 from typing import Any
 
+from tango_jax.checks import shortened
+
 Fields = dict[str, Any]
 Content = tuple[str, str, int]  # question, gold answer, size (see records.Problem)
 
@@ -40,11 +42,6 @@ def decoded_of(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
-
-
-def shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def answer_text(value: Any) -> str:

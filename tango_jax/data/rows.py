@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tango_jax.checks import local_path
+
 HUB_PREFIX = "hub:"
 HUB_FORM = "hub:owner/name[:config]/split, or hub:owner/name/path/of/a/file.jsonl"
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -46,7 +48,7 @@ def _locate(source: str) -> tuple[str, list[Path]]:
     """(name for problem ids, the local files in order)."""
     if source.startswith(HUB_PREFIX):
         return _download(source)
-    path = Path(source).expanduser()
+    path = local_path("data file", source)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"data file {source} {what}; give a {', '.join(SUFFIXES)} file or {HUB_FORM}")

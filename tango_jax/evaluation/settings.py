@@ -10,14 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tango_jax import hosts
-from tango_jax.checks import at_least, require, within
+from tango_jax.checks import folder_to_write, require
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.manifest import complete_steps
 from tango_jax.metrics import write_json_atomic
+from tango_jax.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
 from tango_jax.source import kind_of
 from tango_jax.speaker import SpeakerSettings
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
+_SAMPLED = SAMPLED_TEMPERATURE._replace(
+    why=": the greedy attempt is made without being asked for, and one vote is greedy"
+)
+RANGES = {
+    "samples": Range(0, MAX_SAMPLES), "votes": Range(1, MAX_SAMPLES), "temperature": _SAMPLED,
+    "verifier_temperature": _SAMPLED, "top_p": SHARE_ABOVE_ZERO, "problems": COUNT_OR_NONE, "seed": SEED,
+    "max_prompt": COUNT_OR_NONE, "max_new": COUNT_OR_NONE, "verifier_max_prompt": COUNT_OR_NONE,
+    "verifier_max_new": COUNT_OR_NONE, "shard": COUNT, "rows": COUNT, "decode_tensor": COUNT,
+}  # fmt: skip
 FREE = ("out", "rows", "distributed", "decode_tensor")  # may change when an evaluation goes on
 
 
@@ -88,20 +98,10 @@ def check(settings: Settings) -> None:
     for name in (settings.checkpoint, settings.verifier):
         if name is not None:
             kind_of(name)
-    within("--samples", settings.samples, 0, MAX_SAMPLES)
-    within("--votes", settings.votes, 1, MAX_SAMPLES)
+    check_options(settings, RANGES)
     require(settings.samples > 0 or not settings.skip_greedy,
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
-    for name in ("temperature", "verifier_temperature"):
-        value = getattr(settings, name)
-        require(value > 0, f"--{name}={value} must be above 0: the greedy attempt is made without being asked for, and "
-                "one vote is greedy")
-    require(0 < settings.top_p <= 1, f"--top_p={settings.top_p} must lie in (0, 1]")
-    for name in ("problems", "max_prompt", "max_new", "verifier_max_prompt", "verifier_max_new", "seed"):
-        at_least(f"--{name}", getattr(settings, name), 0)
-    for name in ("shard", "rows", "decode_tensor"):
-        at_least(f"--{name}", getattr(settings, name), 1)
-    require(not settings.out.is_file(), f"--out={settings.out} is a file; name a folder, which may exist or not")
+    folder_to_write("--out", settings.out)
 
 
 def keep_settings(settings: Settings) -> None:

@@ -5,8 +5,8 @@ replaced literally, so LaTeX braces need no escaping.
 """
 
 import re
-from pathlib import Path
 
+from tango_jax.checks import local_path
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.records import Problem
 
@@ -71,11 +71,12 @@ def load_template(role: str, name: str) -> str:
     """
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
-    if not Path(name).is_file():
+    path = local_path(f"{role}.template", name)
+    if not path.is_file():
         known = ", ".join(known for known_role, known in TEMPLATES if known_role == role)
         raise ValueError(f"{role}.template={name!r} is neither one of {known} nor a file")
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
     missing = [field for field in FIELDS[role] if field not in text]
