@@ -30,9 +30,11 @@ from tango_jax.manifest import (
     clean_up,
     commit,
     complete_steps,
+    fingerprint_of_files,
     newest_verified,
     remove,
     write_manifest,
+    write_seal,
 )
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Checkpointer:
         self._directory = Path(directory).absolute()
         self._keep = keep
         self._orbax = _make_orbax()
+        self._verified: tuple[int, tuple] | None = None  # the step that `peek` chose, and its files as they were then
         if _is_first_process():
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -75,11 +78,11 @@ class Checkpointer:
         _barrier("checkpoint_open")
 
     def steps(self) -> list[int]:
-        """Complete steps on disk, oldest first (a complete step may still turn out to be damaged)."""
+        """Steps on disk, oldest first; each was complete once and may turn out to be damaged."""
         return complete_steps(self._directory)
 
     def latest_step(self) -> int | None:
-        """The newest complete step, or None."""
+        """The newest step on disk, or None."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict) -> None:
@@ -94,7 +97,7 @@ class Checkpointer:
             assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
         record = {"arrays": _array_table(state), "meta": meta}
         json.dumps(record)  # a value that JSON cannot hold must not fail half-way through the write
-        committed = False
+        committed, self._verified = False, None
         try:
             with _interrupt_waits():
                 self._write(step, state, record)
@@ -118,26 +121,35 @@ class Checkpointer:
         `abstract_state` holds a jax.ShapeDtypeStruct per array, with the sharding it shall have. Raises
         CheckpointError when steps exist but none verifies, and when names, shapes or dtypes differ from it.
         """
-        step = _choose_step(self._directory)
+        step = self._choose_step()
         self._newest = step  # whatever is later on disk is damaged, and the next save may replace it
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """What the newest step says of itself, without its arrays (`state` is None): quick, for a check before long
-        work. None when there is no step, or none that can be read: what to do then is for `restore` to find out.
+        """What the step that `restore` would load says of itself, without its arrays (`state` is None): for a check
+        before long work. None when there is no step.
 
-        Raises CheckpointError when names, shapes or dtypes differ from `abstract_state`.
+        Its bytes are verified, which reads all of them; a restore that follows does not read them twice. Raises
+        CheckpointError like `restore`.
         """
-        step = self.latest_step()
-        if step is None:
+        step = self._choose_step()
+        if step == NO_STEP:
             return None
-        try:
-            record = _read_record(self._orbax, self._directory / str(step))
-        except (OSError, ValueError, KeyError) as error:
-            log.info("step %d in %s cannot be read yet: %s", step, self._directory, error)
-            return None
+        record = _read_record(self._orbax, self._directory / str(step))
         _check_same_arrays(self._directory / str(step), record["arrays"], _array_table(abstract_state))
         return Restored(step, None, record["meta"])
+
+    def _choose_step(self) -> int:
+        """See the function of this name; bytes that `peek` has verified are not read again for `restore`."""
+        if self._verified is not None:
+            step, files = self._verified
+            is_untouched = _is_first_process() and fingerprint_of_files(self._directory / str(step)) == files
+            if _from_first_process(int(is_untouched)):
+                return step
+        step = _choose_step(self._directory)
+        files = fingerprint_of_files(self._directory / str(step)) if _is_first_process() else ()
+        self._verified = None if step == NO_STEP else (step, files)
+        return step
 
     def _write(self, step: int, state: Any, record: dict) -> None:
         saving = self._directory / f"{step}{SAVING}"
@@ -145,6 +157,7 @@ class Checkpointer:
             self._orbax.save(saving, force=True, args=ocp.args.Composite(
                 state=ocp.args.PyTreeSave(_flatten(state)), record=ocp.args.JsonSave(record)))
         if _is_first_process():
+            write_seal(saving, step)
             write_manifest(saving)
             commit(saving, self._directory / str(step))
 
@@ -160,8 +173,9 @@ class Checkpointer:
 
     def _describe_failure(self, step: int, error: Exception) -> str:
         free_gib = shutil.disk_usage(self._directory).free / 2**30
-        last = self.latest_step()
-        kept = "there is no earlier checkpoint" if last is None else f"the last good checkpoint (step {last}) is kept"
+        # Not what is on disk: a later step that was found damaged may still be there.
+        good = self._newest != NO_STEP
+        kept = f"the last good checkpoint (step {self._newest}) is kept" if good else "there is no earlier checkpoint"
         return (f"could not save step {step} in {self._directory} ({free_gib:.2f} GiB free): "
                 f"{f'{type(error).__name__}: {error}'.splitlines()[0]}; the half-written step is removed, {kept}. "
                 "If the disk is full, free some space or give another directory, then start again to resume")
@@ -227,7 +241,14 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
 
 def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
     """{"arrays": name -> type and shape, "meta": what was saved beside them}."""
-    return orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+    try:
+        record = orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+        return {"arrays": record["arrays"], "meta": record["meta"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        # Its bytes are as its manifest says, but manifests of before there was a seal may have lost lines.
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"checkpoint {path} is incomplete ({reason}): move this folder away to go on from the "
+                              "step before it") from error
 
 
 def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:

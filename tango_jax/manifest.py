@@ -1,57 +1,61 @@
 """Seals a folder with the sha256 of every file in it, gives it its number, and finds the newest one still intact.
 
-In: a folder that is fully written. Out: `manifest.sha256` inside it, in the format `sha256sum -c` reads too.
+In: a folder that is fully written. Out: `manifest.sha256` inside it, in the format `sha256sum -c` reads too, and
+`seal.json`, one of the files in it, which says which step the folder holds and how many files it has.
 Stage: the end of a save of a checkpoint and the start of its restore. Array stores miss a flipped byte: this does not.
 """
 
 import hashlib
+import json
 import logging
 import os
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tango_jax.atomic import sync_directory, write_atomically
+
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.sha256"
+MANIFEST, SEAL = "manifest.sha256", "seal.json"
 SAVING, REPLACED, REMOVED = ".saving", ".replaced", ".removed"  # folders on their way in, aside and out
 NO_STEP, ALL_DAMAGED = -1, -2
 HASH_THREADS = 8  # hashing releases the interpreter lock
 
 
+def write_seal(folder: Path, step: int) -> None:
+    """Write the number that the folder will have, so that another step's content under it is seen. Comes before
+    `write_manifest`, and after everything else."""
+    write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
+
+
 def write_manifest(folder: Path) -> None:
     """Write the manifest so that it either exists whole, on disk, or not at all."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = _file_names(folder)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = list(pool.map(lambda name: _sha256(folder / name), names))
-    partial = folder / f"{MANIFEST}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.writelines(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / MANIFEST)
-    _sync_directory(folder)
+    write_atomically(folder / MANIFEST, _manifest_text(dict(zip(names, digests, strict=True))))
 
 
 def find_damage(folder: Path) -> str | None:
-    """None if every listed file has its bytes, else one clause that names the first file that has not."""
+    """None if the folder holds the files of its manifest, byte for byte, and no others, and is the step that its name
+    says; else one clause that names the first difference. Folders of before there was a seal pass without one."""
     try:
-        text = (folder / MANIFEST).read_bytes().decode("utf-8")
-        rows = [line.split("  ", 1) for line in text.removesuffix("\n").split("\n")]
-        expected = {name: digest for digest, name in rows}
+        expected = _read_manifest(folder)
     except (OSError, ValueError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
+        return f"{MANIFEST} cannot be read ({getattr(error, 'strerror', None) or error})"
+    if extra := sorted(set(_file_names(folder)) - expected.keys()):
+        return f"{extra[0]} is not in {MANIFEST}"
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         clauses = pool.map(lambda name: _file_damage(folder, name, expected[name]), sorted(expected))
-        return next((clause for clause in clauses if clause is not None), None)
+        damage = next((clause for clause in clauses if clause is not None), None)
+    return damage or (_seal_damage(folder, len(expected)) if SEAL in expected else None)
 
 
 def newest_verified(directory: Path) -> int:
     """The newest step whose bytes are intact, or NO_STEP or ALL_DAMAGED; each damaged one is logged in one line."""
     steps = complete_steps(directory)
-    for path in _numbered_folders(directory):
-        if int(path.name) not in steps:
-            log.warning("checkpoint %s has no %s: it is not complete and is ignored", path, MANIFEST)
     for position in reversed(range(len(steps))):
         path = directory / str(steps[position])
         damage = find_damage(path)
@@ -63,8 +67,15 @@ def newest_verified(directory: Path) -> int:
 
 
 def complete_steps(directory: Path) -> list[int]:
-    """The numbers of the sealed folders, smallest first."""
-    return sorted(int(path.name) for path in _numbered_folders(directory) if (path / MANIFEST).is_file())
+    """The numbers of the folders named by one, smallest first. Each was sealed before it got its number; one that has
+    no manifest is damaged, not unfinished."""
+    return sorted(int(path.name) for path in _numbered_folders(directory))
+
+
+def fingerprint_of_files(folder: Path) -> tuple:
+    """Names, sizes and times of change of a folder's files: equal as long as nobody has touched them."""
+    stats = [(name, (folder / name).stat()) for name in _file_names(folder)]
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
 
 
 def commit(saving: Path, final: Path) -> None:
@@ -73,7 +84,7 @@ def commit(saving: Path, final: Path) -> None:
     if final.exists():
         os.replace(final, replaced)
     os.replace(saving, final)
-    _sync_directory(final.parent)
+    sync_directory(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -96,13 +107,30 @@ def clean_up(directory: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _sync_directory(folder: Path) -> None:
-    """Flush a folder's list of names: a rename outlives a power cut only after this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _manifest_text(digests: dict[str, str]) -> str:
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    """name -> sha256. Raises ValueError for anything that `write_manifest` would not have written."""
+    text = (folder / MANIFEST).read_bytes().decode("utf-8")
+    expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
+    if not expected or _manifest_text(expected) != text:
+        raise ValueError("it is not as it was written")
+    return expected
+
+
+def _seal_damage(folder: Path, num_files: int) -> str | None:
+    seal = json.loads((folder / SEAL).read_bytes())  # its bytes are as they were written
+    if seal["files"] != num_files:
+        return f"{MANIFEST} lists {num_files} of {seal['files']} files"
+    return None if str(seal["step"]) == folder.name else f"it holds step {seal['step']}"
+
+
+def _file_names(folder: Path) -> list[str]:
+    """All files below a folder but its manifest, relative to it."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return sorted(names - {MANIFEST})
 
 
 def _file_damage(folder: Path, name: str, expected: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tango_jax import checkpoint as checkpoint_lib
 from tango_jax.checkpoint import Checkpointer, CheckpointError, read_state, tree_fingerprint
-from tango_jax.manifest import MANIFEST
+from tango_jax.manifest import MANIFEST, SEAL, newest_verified, write_manifest
 from tango_jax.metrics import CompileCounter
 
 
@@ -101,13 +102,47 @@ def test_damaged_step_is_reported_and_skipped(two_steps, tmp_path, caplog, damag
     assert name in record.getMessage() and "falling back to step 10" in record.getMessage()
 
 
-def test_step_without_manifest_is_ignored(two_steps, tmp_path, caplog):
+def test_a_step_that_lost_its_manifest_is_damaged(two_steps, tmp_path, caplog):
     (tmp_path / "20" / MANIFEST).unlink()
-    assert two_steps.steps() == [10]
     assert two_steps.restore(abstract(make_state(1))).step == 10
-    assert "20 has no manifest.sha256: it is not complete" in caplog.text
+    assert "20 is damaged: manifest.sha256 cannot be read (No such file or directory); falling back" in caplog.text
     two_steps.save(20, make_state(2), {})
     assert two_steps.steps() == [10, 20]
+
+
+@pytest.mark.parametrize("call", ["peek", "restore"])
+def test_steps_without_any_manifest_are_no_fresh_start(two_steps, tmp_path, call):
+    for step in ("10", "20"):
+        (tmp_path / step / MANIFEST).unlink()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match="every checkpoint in .* is damaged"):
+        getattr(Checkpointer(tmp_path), call)(abstract(make_state(1)))
+    with pytest.raises(CheckpointError, match="every checkpoint in .* is damaged"):
+        read_state(tmp_path, abstract(make_state(1)))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_older_steps_content_under_a_newer_number_is_damage(two_steps, tmp_path, caplog):
+    shutil.rmtree(tmp_path / "20")
+    shutil.copytree(tmp_path / "10", tmp_path / "20")
+    restored = Checkpointer(tmp_path).restore(abstract(make_state(1)))
+    assert restored.step == 10 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(1))
+    assert "20 is damaged: it holds step 10; falling back to step 10" in caplog.text
+    shutil.rmtree(tmp_path / "10")
+    with pytest.raises(CheckpointError, match="every checkpoint in .* is damaged"):
+        Checkpointer(tmp_path).restore(abstract(make_state(1)))
+
+
+def test_a_checkpoint_of_before_there_was_a_seal_is_read(two_steps, tmp_path):
+    for step in (10, 20):
+        (tmp_path / str(step) / SEAL).unlink()
+        write_manifest(tmp_path / str(step))
+    restored = Checkpointer(tmp_path).restore(abstract(make_state(2)))
+    assert restored.step == 20 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(2))
+    shutil.rmtree(tmp_path / "20" / "record")  # and its lines: nothing tells that they are missing
+    write_manifest(tmp_path / "20")
+    with pytest.raises(CheckpointError, match="20 is incomplete .*: move this folder away to go on"):
+        Checkpointer(tmp_path).peek(abstract(make_state(2)))
 
 
 def test_all_damaged_is_an_error(two_steps, tmp_path):
@@ -160,18 +195,51 @@ def test_checkpoint_of_another_model_is_refused(two_steps, tmp_path, name, expec
     assert names(tmp_path) == ["10", "20"]
 
 
-def test_a_glance_tells_the_record_and_reads_no_array(two_steps, tmp_path, monkeypatch):
+def test_a_glance_tells_the_record_and_loads_no_array(two_steps, tmp_path, monkeypatch):
     state = make_state(2)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_lib, "newest_verified", None)  # reads every byte
+        patched.setattr(checkpoint_lib, "_load", None)
         glance = two_steps.peek(abstract(state))
         assert (glance.step, glance.state, glance.meta) == (20, None, {"phase": "rl"})
         with pytest.raises(CheckpointError, match="another model/optimizer"):
             two_steps.peek(abstract(changed("ema")))
     assert Checkpointer(tmp_path / "new").peek(abstract(state)) is None
-    (tmp_path / "20" / "record" / "metadata").write_text("{")
-    assert two_steps.peek(abstract(state)) is None
-    assert two_steps.restore(abstract(state)).step == 10
+
+
+def test_a_glance_believes_nothing_that_is_not_verified(two_steps, tmp_path, caplog):
+    """A changed name of an array must not look like another model, while the step before is good."""
+    path = tmp_path / "20" / "record" / "metadata"
+    path.write_bytes(path.read_bytes().replace(b"generator/params/kernel", b"generator/params/kernek"))
+    checkpointer = Checkpointer(tmp_path)
+    assert checkpointer.peek(abstract(make_state(1))).step == 10
+    assert checkpointer.restore(abstract(make_state(1))).step == 10
+    [record] = [record for record in caplog.records if record.name == "tango_jax.manifest"]  # said once
+    assert "record/metadata has changed since it was written; falling back to step 10" in record.getMessage()
+
+
+def test_a_restore_after_a_glance_reads_the_bytes_again_only_where_files_were_touched(two_steps, tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(checkpoint_lib, "newest_verified", lambda path: reads.append(path) or newest_verified(path))
+    two_steps.peek(abstract(make_state(2)))
+    assert two_steps.restore(abstract(make_state(2))).step == 20 and len(reads) == 1
+    two_steps.peek(abstract(make_state(2)))
+    assert len(reads) == 1
+    flip_a_byte(tmp_path / "20")
+    assert two_steps.restore(abstract(make_state(2))).step == 10 and len(reads) == 2
+    two_steps.save(30, make_state(3), {})
+    assert two_steps.restore(abstract(make_state(2))).step == 30 and len(reads) == 3
+
+
+def test_a_failed_save_after_a_fallback_names_the_step_that_is_good(two_steps, tmp_path, monkeypatch):
+    flip_a_byte(tmp_path / "20")
+    two_steps.restore(abstract(make_state(1)))
+
+    def full_disk(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_lib, "write_manifest", full_disk)
+    with pytest.raises(CheckpointError, match=r"the last good checkpoint \(step 10\) is kept"):
+        two_steps.save(15, make_state(2), {})
 
 
 def test_restore_onto_another_mesh(two_steps):

@@ -2,12 +2,23 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tango_jax import manifest
-from tango_jax.manifest import ALL_DAMAGED, MANIFEST, NO_STEP, clean_up, commit, find_damage, remove, write_manifest
+from tango_jax.manifest import (
+    ALL_DAMAGED,
+    MANIFEST,
+    NO_STEP,
+    clean_up,
+    commit,
+    find_damage,
+    remove,
+    write_manifest,
+    write_seal,
+)
 
 
 def make_step(directory: Path, name: str, content: bytes = b"weights") -> Path:
@@ -42,17 +53,55 @@ def test_damage_is_named(tmp_path):
 def test_any_flipped_byte_of_a_manifest_is_seen(tmp_path):
     path = make_step(tmp_path, "1") / MANIFEST
     data = path.read_bytes()
-    for position in range(len(data) - 1):  # the last newline carries nothing
-        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1:])
-        assert find_damage(path.parent) is not None, position
+    for position, byte in enumerate(data):
+        for bit in (1, 0x20, 0x80):  # also what only changes the case of a letter, or is no text
+            path.write_bytes(data[:position] + bytes([byte ^ bit]) + data[position + 1:])
+            assert find_damage(path.parent) is not None, position
+
+
+def test_a_manifest_without_any_of_its_lines_is_damage(tmp_path):
+    folder = make_step(tmp_path, "1")
+    lines = (folder / MANIFEST).read_text().splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        (folder / MANIFEST).write_text("".join(lines[:number] + lines[number + 1:]))
+        assert find_damage(folder) == f"{line.split()[1]} is not in {MANIFEST}"
+    for text in ("", lines[0], lines[0] * 2, "".join(reversed(lines)), "".join(lines).replace("\n", "\r\n")):
+        (folder / MANIFEST).write_text(text)
+        assert find_damage(folder) is not None, text
+
+
+def test_a_file_too_many_is_damage(tmp_path):
+    folder = make_step(tmp_path, "1")
+    (folder / "state" / "x").write_bytes(b"")
+    assert find_damage(folder) == f"state/x is not in {MANIFEST}"
+
+
+def sealed_step(directory: Path, step: int) -> Path:
+    folder = directory / str(step)
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / "w").write_bytes(b"weights")
+    write_seal(folder, step)
+    write_manifest(folder)
+    return folder
+
+
+def test_a_seal_says_which_step_it_is_and_how_many_files_there_are(tmp_path):
+    folder = sealed_step(tmp_path, 10)
+    assert find_damage(folder) is None
+    shutil.copytree(folder, tmp_path / "20")
+    assert find_damage(tmp_path / "20") == "it holds step 10"
+    (folder / "state" / "w").unlink()  # with its line: what is left is as it was written
+    lines = (folder / MANIFEST).read_text().splitlines(keepends=True)
+    (folder / MANIFEST).write_text("".join(line for line in lines if "state/w" not in line))
+    assert find_damage(folder) == f"{MANIFEST} lists 1 of 2 files"
 
 
 def test_the_newest_intact_step_is_found(tmp_path):
     assert manifest.newest_verified(tmp_path / "nowhere") == NO_STEP
     for name in ("9", "10", "007", "11.saving", "notes"):
         make_step(tmp_path, name)
-    (tmp_path / "12").mkdir()
-    assert manifest.complete_steps(tmp_path) == [9, 10]
+    (tmp_path / "12").mkdir()  # a number is given to sealed folders only: this one has lost its manifest
+    assert manifest.complete_steps(tmp_path) == [9, 10, 12]
     assert manifest.newest_verified(tmp_path) == 10
     (tmp_path / "10" / "state" / "w").unlink()
     assert manifest.newest_verified(tmp_path) == 9
