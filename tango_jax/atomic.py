@@ -1,0 +1,39 @@
+"""Small files that are always whole: after a kill, a full disk or a power cut there is the old one or the new one.
+
+In: a path and its whole content. Stage: wherever a run writes a file that a later start, or a reader, relies on.
+"""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path`, whose folder is made if need be; it is on disk when this returns.
+
+    It is written to `<path>.partial` beside it and renamed. One process at a time may write a path.
+
+    Raises:
+        OSError: the file cannot be written (full disk, no permission); a file that was there before is as it was.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Flush a folder's list of names: a rename outlives a power cut only after this."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
