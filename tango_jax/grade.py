@@ -4,7 +4,6 @@ Stage of the loop: none; for checking answers by hand and for auditing the grade
 """
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tango_jax.atomic import write_atomically
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
@@ -103,9 +103,7 @@ def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     if out is None:
         sys.stdout.write(lines)
         return
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(lines, encoding="ascii")
-    os.replace(partial, out)
+    write_atomically(out, lines)
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

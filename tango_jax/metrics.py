@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tango_jax.atomic import write_atomically
+
 BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -83,15 +85,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
 
 def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
     """Write a JSON file that is always either the old one or the new one, whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(_json_value(obj), file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(_json_value(obj), indent=2, allow_nan=False) + "\n")
 
 
 class Compilation(NamedTuple):
