@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tango_jax import failures
 from tango_jax.atomic import write_atomically
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
@@ -29,9 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = read_rows(args.file)
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except failures.EXPECTED as error:
+        return failures.report(error, 2)
     print(summary, file=sys.stderr)
     return 0
 
@@ -102,6 +102,7 @@ def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
         sys.stdout.write(lines)
+        sys.stdout.flush()
         return
     write_atomically(out, lines)
 

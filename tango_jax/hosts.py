@@ -23,6 +23,8 @@ PREEMPTED = termination.PREEMPTED
 PEER_LOST = 76  # exit code: another process is gone, start all again
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# jax's own assertion fails where a platform is asked for by name whose package is missing.
+_NO_DEVICE = (RuntimeError, AssertionError)
 _LETTER, _HEADER, _PARCEL = 4096, 8, 2**20  # bytes
 
 
@@ -96,6 +98,28 @@ def connect(settings: ConfigDict) -> None:
 def is_first() -> bool:
     """Whether this process writes logs and results."""
     return jax.process_index() == 0
+
+
+def check_devices() -> None:
+    """Raises ValueError where jax finds nothing to run on; among several processes, what jax raises."""
+    try:
+        jax.devices()
+    except _NO_DEVICE as error:
+        if jax.distributed.is_initialized():
+            raise  # the other processes may be the cause
+        platforms = os.environ.get("JAX_PLATFORMS")
+        wanted = f" of JAX_PLATFORMS={platforms}" if platforms else ""
+        reason = " ".join(str(error).split()) or "its package is not installed"
+        raise ValueError(f"jax finds no device{wanted} ({reason}): install jax for it, such as jax[cuda12] or "
+                         "jax[tpu], see that the driver runs, or choose another with JAX_PLATFORMS") from error
+
+
+def is_alone() -> bool:
+    """Whether there are no other processes; known even where jax finds no device."""
+    try:
+        return jax.process_count() == 1
+    except _NO_DEVICE:
+        return not jax.distributed.is_initialized()
 
 
 def own_part(items: Sequence) -> Sequence:
