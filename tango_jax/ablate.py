@@ -8,6 +8,7 @@ and more of either may be added to a finished experiment.
 """
 
 import csv
+import io
 import sys
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, runtime
+from tango_jax.atomic import write_atomically
 from tango_jax.config import parse_command_line, save_config, validate
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.metrics import read_metrics
 from tango_jax.plots import plot_ablation
+from tango_jax.results import has_results
 from tango_jax.sft import run_stage_one
 from tango_jax.train import ROLES, train
 from tango_jax.workdir import make_policies
@@ -43,17 +46,17 @@ def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> Config
 
 def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
+    preemption = hosts.Preemption()
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     save_config(config, workdir / "config.json", may_change=("ablation.",))
-    preemption = hosts.Preemption()
     run_stage_one(policies, config, task, workdir, console, preemption)
     # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]
     runs = {arm: {} for arm in config.ablation.arms}
     for number, (arm, seed) in enumerate(plan, 1):
         directory = workdir / arm / f"seed_{seed}"
-        if not hosts.from_first((directory / "summary.json").exists()):
+        if not hosts.from_first(has_results(directory)):
             console.log(f"run {number} of {len(plan)}: {arm}, seed {seed}")
             train(run_config(config, workdir, arm, seed), directory, console, policies, preemption)
         runs[arm][seed] = [row for row in read_metrics(directory / "metrics.jsonl") if row["phase"] == "eval"]
@@ -81,15 +84,14 @@ def write_tables(runs: dict, workdir: Path) -> None:
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     start = ", ".join(f"{title} {first[name]:.3f}" for title, name in columns.items())
     lines += ["", f"All arms start from the same checkpoints: {start}."]
-    (workdir / "ablation.md").write_text("\n".join(lines) + "\n")
-    with open(workdir / "ablation.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["arm", "seed", "generator_step", *columns.values()])
-        for arm, by_seed in runs.items():
-            for seed, rows in by_seed.items():
-                writer.writerows(
-                    [arm, seed, row["generator_step"], *(row[n] for n in columns.values())] for row in rows
-                )
+    write_atomically(workdir / "ablation.md", "\n".join(lines) + "\n")
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(["arm", "seed", "generator_step", *columns.values()])
+    for arm, by_seed in runs.items():
+        for seed, rows in by_seed.items():
+            writer.writerows([arm, seed, row["generator_step"], *(row[n] for n in columns.values())] for row in rows)
+    write_atomically(workdir / "ablation.csv", table.getvalue())
 
 
 def mean_over_training(rows: list[dict]) -> float:

@@ -3,6 +3,7 @@
 In: a path and its whole content. Stage: wherever a run writes a file that a later start, or a reader, relies on.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -24,9 +25,11 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        # A failed write, unlike a failed open, does not say of which file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sync_directory(path.parent)
 
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tango_jax import rng, runtime
+from tango_jax import failures, rng, runtime
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.prompts.collate import PackShape, TrainSequence, pack
@@ -196,23 +196,8 @@ def shares(report: dict) -> dict[str, float]:
     return {name: flops[name] / s / 1e9 / report["machine"]["matmul_gflops"] for name, s in seconds.items()}
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="tango_jax.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
-    options = parser.parse_args(argv)
-    names = tuple(options.only.split(","))
-    unknown = [name for name in names if name not in BENCHES]
-    if unknown or options.runs < 1:
-        parser.error(f"--only={options.only} --runs={options.runs}: choose from {', '.join(BENCHES)}, at least 1 run")
-    runtime.configure(default_config())
-    report = run(names, options.runs)
-    if options.json:
-        print(json.dumps(report))
-        return
+def show(report: dict) -> None:
+    """Print the figures for people."""
     print(
         f"machine: {runtime.describe_machine()}, {report['machine']['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
         f"{report['machine']['read_gb_s']:.1f} GB/s read"
@@ -228,6 +213,31 @@ def main(argv: list[str]) -> None:
             )
     for name, share in shares(report).items():
         print(f"{name} reaches {share:.0%} of the matmul rate")
+    sys.stdout.flush()
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="tango_jax.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
+    options = parser.parse_args(argv)
+    names = tuple(options.only.split(","))
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown or options.runs < 1:
+        parser.error(f"--only={options.only} --runs={options.runs}: choose from {', '.join(BENCHES)}, at least 1 run")
+    try:
+        if warning := runtime.configure(default_config()):
+            print(warning, file=sys.stderr)
+        report = run(names, options.runs)
+        if options.json:
+            print(json.dumps(report), flush=True)
+        else:
+            show(report)
+    except failures.EXPECTED as error:
+        sys.exit(failures.last_line(error))
 
 
 if __name__ == "__main__":

@@ -172,6 +172,9 @@ class Checkpointer:
             remove(self._directory / str(step))
 
     def _describe_failure(self, step: int, error: Exception) -> str:
+        if not self._directory.is_dir():
+            return (f"could not save step {step}: {self._directory} is gone: was it removed meanwhile? The same "
+                    "command starts afresh")
         free_gib = shutil.disk_usage(self._directory).free / 2**30
         # Not what is on disk: a later step that was found damaged may still be there.
         good = self._newest != NO_STEP

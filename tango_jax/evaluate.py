@@ -15,11 +15,10 @@ of k and weighted votes are compared with the majority and with an oracle. The f
 samples.png and rows/SET.jsonl. Interrupted, the same command goes on with the shard that was in hand.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 
-from tango_jax import hosts, rng, runtime
+from tango_jax import rng, runtime
 from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.grading import grade
@@ -73,14 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings = parse_settings(__doc__, argv)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    signal.signal(signal.SIGTERM, _stop)
     with runtime.session(process_config(settings), settings.out) as console, hold(settings.out, console):
         evaluate_checkpoint(settings, console)
-
-
-def _stop(signum, frame) -> None:
-    """The shard in hand is lost, as with any end; the exit code tells a launcher to start again."""
-    raise hosts.Preempted
 
 
 if __name__ == "__main__":

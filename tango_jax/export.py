@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax import failures
 from tango_jax.config import check_same_settings, flatten, load_config
 from tango_jax.metrics import read_metrics
 from tango_jax.models.to_hf import export_hf, model_card
@@ -79,11 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = load_config(args.config, [text.removeprefix("--config.") for text in overrides])
             check_same_settings(config, args.workdir / "config.json")
         folder = export(args.workdir.expanduser(), args.role, args.out, args.dtype)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    files = json.dumps(sorted(path.name for path in folder.iterdir()))
-    print(f"{folder}: {files}")
+        files = json.dumps(sorted(path.name for path in folder.iterdir()))
+        print(f"{folder}: {files}", flush=True)
+    except failures.EXPECTED as error:
+        return failures.report(error, 2)
     return 0
 
 

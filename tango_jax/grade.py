@@ -4,7 +4,6 @@ Stage of the loop: none; for checking answers by hand and for auditing the grade
 """
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tango_jax import failures
+from tango_jax.atomic import write_atomically
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
@@ -29,9 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = read_rows(args.file)
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except failures.EXPECTED as error:
+        return failures.report(error, 2)
     print(summary, file=sys.stderr)
     return 0
 
@@ -102,10 +102,9 @@ def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
         sys.stdout.write(lines)
+        sys.stdout.flush()
         return
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(lines, encoding="ascii")
-    os.replace(partial, out)
+    write_atomically(out, lines)
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,7 +8,6 @@ every process, with the code of a single one, and are the same everywhere. Array
 import faulthandler
 import os
 import pickle
-import signal
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +17,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-PREEMPTED = 75  # exit code: the state is saved, start again (EX_TEMPFAIL)
+from tango_jax import termination
+
+PREEMPTED = termination.PREEMPTED
 PEER_LOST = 76  # exit code: another process is gone, start all again
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# jax's own assertion fails where a platform is asked for by name whose package is missing.
+_NO_DEVICE = (RuntimeError, AssertionError)
 _LETTER, _HEADER, _PARCEL = 4096, 8, 2**20  # bytes
 
 
@@ -30,19 +33,35 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """Notes SIGTERM, which schedulers send before they take a machine away. Between two steps every process asks
-    `is_due`; all then save and stop at the same one."""
+    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save.
+
+    Several processes end at the same place, or the others would wait for the one that is gone: with them the signal is
+    only noted, and all of them ask `is_due` between two steps.
+    """
 
     def __init__(self):
-        self._is_due = False
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, signum, frame) -> None:
-        self._is_due = True
+        termination.watch()
+        self.saved()
 
     def is_due(self) -> bool:
         """Whether any process was told to stop; all of them must ask."""
-        return agree_max(self._is_due)[0]
+        return agree_max(termination.is_requested())[0]
+
+    def check(self) -> None:
+        """Raises Preempted if any process was told to stop; for places where nothing has been done since a save."""
+        if self.is_due():
+            raise Preempted
+
+    def unsaved(self) -> None:
+        """A step is done that the last checkpoint does not have."""
+        termination.hold()
+
+    def saved(self) -> None:
+        """The last checkpoint has all that was done."""
+        if jax.process_count() > 1:
+            termination.hold()
+        else:
+            termination.release()
 
 
 def connect(settings: ConfigDict) -> None:
@@ -79,6 +98,28 @@ def connect(settings: ConfigDict) -> None:
 def is_first() -> bool:
     """Whether this process writes logs and results."""
     return jax.process_index() == 0
+
+
+def check_devices() -> None:
+    """Raises ValueError where jax finds nothing to run on; among several processes, what jax raises."""
+    try:
+        jax.devices()
+    except _NO_DEVICE as error:
+        if jax.distributed.is_initialized():
+            raise  # the other processes may be the cause
+        platforms = os.environ.get("JAX_PLATFORMS")
+        wanted = f" of JAX_PLATFORMS={platforms}" if platforms else ""
+        reason = " ".join(str(error).split()) or "its package is not installed"
+        raise ValueError(f"jax finds no device{wanted} ({reason}): install jax for it, such as jax[cuda12] or "
+                         "jax[tpu], see that the driver runs, or choose another with JAX_PLATFORMS") from error
+
+
+def is_alone() -> bool:
+    """Whether there are no other processes; known even where jax finds no device."""
+    try:
+        return jax.process_count() == 1
+    except _NO_DEVICE:
+        return not jax.distributed.is_initialized()
 
 
 def own_part(items: Sequence) -> Sequence:

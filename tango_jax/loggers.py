@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 from tango_jax import alarms, hosts
+from tango_jax.atomic import write_atomically
 from tango_jax.config import flatten
 from tango_jax.console import Console
 from tango_jax.metrics import MetricsWriter, make_row, read_metrics
@@ -177,7 +178,7 @@ class _WeightsAndBiases:
 
         id_file = directory / "wandb_id.txt"
         if not id_file.exists():
-            id_file.write_text(f"{uuid.uuid4().hex[:12]}\n")
+            write_atomically(id_file, f"{uuid.uuid4().hex[:12]}\n")
         name = f"{config.task.name} {config.arm} seed {config.seed}"
         try:
             self._run = wandb.init(

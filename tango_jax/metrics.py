@@ -17,40 +17,81 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tango_jax.atomic import write_atomically
+
 BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class MetricsWriter:
-    """Appends one JSON object a line; with `enabled` false (every process but the first) it does nothing."""
+    """Appends one JSON object a line; with `enabled` false (every process but the first) it does nothing.
+
+    A checkpoint names a position in the file. So each write makes sure that the file is still the one that was opened,
+    and as long: what others do to it meanwhile must not become a gap that nobody notices.
+    """
 
     def __init__(self, path: str | os.PathLike, resume_at: int | None = None, enabled: bool = True):
         """Open for appending, after cutting the file to `resume_at` bytes (0 starts afresh) if that is given."""
         self._file = None
         if not enabled:
             return
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab")
-        self._file.truncate(_whole_lines(path) if resume_at is None else _check_resume(path, resume_at))
-        self._file.seek(0, os.SEEK_END)
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a buffer: what could not be written shall not be tried again when the file is closed.
+        self._file = open(self._path, "a+b", buffering=0)
+        self._size = _whole_lines(self._path) if resume_at is None else _check_resume(self._path, resume_at)
+        self._file.truncate(self._size)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
         """Write one line, see `make_row`."""
         self.append(make_row(step, phase, metrics))
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write a row of `make_row`; it is with the operating system when this returns."""
+        """Write a row of `make_row`; it is with the operating system when this returns.
+
+        Raises:
+            OSError: it cannot be written.
+            ValueError: the file was removed, replaced or changed since the row before.
+        """
         if self._file is None:
             return
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        self._check()
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        try:
+            while line:  # a disk that fills up takes a part
+                written = self._file.write(line)
+                self._size += written
+                line = line[written:]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def position(self) -> int:
-        """Bytes written so far, forced to disk: a checkpoint that names this position can rely on it."""
+        """Bytes written so far, forced to disk: a checkpoint that names this position can rely on it. Raises like
+        `append`."""
         if self._file is None:
             return 0
-        os.fsync(self._file.fileno())
-        return self._file.tell()
+        self._check()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        return self._size
+
+    def _check(self) -> None:
+        """Raises ValueError if the file is not as this writer left it. One that was removed is put back before."""
+        own = os.fstat(self._file.fileno())
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError as error:
+            if not self._path.parent.is_dir():
+                raise ValueError(f"{self._path.parent} was removed while the run was going on: nothing of it is left. "
+                                 "The same command starts afresh") from error
+            write_atomically(self._path, os.pread(self._file.fileno(), self._size, 0))
+            raise ValueError(f"{self._path} was removed while the run was going on. Its rows are back: the same "
+                             "command goes on from the last checkpoint") from error
+        if not os.path.samestat(own, found) or found.st_size != self._size:
+            raise ValueError(f"{self._path} was replaced or changed while the run was going on: it has {found.st_size} "
+                             f"bytes, and the run had written {self._size}. Restore it from a copy; the same command "
+                             "then goes on from the last checkpoint")
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -83,15 +124,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
 
 def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
     """Write a JSON file that is always either the old one or the new one, whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(_json_value(obj), file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(_json_value(obj), indent=2, allow_nan=False) + "\n")
 
 
 class Compilation(NamedTuple):

@@ -20,6 +20,7 @@ import sys
 
 import jax
 
+from tango_jax import failures
 from tango_jax.config import load_config, validate
 from tango_jax.console import Console
 from tango_jax.planning.planner import Options, make_plan
@@ -76,12 +77,12 @@ def main(argv: list[str]) -> None:
         options = parse_options(argv)
         console = Console(enabled=not options.is_json)
         plan = make_plan(options, console)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    if options.is_json:
-        print(json.dumps(as_json(plan)))
-    else:
-        show(plan, console)
+        if options.is_json:
+            print(json.dumps(as_json(plan)), flush=True)
+        else:
+            show(plan, console)
+    except failures.EXPECTED as error:
+        sys.exit(failures.last_line(error))
 
 
 if __name__ == "__main__":

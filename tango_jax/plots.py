@@ -4,6 +4,7 @@ In: rows of metrics.jsonl as dicts. Out: PNG files 1200 pixels wide. Stage: afte
 and runs with one point or none, leave a gap and no error.
 """
 
+import io
 import os
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tango_jax.atomic import write_atomically
 from tango_jax.curves import (
     ARM_LABELS,
     BLUE,
@@ -193,5 +195,6 @@ def _limit_scores(axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: str | os.PathLike) -> None:
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    figure.savefig(path, dpi=DPI, facecolor="white")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, facecolor="white")
+    write_atomically(path, picture.getvalue())

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from tango_jax import failures
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
 
@@ -63,8 +64,8 @@ def main(argv: list[str]) -> None:
             if is_finished or not watch:
                 return
             time.sleep(watch)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    except failures.EXPECTED as error:
+        sys.exit(failures.last_line(error))
     except KeyboardInterrupt:
         sys.exit(f"interrupted; {out} is as it was last written")
 

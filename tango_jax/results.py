@@ -5,9 +5,14 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.metrics import write_json_atomic
+from tango_jax.atomic import write_atomically
+from tango_jax.console import Console
+from tango_jax.manifest import complete_steps
+from tango_jax.metrics import read_metrics, write_json_atomic
 from tango_jax.plots import plot_curves
 from tango_jax.records import Solution, Verification
+
+FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
@@ -47,12 +52,36 @@ def write_results(
     compiles: int,
     seconds: float,
 ) -> dict:
-    """Write all three files; returns the summary."""
+    """Write all three files; returns the summary, which is written last: it is the sign of a finished run."""
     summary = summarize(config, rows, compiles, seconds)
+    write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
+    draw_curves(config, rows, workdir)
     write_json_atomic(workdir / "summary.json", summary)
-    plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
-    (workdir / "transcripts.md").write_text(transcripts(solutions, verifications, config.transcripts))
     return summary
+
+
+def draw_curves(config: ConfigDict, rows: list[dict], workdir: Path) -> None:
+    plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
+
+
+def has_results(workdir: Path) -> bool:
+    return all((workdir / name).exists() for name in FILES)
+
+
+def is_finished(workdir: Path, num_turns: int) -> bool:
+    """Whether nothing is left to do. Without its transcripts a run evaluates once more from its last checkpoint, where
+    it still has that: runs used to write the summary first, and a kill could leave nothing else."""
+    if not (workdir / "summary.json").exists():
+        return False
+    last = max(complete_steps(workdir / "checkpoints"), default=None)
+    return (workdir / "transcripts.md").exists() or last != num_turns
+
+
+def redraw_missing(config: ConfigDict, workdir: Path, console: Console) -> None:
+    """Draw the curves of a finished run if they are gone."""
+    if not (workdir / "curves.png").exists():
+        console.log(f"{workdir / 'curves.png'} was missing and is drawn anew")
+        draw_curves(config, read_metrics(workdir / "metrics.jsonl"), workdir)
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:

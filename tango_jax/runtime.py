@@ -4,14 +4,16 @@ import contextlib
 import ctypes
 import os
 import sys
+import tempfile
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax import hosts
+from tango_jax import failures, hosts, termination
 from tango_jax.console import Console
 
 # glibc's mallopt parameters (malloc.h).
@@ -34,53 +36,99 @@ def keep_freed_memory() -> bool:
     return all([libc.mallopt(parameter, value) == 1 for parameter, value in settings])
 
 
-def configure(config: ConfigDict) -> None:
-    """Call before the first array is made.
+def configure(config: ConfigDict) -> str:
+    """Call before the first array is made. Returns a warning, or an empty text.
 
     Raises:
-        ValueError: what the environment says of other processes is incomplete.
+        ValueError: what the environment says of other processes is incomplete, or jax finds no device.
     """
     hosts.connect(config.distributed)
+    hosts.check_devices()
     # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
     if jax.default_backend() == "cpu" and not (config.generator.checkpoint or config.verifier.checkpoint):
         keep_freed_memory()
-    if config.compile_cache:
-        path = Path(os.path.expanduser(config.compile_cache))
-        path.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(path))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    return use_compile_cache(config.compile_cache) if config.compile_cache else ""
+
+
+def use_compile_cache(name: str) -> str:
+    """Keep compiled programs in this folder. One that cannot be written costs time and nothing else: a warning then."""
+    folder = Path(os.path.expanduser(name))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"can this be written?")
+    except OSError as error:
+        return (f"warning: compile_cache={name} cannot be used ({failures.describe(error)}): this run compiles "
+                "everything itself. Name a folder that can be written, or none")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    return ""
+
+
+@contextlib.contextmanager
+def _one_cache_warning(console: Console) -> Iterator[None]:
+    """jax warns of each program that it could not keep or read back; the first of them says it all."""
+    show, first = warnings.showwarning, []
+
+    def show_once(message, category, *place, **options):
+        text = str(message)
+        if "persistent compilation cache entry" not in text:
+            show(message, category, *place, **options)
+        elif not first:
+            first.append(text)
+            console.log(f"warning: the compile cache fails, which costs time and nothing else ({text.splitlines()[0]})")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_once
+        yield
 
 
 @contextlib.contextmanager
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """Everything around the work of a command that resumes: settings of the process, and how it ends.
 
-    Exit codes: 1 for a mistake of the user's, hosts.PREEMPTED and hosts.PEER_LOST where it should be started again.
+    Exit codes: 1 for a mistake of the user's or what the machine lacks, in one line; hosts.PREEMPTED and
+    hosts.PEER_LOST where it should be started again. An error of this program's own keeps its traceback.
     """
     console = Console(enabled=False)
+    termination.watch()
     try:
-        configure(config)
+        warning = configure(config)
+        termination.watch()  # joining other processes takes the signal's handler
         console = Console(enabled=hosts.is_first())
-        yield console
-    except (ValueError, FloatingPointError) as error:
-        _leave(f"error: {error}", 1)
+        if warning:
+            console.log(warning)
+        with _one_cache_warning(console):
+            yield console
     except KeyboardInterrupt:
         _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", 1)
     except hosts.Preempted:
         console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
         sys.exit(hosts.PREEMPTED)
     except Exception as error:
-        if jax.process_count() == 1:
+        if not hosts.is_alone() and _is_loss(error):
+            _leave(_describe_loss(error, console.doing, workdir), hosts.PEER_LOST)
+        if not failures.is_bug(error):
+            # A mistake in the settings says itself what to do, as does a checkpoint that could not be written.
+            then = "" if isinstance(error, (ValueError, FloatingPointError)) else _then(workdir)
+            _leave(f"error: {failures.describe(error)}{then}", 1)
+        if hosts.is_alone():
             raise
-        if not _is_loss(error):
-            traceback.print_exc()
-            _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", 1)
-        place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
-        first_line = str(error).splitlines()[0]
-        _leave(f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
-               f"{console.doing or 'the start'} ({place.name}): {first_line}. Start all of them again; "
-               f"the run resumes from the last checkpoint in {workdir}", hosts.PEER_LOST)
+        traceback.print_exc()
+        _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", 1)
+
+
+def _then(workdir: Path) -> str:
+    return f". What is saved in {workdir} is kept: the same command goes on from there" if workdir.is_dir() else ""
+
+
+def _describe_loss(error: Exception, doing: str, workdir: Path) -> str:
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
+    first_line = str(error).splitlines()[0]
+    return (f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
+            f"{doing or 'the start'} ({place.name}): {first_line}. Start all of them again; "
+            f"the run resumes from the last checkpoint in {workdir}")
 
 
 def _is_loss(error: Exception) -> bool:
@@ -93,10 +141,10 @@ def _is_loss(error: Exception) -> bool:
 def _leave(message: str, code: int) -> None:
     """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
     wait for this one."""
-    if jax.process_count() == 1:
+    failures.drop_broken_output()
+    if hosts.is_alone():
         sys.exit(message)
     print(message, file=sys.stderr, flush=True)
-    sys.stdout.flush()
     os._exit(code)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import rich.console
 from rich.text import Text
 
-from tango_jax import rng
+from tango_jax import failures, rng
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Problem
@@ -97,9 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):
             answer(question, generator, verifier, args, console)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except failures.EXPECTED as error:
+        return failures.report(error, 2)
     except KeyboardInterrupt:
         return 130
     return 0

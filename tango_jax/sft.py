@@ -82,6 +82,7 @@ def run_stage_one(
     """
     params = {}
     for number, (role, policy) in enumerate(policies.items(), 1):
+        preemption.check()
         # Not policy.config: runs that share their policies differ in where they start from.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
@@ -143,6 +144,7 @@ def run_sft(
                     )
                 shown = {"loss": train_loss} if train_loss is not None else {}
                 progress.advance(phase="step", **shown, **({"heldout_loss": loss} if np.isfinite(loss) else {}))
+                preemption.unsaved()
                 must_stop = preemption.is_due()
                 if (step + 1) % sft.checkpoint_every == 0 or is_last or must_stop:
                     meta = {
@@ -151,8 +153,9 @@ def run_sft(
                         "seconds": time.monotonic() - start,
                     }
                     checkpointer.save(step + 1, state, meta)
-                if must_stop:
-                    raise hosts.Preempted
+                    if must_stop:
+                        raise hosts.Preempted
+                    preemption.saved()
     if 0 < sft.max_heldout_loss < loss:
         raise ValueError(
             f"stage 1 of the {policy.role} ended at a held-out loss of {loss:.3f} per token; the gate is "
@@ -175,10 +178,11 @@ def load_sft(policy: Policy, source: str):
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/sft")
     with runtime.session(config, workdir) as console:
+        preemption = hosts.Preemption()
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
         save_config(config, workdir / "config.json")
-        run_stage_one(policies, config, task, workdir, console, hosts.Preemption())
+        run_stage_one(policies, config, task, workdir, console, preemption)
         for role in policies:
             console.log(f"{role}: {sft_directory(workdir, role)}")
 

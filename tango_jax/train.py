@@ -27,7 +27,7 @@ from tango_jax.evaluate import evaluate, fixed_pool
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
 from tango_jax.records import Rollout
-from tango_jax.results import write_results
+from tango_jax.results import is_finished, redraw_missing, write_results
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
 from tango_jax.rollout_dump import RolloutDump
@@ -75,14 +75,17 @@ def train(
         FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
         Preempted: SIGTERM came; the state is saved.
     """
-    if hosts.from_first((workdir / "summary.json").exists()):
+    schedule = make_schedule(config)
+    if hosts.from_first(is_finished(workdir, schedule.num_turns)):
         save_config(config, workdir / "config.json")
         console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
+        if hosts.is_first():
+            redraw_missing(config, workdir, console)
         summary = json.loads((workdir / "summary.json").read_text())
         describe_results(console, workdir, summary)
         return summary
     preemption = preemption or hosts.Preemption()
-    started, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
+    started, compiles = time.monotonic(), CompileCounter()
     # Before anything is written: they read data and checkpoints, and find what the settings alone did not show.
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
@@ -99,8 +102,8 @@ def train(
     check_start(checkpointer.peek(abstract_states), fingerprints)  # a mistake shows before minutes of compiling
     # Before the states are made: beside them, the one that updates are compiled with could be too much.
     with console.stage("Compiling", total=2) as progress:
-        warm_up(loop, start_params, progress)
-    states, counters, position, seconds = start_or_resume(
+        warm_up(loop, start_params, progress, preemption)
+    states, counters, position, seconds, is_owed = start_or_resume(
         policies, start_params, abstract_states, fingerprints, checkpointer
     )
     if counters.turn:
@@ -117,6 +120,9 @@ def train(
         console.stage(f"Stage 2: reinforcement learning ({config.arm})", schedule.num_turns, counters.turn) as progress,
     ):
         record = Record(writer, dump, checkpointer, fingerprints, started)
+        if is_owed:
+            done = generator_steps_after(schedule, counters.turn - 1) if counters.turn else 0
+            write_evaluation(loop, states, pool, writer, counters.turn, done)
         states = run_turns(loop, schedule, states, counters, pool, record, progress, preemption)
     _, solutions, verifications = evaluate(loop, states, pool[:1])
     summary = {}
@@ -135,7 +141,8 @@ def train(
 def start_or_resume(
     policies: dict, start_params: dict, abstract_states: dict, fingerprints: dict, checkpointer: Checkpointer
 ):
-    """(states, counters, bytes of metrics, seconds so far) of the newest checkpoint, or of the start.
+    """(states, counters, bytes of metrics, seconds so far, whether an evaluation is owed) of the newest checkpoint, or
+    of the start.
 
     Raises:
         ValueError: the checkpoint belongs to a run with another start, or another model.
@@ -143,10 +150,11 @@ def start_or_resume(
     restored = checkpointer.restore(abstract_states)
     check_start(restored, fingerprints)
     if restored is None:
-        return {role: policies[role].restart(start_params[role]) for role in ROLES}, Counters(), 0, 0.0
+        return {role: policies[role].restart(start_params[role]) for role in ROLES}, Counters(), 0, 0.0, True
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
-    return restored.state, counters, meta["metrics_bytes"], meta["seconds"]
+    # Checkpoints of before were saved after the evaluation, always.
+    return restored.state, counters, meta["metrics_bytes"], meta["seconds"], meta.get("owes_evaluation", False)
 
 
 def check_start(restored: Restored | None, fingerprints: dict) -> None:
@@ -167,16 +175,18 @@ class Record(NamedTuple):
     fingerprints: dict[str, str]  # of the parameters that the run started from
     started: float  # time.monotonic(), less the seconds of earlier attempts
 
-    def save(self, counters: Counters, states: dict) -> None:
+    def save(self, counters: Counters, states: dict, is_owed: bool) -> None:
+        """`is_owed`: the evaluation that follows this turn is not written yet."""
         meta = dataclasses.asdict(counters) | {
             "metrics_bytes": self.writer.position(),
             "seconds": time.monotonic() - self.started,
             "source_fingerprint": self.fingerprints,
+            "owes_evaluation": is_owed,
         }
         self.checkpointer.save(counters.turn, states, meta)
 
 
-def warm_up(loop: Loop, params: dict, progress) -> None:
+def warm_up(loop: Loop, params: dict, progress, preemption: hosts.Preemption) -> None:
     """Compile everything the run can need, on batches without content, so that nothing compiles later; `params` of both
     roles are as good as any."""
     rl = loop.config.rl
@@ -189,6 +199,7 @@ def warm_up(loop: Loop, params: dict, progress) -> None:
         state = policy.parked(policy.restart(policy.init(rng.step_key(0, "warm-up")).params))
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = warm_up_update(loop, policy, state, bucket)
+            preemption.check()
         progress.advance(phase=f"sampler and update of the {policy.role}")
 
 
@@ -206,16 +217,20 @@ def warm_up_update(loop: Loop, policy: Policy, state, prompt_length: int):
 
 
 def run_turns(loop, schedule, states, counters, pool, record: Record, progress, preemption) -> dict:
-    """Evaluate, then take turns until the schedule is done, writing metrics and checkpoints on the way."""
+    """Take turns until the schedule is done, writing evaluations, metrics and checkpoints on the way.
+
+    Raises:
+        FloatingPointError: a metric that is not finite.
+        Preempted: SIGTERM came; the state is saved, without the evaluation that was due, if that would have been next.
+    """
     config, writer = loop.config, record.writer
-    if counters.turn == 0:
-        write_evaluation(loop, states, pool, writer, 0, 0)
     for index in range(counters.turn, schedule.num_turns):
         turn = turn_at(schedule, index)
         began = time.monotonic()
         result = run_turn(loop, states, counters, turn)
         states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
         check_finite(turn, result.metrics)
+        preemption.unsaved()
         with loop.timer("dump"):
             record.dump.write(turn, result)
         seconds = time.monotonic() - began
@@ -230,13 +245,15 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
             "verdicts_right": result.metrics.get("verifier/reward/correctness"),
         }
         progress.advance(phase=describe_turn(turn, schedule), **{k: v for k, v in shown.items() if v is not None})
-        if is_evaluation_due(config, schedule, index):
+        is_owed, must_stop = is_evaluation_due(config, schedule, index), preemption.is_due()
+        if is_owed and not must_stop:
             write_evaluation(loop, states, pool, writer, index + 1, generator_steps_after(schedule, index))
-        must_stop = preemption.is_due()
+            is_owed, must_stop = False, preemption.is_due()
         if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
-            record.save(counters, states)
-        if must_stop:
-            raise hosts.Preempted
+            record.save(counters, states, is_owed)
+            if must_stop:
+                raise hosts.Preempted
+            preemption.saved()
     return states
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, runtime
+from tango_jax.atomic import write_atomically
 from tango_jax.config import default_config
 from tango_jax.console import Console
-from tango_jax.data.teacher_rows import write_atomic
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.plot import plot_samples
 from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
@@ -147,14 +147,14 @@ def write_rows(settings: Settings, one, rows: Sequence[SolvedRow], judged: Seque
     for line in lines:
         line["verifications"] = by_claim.get((line["number"], line["sample"]), [])
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomic(settings.out / "rows" / f"{one.name}.jsonl", lambda path: path.write_text(text, encoding="ascii"))
+    write_atomically(settings.out / "rows" / f"{one.name}.jsonl", text)
 
 
 def write_tables(settings: Settings, results: Sequence[SetResult], console: Console) -> None:
     means = averages(results)
     texts = (markdown(settings, results, means), csv_text(results, means))
     for name, text in zip(TABLES, texts, strict=True):
-        write_atomic(settings.out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        write_atomically(settings.out / name, text)
     figure = plot_samples(results, settings.out / "samples.png")
     console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), [_summary_row(one) for one in results])
     console.log("files:")

@@ -1,5 +1,6 @@
 """One figure: accuracy against the number of samples, a panel a set. Results in; a PNG file out."""
 
+import io
 import os
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tango_jax.atomic import write_atomically
 from tango_jax.evaluation.results import SetResult
 from tango_jax.evaluation.tables import title_of
 from tango_jax.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
@@ -40,7 +42,9 @@ def plot_samples(results: Sequence[SetResult], path: str | os.PathLike) -> bool:
         axes.set_axis_off()
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    FigureCanvasAgg(figure).print_png(os.fspath(path))
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(picture)
+    write_atomically(path, picture.getvalue())
     return True
 
 

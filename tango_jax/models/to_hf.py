@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from tango_jax.manifest import SAVING, commit
@@ -138,17 +139,22 @@ def export_hf(
 
     saving = folder.with_name(f"{folder.name}{SAVING}")
     writes = jax.process_index() == 0
-    if writes:
-        shutil.rmtree(saving, ignore_errors=True)  # of an export that was killed
-        saving.mkdir(parents=True)
-        _write_json(saving / "config.json", contents)
-        _write_json(saving / "generation_config.json", generation)
-        (saving / "README.md").write_text(card or model_card(folder.name, None, {}, {}), encoding="utf-8")
-        for source in sources:
-            shutil.copyfile(source, saving / source.name)
-    _write_tensors(saving if writes else None, config, params, np.dtype(dtype), max_shard_bytes)
-    if writes:
-        commit(saving, folder)
+    try:
+        if writes:
+            shutil.rmtree(saving, ignore_errors=True)  # of an export that was killed
+            saving.mkdir(parents=True)
+            _write_json(saving / "config.json", contents)
+            _write_json(saving / "generation_config.json", generation)
+            (saving / "README.md").write_text(card or model_card(folder.name, None, {}, {}), encoding="utf-8")
+            for source in sources:
+                shutil.copyfile(source, saving / source.name)
+        _write_tensors(saving if writes else None, config, params, np.dtype(dtype), max_shard_bytes)
+        if writes:
+            commit(saving, folder)
+    except OSError:
+        if writes:
+            shutil.rmtree(saving, ignore_errors=True)  # the half of a model is no use, and takes the space
+        raise
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"export to {folder}")
     return folder
@@ -206,7 +212,10 @@ def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype
     for file, shard in zip(names, shards, strict=True):
         tensors = {name: value.astype(dtype, copy=False) for name, value in _stored_values(config, params, shard)}
         if folder is not None:
-            save_file(tensors, folder / file, metadata={"format": "pt"})
+            try:
+                save_file(tensors, folder / file, metadata={"format": "pt"})
+            except SafetensorError as error:  # however the disk failed
+                raise OSError(f"{folder / file} cannot be written ({error})") from error
             shutil.copymode(folder / "config.json", folder / file)  # safetensors lets nobody else read its files
     if folder is not None and len(shards) > 1:
         count = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -5,12 +5,12 @@ charts of each run, the chunks of rollouts.
 """
 
 import html
-import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+from tango_jax.atomic import write_atomically
 from tango_jax.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, performance, quality
 from tango_jax.viewer.runs import Run
@@ -50,10 +50,7 @@ def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS,
     kept = pack.thin_out(packed, max_rollouts / len(packed)) if len(packed) > max_rollouts else packed
     kept, payloads = _within(kept, max_bytes - len(_fill(title, fixed).encode()))
     page = _fill(title, fixed | payloads)
-    partial = out.with_name(f"{out.name}.partial")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, out)  # a reader who reloads sees the old page or the new one
+    write_atomically(out, page)  # a reader who reloads sees the old page or the new one
     return Built(len(runs), len(kept), len(packed), out.stat().st_size)
 
 
