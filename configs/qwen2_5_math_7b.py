@@ -1,10 +1,13 @@
 """The published setting (arXiv 2505.15034): Qwen2.5-Math-7B solves, Qwen2.5-7B verifies, Eurus-2 problems.
 
-Command:   stage 1, on a file of tagged solutions (rows with `question` and `solution`; the paper's are not published):
+Command:   stage 1 of the generator, on a file of tagged solutions (rows with `question` and `solution`; the paper's are
+           not published) or on the workdir of stage 0 (configs/llama3_1_70b_teacher.py), such as runs/teacher:
                python -m tango_jax.sft --config=configs/qwen2_5_math_7b.py --config.generator.init_from= \
                    --config.task.stage_one=TAGGED.parquet --workdir=runs/qwen2_5_math_7b_sft
-           then the reinforcement learning, which starts from that workdir (generator.init_from):
+           then, once it has made all its 800 steps, the reinforcement learning, which starts from that workdir
+           (generator.init_from) and refuses it while it is unfinished:
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=runs/qwen2_5_math_7b
+           With --config.generator.sft.max_heldout_loss=LOSS in both, a stage 1 that ends above it is refused as well.
            :rloo or :reinforce_pp after the file's name takes that algorithm with its published differences, such as
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
 Hardware:  the paper's is 4 nodes of 8 A100. Start one process a node (sbatch --ntasks-per-node=1 launch/slurm.sbatch

@@ -20,6 +20,7 @@ from tango_jax.atomic import write_atomically
 from tango_jax.config import parse_command_line, save_config, validate
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
+from tango_jax.init_from import check_init_from
 from tango_jax.metrics import read_metrics
 from tango_jax.plots import plot_ablation
 from tango_jax.results import has_results
@@ -47,6 +48,7 @@ def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> Config
 def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
     preemption = hosts.Preemption()
+    check_init_from(config)
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     save_config(config, workdir / "config.json", may_change=("ablation.",))

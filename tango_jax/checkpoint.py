@@ -198,6 +198,22 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
     return _load(_make_orbax(), directory, step, abstract_state, part)
 
 
+def peek_meta(directory: str | os.PathLike) -> Restored | None:
+    """The number and the JSON record of the newest complete step of another run (`state` is None), without its arrays
+    and unverified: quick, for a check before long work. None where there is no complete step; `meta` is empty where
+    the record cannot be read, which `read_state` will say more of.
+    """
+    directory = Path(directory).absolute()
+    step = max(complete_steps(directory), default=None)
+    if step is None:
+        return None
+    try:
+        return Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
+    except (OSError, ValueError, KeyError) as error:
+        log.info("the record of step %d in %s cannot be read: %s", step, directory, error)
+        return Restored(step, None, {})
+
+
 def tree_fingerprint(tree: Any) -> str:
     """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, whatever the mesh.
 

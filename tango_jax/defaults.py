@@ -140,9 +140,13 @@ def task_config() -> ConfigDict:
             "train": "",
             "test": "",  # empty: evaluate on the problems that `validation` sets aside
             "row_format": "",  # a name in data/row_formats.py; empty: by the keys of the first row
-            "validation": 200,  # training problems set aside; those of `stage_one` for held-out loss and fixed pool
+            # Training problems set aside, at least so many and by whole questions; those of `stage_one` for held-out
+            # loss and fixed pool.
+            "validation": 200,
             # Text to imitate: "gsm8k" (worked answers of `train`), or a file of rows with question, tagged solution
-            # and, for the verifier's stage 1, verification. Empty: none, sft.steps is 0.
+            # and, for the verifier's stage 1, verification; or a workdir of stage 0, for its train.parquet. A
+            # validation.parquet beside a train.parquet takes the place of `validation`: the held-out loss is measured
+            # on it. Empty: none, sft.steps is 0.
             "stage_one": "",
             # last_letter
             "sft_words": (2, 8),
@@ -221,7 +225,8 @@ def default_config() -> ConfigDict:
                     "min_format": 0.0,  # lowest format score, 0 to 1
                     "only_correct": False,  # True: none whose answer the grader rejects
                     "best": 0,  # the best so many of a problem: correct ones first, then by format score; 0: all
-                    "validation_share": 0.02,  # of the problems, drawn by `seed`, into validation.parquet
+                    # Of the questions, drawn by `seed`, into validation.parquet, which stage 1 measures its loss on.
+                    "validation_share": 0.02,
                 },
             },
             "eval": {

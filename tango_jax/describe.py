@@ -39,7 +39,7 @@ def describe_run(console: Console, config, policies: dict, task, schedule: Sched
     prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
     console.log(f"a generator prompt: {generator.tokenizer.decode(prompt)!r}")
     if "verifier" in task.sft_roles:
-        prompt, _ = sft_sequence(verifier, task.sft_example("verifier", "train", 0))
+        prompt, *_ = sft_sequence(verifier, task.sft_example("verifier", "train", 0))
     else:
         problem, text = task.train_problem(0), "<think><step>a step</step></think><answer>\\boxed{an answer}</answer>"
         prompt, _ = verifier_prompt(verifier.template, verifier.tokenizer, problem, text, 1, verifier.config.max_prompt)

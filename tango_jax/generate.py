@@ -5,8 +5,8 @@
 The teacher is generator.checkpoint, prompted as the generator is (template, use_chat, max_prompt, max_response and
 buckets). The keys under `generate` say how many solutions it writes, how they are sampled and which are kept. DIR/parts
 holds every solution; DIR/train.parquet and DIR/validation.parquet those kept, and DIR/counts.json how many. The same
-command goes on where it stopped, and filters anew if `generate.keep` differs. A run of stage 1 takes them with
---config.task.stage_one=DIR/train.parquet.
+command goes on where it stopped, and filters anew if `generate.keep` differs. With --config.task.stage_one=DIR a run of
+stage 1 is trained on the first file, and its held-out loss is measured on the second.
 """
 
 import sys
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from tango_jax import hosts, rng, runtime
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
-from tango_jax.data.problem_sets import load_problems
+from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.data.teacher_rows import (
     FILES,
     MAX_PROBLEMS,
@@ -175,7 +175,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
         "problems": len(work.problems), "over_long_prompts": work.num_too_long, "solutions": len(rows),
         "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
     }  # fmt: skip
-    if all(row.question in validation for row in kept.rows):
+    if all(question_key(row.question) in validation for row in kept.rows):
         raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at "
                          f"{part_path(workdir, 0)} for what the teacher writes")
     if hosts.is_first():

@@ -7,7 +7,7 @@ from tango_jax.data.problem_sets import BENCHMARKS, load_problems
 from tango_jax.data.problems import TASKS
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
-from tango_jax.data.tagged_examples import read_tagged_rows
+from tango_jax.data.tagged_examples import read_stage_one
 from tango_jax.rl.policy import pack_shape, sft_pack_shape
 
 ROLES = ("generator", "verifier")
@@ -68,9 +68,10 @@ def _check_tagged(config: ConfigDict) -> None:
     if task.stage_one.startswith(HUB_PREFIX):
         check_hub_id(task.stage_one)
         return
-    rows = read_tagged_rows(task.stage_one, is_for_verifier=config.verifier.sft.steps > 0)
-    require(len(rows) > task.validation, f"task.stage_one={task.stage_one} has {len(rows)} rows, of which "
-            f"task.validation={task.validation} are set aside: give more rows, or lower it")
+    is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
+    rows, heldout = read_stage_one(task.stage_one, is_for_verifier)
+    require(len(rows) > task.validation or bool(heldout), f"task.stage_one={task.stage_one} has {len(rows)} rows, of "
+            f"which task.validation={task.validation} are set aside: give more rows, or lower it")
 
 
 def _check_last_letter(task: ConfigDict) -> None:

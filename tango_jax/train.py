@@ -24,6 +24,7 @@ from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
+from tango_jax.init_from import check_init_from
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
 from tango_jax.records import Rollout
@@ -87,6 +88,7 @@ def train(
     preemption = preemption or hosts.Preemption()
     started, compiles = time.monotonic(), CompileCounter()
     # Before anything is written: they read data and checkpoints, and find what the settings alone did not show.
+    check_init_from(config)
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     save_config(config, workdir / "config.json")

@@ -165,19 +165,44 @@ def test_the_split_depends_on_the_seed_and_on_no_filter():
 
 def test_stage_one_reads_both_files(folder, policy, tmp_path):
     generate(teacher_config(folder), tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
-    for name, count in (("train", 6), ("validation", 2)):
-        path = tmp_path / f"{name}.parquet"
-        assert len(read_rows(path)) == count
-        config = math_config(folder, stage_one=str(path), validation=1)
+    config = math_config(folder)
+    config.rl.prompts_per_step, config.verifier.sft.steps = 1, 0
+    for source in (tmp_path, tmp_path / "train.parquet"):
+        config.task.stage_one, config.task.validation = str(source), 6  # no row of the file is set aside
+        validate(config)
+        task = make_task(config, {role: policy.tokenizer for role in ("generator", "verifier")})
+        assert task.sft_roles == ("generator",)
+        assert "6 solutions to imitate, 2 held out (validation.parquet); 0 left out" in task.notes[-1]
+        for part, name, count in (("train", "train", 6), ("heldout", "validation", 2)):
+            wanted = {(row["question"], row["solution"]) for row in rows_of(tmp_path, name)}
+            examples = [task.sft_example("generator", part, i) for i in range(count)]
+            assert {(example.problem.question, example.response) for example in examples} == wanted
+        # Reinforcement learning, on the file that the teacher solved, leaves the held-out questions alone as well.
+        assert {task.train_problem(i).question for i in range(20)} == {row["question"] for row in rows_of(tmp_path)}
+    reader = make_policy("generator", config.generator, start_source(config, "generator"))
+    assert np.isclose(sft_batch(reader, task, "train", 0, 1).weight_NZRT.sum(), 1.0)
+
+
+def test_stage_one_sets_rows_aside_where_there_is_no_second_file(folder, policy, tmp_path):
+    config = teacher_config(folder, validation_share=0.0)
+    generate(config, tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
+    assert rows_of(tmp_path, "validation") == []
+    shutil.copy(tmp_path / "train.parquet", tmp_path / "other.parquet")
+    for name in ("train", "other"):
+        config = math_config(folder, stage_one=str(tmp_path / f"{name}.parquet"), validation=2)
         config.verifier.sft.steps = 0
         validate(config)
         task = make_task(config, {role: policy.tokenizer for role in ("generator", "verifier")})
-        assert task.sft_roles == ("generator",) and f"{count - 1} solutions to imitate, 1 held out" in task.notes[-1]
-        wanted = {(row["question"], row["solution"]) for row in rows_of(tmp_path, name)}
-        examples = [task.sft_example("generator", part, i) for part in ("train", "heldout") for i in range(count - 1)]
-        assert {(example.problem.question, example.response) for example in examples} == wanted
-        reader = make_policy("generator", config.generator, start_source(config, "generator"))
-        assert np.isclose(sft_batch(reader, task, "train", 0, 1).weight_NZRT.sum(), 1.0)
+        assert "6 solutions to imitate, 2 held out; 0 left out" in task.notes[-1]
+
+
+def test_a_second_file_that_is_no_stage_one_text_is_named(folder, policy, tmp_path):
+    generate(teacher_config(folder), tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
+    (tmp_path / "validation.parquet").write_text('{"question": "1 + 1?", "answer": "2"}')
+    config = math_config(folder, stage_one=str(tmp_path), validation=1)
+    config.verifier.sft.steps = 0
+    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: no 'solution'.* beside train\.parquet; "):
+        validate(config)
 
 
 # --------------------------------------------------------------------------------------- a model, an interruption

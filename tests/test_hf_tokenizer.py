@@ -142,9 +142,11 @@ def test_the_byte_alphabet_is_that_of_the_library():
 
 
 @pytest.mark.parametrize("generation, config, settings, stop_ids", [
-    ({"eos_token_id": [7, 5, 7]}, {"eos_token_id": 4}, {"eos_token": "<|im_end|>"}, (7, 5)),
+    ({"eos_token_id": [7, 5, 7]}, {"eos_token_id": 4}, {"eos_token": "<|im_end|>"}, (2, 7, 5)),
+    ({"eos_token_id": [0, 7, 2]}, {}, {"eos_token": "<|im_end|>"}, (2, 0, 7)),  # Llama-3.1-Instruct has it like this
+    ({"eos_token_id": [7, 5]}, {"eos_token_id": 4}, {"eos_token": "no token"}, (7, 5)),
     ({"eos_token_id": 6}, {"eos_token_id": 4}, {}, (6,)),
-    ({"temperature": 0.7}, {"eos_token_id": [4, 3]}, {"eos_token": "<|im_end|>"}, (4, 3)),
+    ({"temperature": 0.7}, {"eos_token_id": [4, 3]}, {"eos_token": "<|im_end|>"}, (2, 4, 3)),
     (None, {}, {"eos_token": "<|im_end|>"}, (2,)),
     (None, None, {"eos_token": {"content": "<|endoftext|>", "special": True}}, (0,)),
 ])  # fmt: skip
@@ -183,7 +185,29 @@ def test_a_bare_sentencepiece_model(tmp_path, has_prefix):
     assert tokenizer.token_bytes[processor.piece_to_id("[INST]")] == b"[INST]"
 
 
+def test_an_old_folder_names_its_end_of_sequence_in_a_file_of_its_own(tmp_path):
+    folder = write_folder(tmp_path, byte_level("smollm"), {}, {"eos_token_id": [0, 2]})
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    assert load_hf_tokenizer(folder, ROWS).stop_ids == (2, 0)
+
+
 # --------------------------------------------------------------------------------------------------------------- chat
+
+# How published templates close a turn: Llama-3's, a base Qwen's, Llama-2's (after a blank), and one that uses text.
+TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}CLOSE{% endfor %}"
+CLOSED = [("<|im_end|>", (2, 0)), ("<|im_end|>\n", (2, 0)), (" {{ eos_token }}", (0,)), ("\n###", (0,)), ("", (0,)),
+          ("{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}", (0,)),
+          ("{% if m['role'] == 'assistant' %}{{ '<tool_call>' }}{% endif %}", (0,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("close, stop_ids", CLOSED)
+def test_in_chat_a_response_ends_as_the_template_closes_an_answer(tmp_path, close, stop_ids):
+    """Raw, with the tokenizer's own end of sequence; sampling stops at either."""
+    settings = {"eos_token": "<|endoftext|>", "chat_template": TURNS.replace("CLOSE", close)}
+    folder = write_folder(tmp_path, byte_level("smollm"), settings, {"eos_token_id": 0})
+    raw, chat = load_hf_tokenizer(folder, ROWS), load_hf_tokenizer(folder, ROWS, use_chat=True)
+    assert raw.stop_ids == (0,) and raw.encode_response("4")[-1] == 0
+    assert chat.stop_ids == stop_ids and chat.encode_response("4") == [*raw.encode_response("4")[:-1], stop_ids[0]]
 
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "list", "chat_template.jinja", "chat_template.json"])
@@ -241,7 +265,7 @@ def word_level() -> Backend:
     (lambda folder: (folder / "config.json").write_text("[1]"), ROWS, ["config.json holds a list"]),
     (lambda folder: word_level().save(str(folder / "tokenizer.json")), ROWS, ["WordPiece", "byte-level BPE"]),
     (lambda folder: None, 300, ["391 tokens", "300 rows"]),
-    (lambda folder: (folder / "config.json").write_text('{"eos_token_id": 700}'), ROWS, ["[700]", "below 700"]),
+    (lambda folder: (folder / "config.json").write_text('{"eos_token_id": 700}'), ROWS, ["[2, 700]", "below 700"]),
     (lambda folder: (folder / "config.json").write_text('{"eos_token_id": []}'), ROWS, ["needs a stop id"]),
     (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), ROWS, ["None as eos_token"]),
     (lambda folder: (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}'), ROWS, ["'<eos>'"]),

@@ -21,9 +21,9 @@ def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Token
     """
     file = open_gguf(path)
     backend = _backend(file)
-    chat_fn = None
+    chat = None
     if use_chat:
-        chat_fn = make_chat(backend, file.get("tokenizer.chat_template"), _special_tokens(file), str(file.path))
+        chat = make_chat(backend, file.get("tokenizer.chat_template"), _special_tokens(file), str(file.path))
     embedding = file.tensors.get("token_embd.weight")
     # Several tokens can end a text: end of sequence, of a turn, of a message.
     stop_ids = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -32,7 +32,7 @@ def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Token
         len(file.require("tokenizer.ggml.tokens")) if embedding is None else int(embedding.shape[1]),
         bos_ids=(file.get("tokenizer.ggml.bos_token_id"),) if _adds_bos(file) else (),
         stop_ids=[token for token in stop_ids if token is not None],
-        chat_fn=chat_fn,
+        chat=chat,
         source=str(file.path),
     )
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -17,6 +18,7 @@ from tango_jax.data.bpe import METASPACE, read_sentencepiece
 from tango_jax.data.tokenizer import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ANSWER = "an answer"  # to find where a template puts it
 # Letters, blanks, digits, an accent, Chinese, an emoji, LaTeX: what a tokenizer must give back as it got it.
 _PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
 
@@ -35,15 +37,22 @@ def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = Fals
     folder = Path(folder)
     settings = _read_json(folder / "tokenizer_config.json")
     backend = load_backend(folder)
-    chat_fn = _chat_of_folder(folder, settings, backend) if use_chat else None
+    chat = _chat_of_folder(folder, settings, backend) if use_chat else None
     return make_tokenizer(
         backend,
         vocab_size,
         bos_ids=_bos_ids(backend, settings, folder),
         stop_ids=_stop_ids(backend, settings, folder),
-        chat_fn=chat_fn,
+        chat=chat,
         source=str(folder),
     )
+
+
+class Chat(NamedTuple):
+    """A model's chat template, reduced to one user turn and the answer to it."""
+
+    wrap_fn: Callable[[str], str]  # the text as the user's turn of a new conversation, up to where the answer begins
+    end_ids: tuple[int, ...]  # the special token that closes the answer; empty where that is plain text
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
@@ -67,10 +76,13 @@ def make_tokenizer(
     vocab_size: int,
     bos_ids: Sequence[int],
     stop_ids: Sequence[int],
-    chat_fn: Callable[[str], str] | None = None,
+    chat: Chat | None = None,
     source: str = "the tokenizer",
 ) -> Tokenizer:
     """Reduce a `tokenizers` object to what the loop needs, and see that its text comes back.
+
+    The first of `stop_ids` ends the responses of stage 1. With `chat` it is the token that the template closes an
+    answer with, which a base model's `stop_ids` need not have: sampling then stops at either.
 
     Raises:
         ValueError: more tokens than `vocab_size`, stop ids outside it, or a family whose bytes are not understood.
@@ -81,6 +93,7 @@ def make_tokenizer(
             f"{source} has {size} tokens but the model has {vocab_size} rows in its embedding: use the tokenizer that "
             "was published with the model"
         )
+    stop_ids = [*(chat.end_ids if chat else ()), *stop_ids]
     outside = [token for token in (*bos_ids, *stop_ids) if not 0 <= token < vocab_size]
     if outside or not stop_ids:
         raise ValueError(
@@ -99,7 +112,7 @@ def make_tokenizer(
         bos_ids=tuple(bos_ids),
         stop_ids=tuple(dict.fromkeys(stop_ids)),
         strips_blank=raw == b" a" and backend.decode(encode_fn("a")) == "a",
-        chat_fn=chat_fn,
+        chat_fn=chat.wrap_fn if chat else None,
     )
     ids = encode_fn(_PROBE)
     if tokenizer.decode(ids) != backend.decode(ids, skip_special_tokens=True):
@@ -112,10 +125,11 @@ def make_tokenizer(
 
 def make_chat(
     backend: tokenizers.Tokenizer, template: str | None, special_tokens: dict[str, str], source: str
-) -> Callable[[str], str]:
-    """`chat_fn(text)`: the text as the user's turn of a new conversation, up to where the model's answer begins.
+) -> Chat:
+    """The chat template of a model.
 
-    The result holds special tokens as text, BOS included where the template writes it: encode it without adding any.
+    What `wrap_fn` returns holds special tokens as text, BOS included where the template writes it: encode it without
+    adding any.
 
     Raises:
         ValueError: there is no template, or it does not accept a conversation that is one user turn.
@@ -125,14 +139,26 @@ def make_chat(
     if not template:
         raise ValueError(f"{source} has no chat template: use raw prompts, or the instruction-tuned model's tokenizer")
     renderer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special_tokens)
-    chat_fn = functools.partial(_render, renderer)
+    wrap_fn = functools.partial(_render, renderer)
     try:
-        text = chat_fn("question")
+        text = wrap_fn("question")
     except Exception as error:  # a template is a program: it can fail in any way
         raise ValueError(f"the chat template of {source} fails on one user turn ({error}): use raw prompts") from error
     if "question" not in text:
         raise ValueError(f"the chat template of {source} leaves the user's turn out ({text!r}): use raw prompts")
-    return chat_fn
+    return Chat(wrap_fn, _answer_end(backend, renderer))
+
+
+def _answer_end(backend: tokenizers.Tokenizer, renderer) -> tuple[int, ...]:
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = renderer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # a template is a program: one for a single user turn will do for prompts
+        return ()
+    _, found, rest = text.rpartition(_ANSWER)
+    ids = backend.encode(rest.lstrip(), add_special_tokens=False).ids if found else []
+    added = backend.get_added_tokens_decoder()
+    return tuple(ids[:1]) if ids and ids[0] in added and added[ids[0]].special else ()
 
 
 def apply_chat(folder: str | Path, user_text: str) -> str:
@@ -142,10 +168,11 @@ def apply_chat(folder: str | Path, user_text: str) -> str:
         ValueError: as `load_hf_tokenizer`.
     """
     folder = Path(folder)
-    return _chat_of_folder(folder, _read_json(folder / "tokenizer_config.json"), load_backend(folder))(user_text)
+    chat = _chat_of_folder(folder, _read_json(folder / "tokenizer_config.json"), load_backend(folder))
+    return chat.wrap_fn(user_text)
 
 
-def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer) -> Callable[[str], str]:
+def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer) -> Chat:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _token_text(settings.get(name)))}
     return make_chat(backend, _chat_template(folder, settings), special, str(folder))
@@ -209,12 +236,17 @@ def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tup
 
 
 def _stop_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids, the first named first."""
+    """End-of-sequence ids: the tokenizer's own, which a response is trained to end with, and all that the model's
+    generation stops at. Llama-3.1-Instruct lists <|end_of_text|> first there, and closes its turns with <|eot_id|>."""
+    settings = _read_json(folder / "special_tokens_map.json") | settings
+    own_text = _token_text(settings.get("eos_token"))
     for name in ("generation_config.json", "config.json"):
         ids = _read_json(folder / name).get("eos_token_id")
         if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
-    return (_id_of(backend, _token_text(settings.get("eos_token")), "eos_token", folder),)
+            listed = tuple(ids) if isinstance(ids, list) else (ids,)
+            own = None if own_text is None or not listed else backend.token_to_id(own_text)
+            return listed if own is None else (own, *listed)
+    return (_id_of(backend, own_text, "eos_token", folder),)
 
 
 def _id_of(backend: tokenizers.Tokenizer, text: str | None, name: str, folder: Path) -> int:

@@ -3,18 +3,27 @@
 In: the `task` part of a config and each role's tokenizer. Out: a Task. Stage of the loop: once, at the start of a run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.data.gsm8k_examples import make_gsm8k_examples
-from tango_jax.data.problem_sets import load_problems, make_problem_order, resolve, split_problems
-from tango_jax.data.prompt_lengths import make_num_tokens, make_tokens_over
+from tango_jax.data.gsm8k_examples import Gsm8kExamples, make_gsm8k_examples
+from tango_jax.data.problem_sets import (
+    draw_questions,
+    load_problems,
+    make_problem_order,
+    question_key,
+    resolve,
+    split_problems,
+)
+from tango_jax.data.prompt_lengths import make_num_tokens, make_over
 from tango_jax.data.rows import read_rows
-from tango_jax.data.tagged_examples import make_tagged_examples, read_tagged_rows
+from tango_jax.data.tagged_examples import TaggedExamples, make_tagged_examples, read_stage_one
 from tango_jax.data.task import SftExample, Task
+from tango_jax.data.teacher_rows import FILES
 from tango_jax.data.tokenizer import Tokenizer
+from tango_jax.records import Problem
 
 
 class _StageOne(NamedTuple):
@@ -23,7 +32,7 @@ class _StageOne(NamedTuple):
     sft_example: Callable
     roles: tuple[str, ...]
     note: str
-    heldout_ids: frozenset[str] = frozenset()
+    heldout: frozenset[str] = frozenset()  # `question_key` of what is measured on
     pool_solution: Callable | None = None
     gold_steps: Callable | None = None
 
@@ -37,13 +46,14 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     """
     task, limit = config.task, config.generator.max_prompt
     num_tokens_fn, row_format = make_num_tokens(config, tokenizers), task.row_format or None
-    stage_one = _make_stage_one(config, tokenizers)
     train_set = load_problems(task.train, row_format)
-    # What the pool or the held-out loss is measured on is not trained on either.
-    problems = [problem for problem in train_set.problems if problem.id not in stage_one.heldout_ids]
+    # Nothing that is measured on is trained on, in either stage: neither as it stands nor in another row.
     num_validation = 0 if task.test else task.validation
+    validation = draw_questions(train_set.problems, num_validation, task.data_seed)
+    stage_one = _make_stage_one(config, tokenizers, validation)
+    problems = [problem for problem in train_set.problems if question_key(problem.question) not in stage_one.heldout]
     split = split_problems(
-        problems, num_tokens_fn, limit, num_validation, config.rl.prompts_per_step, seed=task.data_seed
+        problems, num_tokens_fn, limit, num_validation, config.rl.prompts_per_step, task.data_seed, validation
     )
     notes, test = [f"{task.train}: {split.describe()}"], split.validation
     if task.test:
@@ -55,6 +65,8 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         test = test_split.train
         notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out for their length; "
                      f"evaluation takes {min(len(test), config.eval.problems)}")
+        if known := _shared(test, split.train):
+            notes.append(f"warning: {known} of the test problems of {task.test} are also in {task.train}")
     return Task(
         name=task.name,
         grade_kind=train_set.grade_kind,
@@ -71,7 +83,14 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     )
 
 
-def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> _StageOne:
+def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
+    """How many of the problems have a question of the others."""
+    known = {question_key(problem.question) for problem in others}
+    return sum(question_key(problem.question) in known for problem in problems)
+
+
+def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], excluded: frozenset[str]) -> _StageOne:
+    """`excluded`: `question_key` of the problems that the generator is evaluated on."""
     task = config.task
     if not task.stage_one:
 
@@ -79,33 +98,39 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> _St
             raise ValueError(f"task.stage_one is empty: there is nothing to imitate in stage 1 of the {role}")
 
         return _StageOne(no_example, (), "no text to imitate and no fixed pool (task.stage_one is empty)")
-    tokens_over_fn = make_tokens_over(config, tokenizers)
+    over_fn = make_over(config, tokenizers)
     if task.stage_one == "gsm8k":
         source, row_format = resolve(task.train, task.row_format or None)
         rows = read_rows(source)
         if row_format not in (None, "gsm8k"):
             raise ValueError(f"task.stage_one=gsm8k needs worked answers with #### n, and the rows of {task.train} "
                              f"are of the kind {row_format}: give a file of tagged solutions")
-        made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, tokens_over_fn)
-
-        def sft_example(role: str, part: str, index: int) -> SftExample:
-            return SftExample(*made.sft_example(role, part, index))
-
+        made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, over_fn, excluded)
         return _StageOne(
-            sft_example,
+            made.sft_example,
             ("generator", "verifier"),
             f"stage 1: {made.num_train} worked answers, {made.num_heldout} held out for loss and pool; "
-            f"{made.num_too_long} left out for their length",
-            made.heldout_ids,
+            f"{_left_out(made)}",
+            made.heldout,
             made.pool_solution,
             made.gold_steps,
         )
     is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
-    rows = read_tagged_rows(task.stage_one, is_for_verifier)
-    tagged = make_tagged_examples(rows, task.validation, task.data_seed, tokens_over_fn)
+    rows = read_stage_one(task.stage_one, is_for_verifier)
+    tagged = make_tagged_examples(rows, task.validation, task.data_seed, over_fn, excluded)
     return _StageOne(
         tagged.sft_example,
         ("generator", "verifier") if is_for_verifier else ("generator",),
-        f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out; "
-        f"{tagged.num_too_long} left out for their length; no fixed pool",
+        f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out"
+        f"{f' ({FILES[1]})' if rows.heldout else ''}; {_left_out(tagged)}; no fixed pool",
+        tagged.heldout,
     )
+
+
+def _left_out(made: Gsm8kExamples | TaggedExamples) -> str:
+    text = f"{made.num_too_long} left out for their length"
+    if made.num_shortened:
+        text += f", {made.num_shortened} of them because the verifier's prompt would cut off the solution"
+    if made.num_excluded:
+        text += f"; {made.num_excluded} left out because something is measured on their questions"
+    return text

@@ -4,6 +4,7 @@ Stage of the loop: before the first turn. Training reads `make_problem_order(...
 one integer, the number of problems seen since the start: a checkpoint that holds it restores the order exactly.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
+from tango_jax.data.prompt_lengths import Over
 from tango_jax.data.row_formats import ROW_FORMATS, detect_format, to_problem
 from tango_jax.data.rows import read_rows
 from tango_jax.records import Problem
@@ -58,6 +60,7 @@ class ProblemSplit(NamedTuple):
     validation: tuple[Problem, ...]
     num_too_long: int
     longest_prompt: int  # tokens, of all prompts, those left out included
+    num_shortened: int = 0  # stage-1 examples among them whose solution the verifier's prompt would have cut off
 
     def describe(self) -> str:
         """One line for the start of a run."""
@@ -94,6 +97,26 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
     return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems))
 
 
+def question_key(question: str) -> str:
+    """What two rows with the same question have in common, whatever blanks and line breaks are between its words."""
+    return " ".join(question.split())
+
+
+def draw_questions(problems: Sequence[Problem], count: int, seed: int) -> frozenset[str]:
+    """`question_key` of whole questions, drawn by `seed`: as many as hold at least `count` of the problems.
+
+    A question that stands in several rows is set aside with all of them, or its answer would be known from the others.
+    """
+    sizes = Counter(question_key(problem.question) for problem in problems)
+    questions, drawn, held = list(sizes), [], 0
+    for place in np.random.default_rng((seed, _VALIDATION_STREAM)).permutation(len(questions)):
+        if held >= count:
+            break
+        drawn.append(questions[place])
+        held += sizes[questions[place]]
+    return frozenset(drawn)
+
+
 def split_problems(
     problems: Sequence[Problem],
     num_tokens_fn: Callable[[Problem], int],
@@ -101,18 +124,20 @@ def split_problems(
     num_validation: int,
     batch_size: int,
     seed: int,
+    validation: frozenset[str] | None = None,
 ) -> ProblemSplit:
     """Set validation problems aside and drop those of both parts whose prompt is over `max_tokens`.
 
-    The validation problems are drawn by `seed` before the filter, so that another limit or tokenizer never moves a
-    problem from one part to the other.
+    The validation problems are drawn by `seed` (`draw_questions`) before the filter, so that another limit or tokenizer
+    never moves a problem from one part to the other; or they are those of the questions in `validation`.
 
     Raises:
         ValueError: fewer than `batch_size` training problems remain, or no validation problem although some are asked.
     """
+    if validation is None:
+        validation = draw_questions(problems, num_validation, seed)
     lengths = np.array([num_tokens_fn(problem) for problem in problems])
-    shuffled = np.random.default_rng((seed, _VALIDATION_STREAM)).permutation(len(problems))
-    is_validation = np.isin(np.arange(len(problems)), shuffled[:num_validation])
+    is_validation = np.array([question_key(problem.question) in validation for problem in problems], bool)
     fits = lengths <= max_tokens
     train, validation = (
         tuple(problems[index] for index in np.flatnonzero(fits & chosen)) for chosen in (~is_validation, is_validation)
@@ -127,22 +152,33 @@ def split_problems(
 
 
 def split_examples(
-    problems: Sequence[Problem], tokens_over_fn: Callable[[Problem], int], num_heldout: int, seed: int
+    problems: Sequence[Problem],
+    over_fn: Callable[[Problem], Over],
+    num_heldout: int,
+    seed: int,
+    heldout: Sequence[Problem] = (),
 ) -> ProblemSplit:
-    """The same for stage-1 examples: `tokens_over_fn` says how far one is over a limit; at most 0, and it stays.
+    """The same for stage-1 examples: `over_fn` says how far one is over each limit; over none, and it stays.
+
+    Where there are `heldout` problems, with questions of their own, they are the ones set aside.
 
     Raises:
         ValueError: too few remain.
     """
-    over = {problem.id: tokens_over_fn(problem) for problem in problems}
-    fitting = sum(tokens <= 0 for tokens in over.values())
-    if fitting <= num_heldout:
+    over = {problem.id: over_fn(problem) for problem in (*problems, *heldout)}
+    fitting = sum(max(tokens) <= 0 for tokens in over.values())
+    wanted = 1 if heldout else num_heldout
+    if fitting <= wanted:
         raise ValueError(
             f"stage 1: {fitting} of {len(over)} examples are within the limits, the others up to "
-            f"{max(over.values(), default=0)} tokens over one, and {num_heldout} are to be held out: raise max_prompt, "
-            "max_response or sft.pack_length, lower task.validation, or give more"
+            f"{max(map(max, over.values()), default=0)} tokens over one, and {wanted} are to be held out: raise "
+            "max_prompt, max_response or sft.pack_length, lower task.validation, or give more"
         )
-    return split_problems(problems, lambda problem: over[problem.id], 0, num_heldout, batch_size=1, seed=seed)
+    validation = frozenset(question_key(problem.question) for problem in heldout) or None
+    split = split_problems(
+        [*problems, *heldout], lambda problem: max(over[problem.id]), 0, wanted, 1, seed, validation
+    )
+    return split._replace(num_shortened=sum(tokens.solution > 0 for tokens in over.values()))
 
 
 def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int], Problem]:

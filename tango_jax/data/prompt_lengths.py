@@ -4,18 +4,29 @@ Stage of the loop: once, at start, before a problem set is parted and shuffled.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.data.task import SftExample
 from tango_jax.data.tokenizer import Tokenizer
-from tango_jax.prompts.templates import generator_prompt, load_template, verifier_prompt
+from tango_jax.prompts.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
 from tango_jax.records import Problem
 
 _NO_LIMIT = 1 << 30
-_MANY_STEPS = 99
 _EMPTY = Problem("", "", "")
 # A mistake that is carried through a solution may add a digit here and there.
 _SPARE = 64
+# A byte is at most one token, and composing characters (Unicode's NFC) makes at most three of one.
+_TOKENS_PER_BYTE = 3
+
+
+class Over(NamedTuple):
+    """Tokens by which a stage-1 example is over each limit; at most 0: within it."""
+
+    prompt: int = 0  # of the problem alone, for either role
+    response: int = 0  # of the text to imitate
+    solution: int = 0  # of the verifier's prompt with the whole solution
 
 
 def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[Problem], int]:
@@ -28,15 +39,15 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
 
     def verifier_tokens(problem: Problem) -> int:
         return len(
-            verifier_prompt(templates["verifier"], tokenizers["verifier"], problem, "", _MANY_STEPS, _NO_LIMIT)[0]
+            verifier_prompt(templates["verifier"], tokenizers["verifier"], problem, "", MANY_STEPS, _NO_LIMIT)[0]
         )
 
     empty = verifier_tokens(_EMPTY)
 
     def num_tokens(problem: Problem) -> int:
         count = len(generator_prompt(templates["generator"], tokenizers["generator"], problem))
-        # A byte is at most one token: most problems need not be counted.
-        if empty + len(problem.question.encode()) + _SPARE > verifier_limit:
+        # Most problems are so short that they need not be counted.
+        if empty + _TOKENS_PER_BYTE * len(problem.question.encode()) + _SPARE > verifier_limit:
             over = verifier_tokens(problem) - verifier_limit
             return max(count, limit + over) if over > 0 else count
         return count
@@ -44,20 +55,21 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
     return num_tokens
 
 
-def make_tokens_over(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[Problem, str, str], int]:
-    """tokens_over_fn(problem, solution, verification): how far a stage-1 example is over a limit; at most 0: it fits.
-
-    An empty text is not checked: nobody imitates it.
-    """
+def make_over(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[str, SftExample], Over]:
+    """over_fn(role, example): how far a stage-1 example of a role is over each limit."""
     num_tokens = make_num_tokens(config, tokenizers)
+    template = load_template("verifier", config.verifier.template)
 
-    def tokens_over(problem: Problem, solution: str, verification: str) -> int:
-        over = [num_tokens(problem) - config.generator.max_prompt]
-        for role, text, spare in (("generator", solution, 0), ("verifier", verification, _SPARE)):
-            if text:
-                tokens = len(tokenizers[role].encode_response(text)) + spare
-                room = config[role].sft.pack_length - config[role].max_prompt if config[role].sft.pack_length else 0
-                over.append(tokens - min(config[role].max_response, room or config[role].max_response))
-        return max(over)
+    def over(role: str, example: SftExample) -> Over:
+        spare = _SPARE if role == "verifier" else 0
+        tokens, limit = len(tokenizers[role].encode_response(example.response)) + spare, config[role].max_response
+        if config[role].sft.pack_length:
+            limit = min(limit, config[role].sft.pack_length - config[role].max_prompt)
+        too_much = Over(num_tokens(example.problem) - config.generator.max_prompt, tokens - limit)
+        if role == "generator":
+            return too_much
+        problem, solution, num_steps, _ = example
+        prompt, _ = verifier_prompt(template, tokenizers[role], problem, solution, num_steps, _NO_LIMIT)
+        return too_much._replace(solution=len(prompt) - config.verifier.max_prompt)
 
-    return tokens_over
+    return over

@@ -31,7 +31,17 @@ def text_of(fields: Fields, key: str, may_be_empty: bool = False) -> str:
     value = value_of(fields, key)
     if not isinstance(value, str) or not (value.strip() or may_be_empty):
         raise BadRow(f"{key!r} must be a text with something in it, not {shortened(value)}")
-    return value.strip()
+    return encodable(key, value.strip())
+
+
+def encodable(key: str, text: str) -> str:
+    """The text itself. JSON may hold half of a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(f"{key!r} holds {text[error.start]!r}, half of a surrogate pair, at character {error.start}: "
+                     "write the whole character") from error
+    return text
 
 
 def decoded_of(value: Any) -> Any:

@@ -16,6 +16,7 @@ from tango_jax.data.row_fields import (
     Fields,
     answer_text,
     decoded_of,
+    encodable,
     shortened,
     text_of,
     value_of,
@@ -42,6 +43,9 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
     chosen = ROW_FORMATS[row_format]
     try:
         content = chosen.read(row.fields)
+        if content is not None:
+            encodable("question", content[0])
+            encodable("answer", content[1])
     except BadRow as error:
         found = ", ".join(map(str, row.fields)) or "none"
         raise ValueError(f"{row.where}: {error}; keys found: {found}; keys wanted: {chosen.wanted}") from error

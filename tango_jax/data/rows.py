@@ -29,17 +29,17 @@ class Row(NamedTuple):
     fields: dict[str, Any]
 
 
-def read_rows(source: str | Path) -> list[Row]:
+def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
     """All rows of a local file or of a hub id (`HUB_FORM`), in order.
 
     Raises:
-        ValueError: no such file, a line that is no JSON object, no rows at all, or a hub id that cannot be had; the
-            message names the file, the line and what to change.
+        ValueError: no such file, a line that is no JSON object, no rows at all (unless `may_be_empty`), or a hub id
+            that cannot be had; the message names the file, the line and what to change.
     """
     name, paths = _locate(str(source))
     is_hub = str(source).startswith(HUB_PREFIX)
     rows = [row for path in paths for row in _rows_of_file(path, f"{source} ({path.name})" if is_hub else str(path))]
-    if not rows:
+    if not rows and not may_be_empty:
         raise ValueError(f"{source}: no rows in it; give a file with at least one problem")
     return [Row(where, f"{name}/{number}", fields) for number, (where, fields) in enumerate(rows, 1)]
 

@@ -1,7 +1,8 @@
 """A teacher's solutions on disk: the parts that stage 0 writes as it goes, and the two files that it ends with.
 
 In: rows as they were sampled, each with its grade. Out: `parts/part-00000.jsonl` and so on with every row, and
-`train.parquet` and `validation.parquet` with those worth imitating, which `task.stage_one` reads.
+`train.parquet` and `validation.parquet` with those worth imitating: stage 1 is trained on the one and measured on the
+other (`tagged_examples.py`).
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.atomic import write_atomically
+from tango_jax.data.problem_sets import question_key
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 
@@ -115,9 +117,9 @@ def _why_not(row: TeacherRow, keep: ConfigDict) -> str | None:
 
 
 def validation_questions(problems: Sequence[Problem], share: float, seed: int) -> frozenset[str]:
-    """The questions that are set aside. Drawn before any filter, so that none moves a problem to the other file; a
-    question that a file holds twice is in one of them."""
-    questions = list(dict.fromkeys(problem.question for problem in problems))
+    """`question_key` of the questions that are set aside. Drawn before any filter, so that none moves a problem to the
+    other file; a question that a file holds twice is in one of them."""
+    questions = list(dict.fromkeys(question_key(problem.question) for problem in problems))
     order = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(questions))
     return frozenset(questions[index] for index in order[: round(share * len(questions))])
 
@@ -126,7 +128,7 @@ def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset
     """Write both files; returns their numbers of rows."""
     parts = [[], []]
     for row in rows:
-        parts[row.question in validation].append(row)
+        parts[question_key(row.question) in validation].append(row)
     for name, part in zip(FILES, parts, strict=True):
         write_atomically(workdir / name, _parquet(part))
     return len(parts[0]), len(parts[1])

@@ -24,7 +24,7 @@ class Tokenizer:
     encode_fn: Callable[[str], list[int]]
     token_bytes: tuple[bytes, ...]  # bytes each id stands for; control tokens stand for none
     bos_ids: tuple[int, ...]  # put before every prompt; empty where the model has no BOS
-    stop_ids: tuple[int, ...]  # any of them ends a response
+    stop_ids: tuple[int, ...]  # any of them ends a response; stage 1 trains on the first
     strips_blank: bool = False  # encode_fn puts a blank before the text, so decoding takes one away from its start
     chat_fn: Callable[[str], str] | None = None  # wraps a prompt in the model's chat template, BOS included
 
@@ -38,6 +38,7 @@ class Tokenizer:
         return [*self.bos_ids, *self.encode_fn(text)]
 
     def encode_response(self, text: str) -> list[int]:
+        """Ids of a text to imitate, with the stop id that is its last token."""
         return [*self.encode_fn(text), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int]) -> str:

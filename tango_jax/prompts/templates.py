@@ -60,6 +60,8 @@ TEMPLATES = {
     ("generator", "last_letter"): "{problem}\n",
     ("verifier", "last_letter"): "{problem}\n{solution}\n{num_steps}\n",
 }
+# The number of steps that a problem is counted with when problems are filtered by the length of their prompts.
+MANY_STEPS = 99
 FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
 
 
@@ -99,25 +101,28 @@ def verifier_prompt(
 ) -> tuple[list[int], bool]:
     """Prompt ids, and whether the solution had to be shortened (from its end) to fit `max_prompt` tokens.
 
+    What a model wrote never makes it fail. A number of steps that takes more tokens than MANY_STEPS may leave no room
+    even for an empty solution: the prompt then says MANY_STEPS, with which the problem was found to be short enough.
+
     Raises:
-        ValueError: the prompt is too long even without the solution.
+        ValueError: the prompt is too long with MANY_STEPS and without the solution.
     """
 
-    def build(text: str) -> list[int]:
-        return tokenizer.encode_prompt(
-            _fill(template, num_steps=str(num_steps), problem=problem.question, solution=text)
-        )
+    def build(text: str, count: int) -> list[int]:
+        return tokenizer.encode_prompt(_fill(template, num_steps=str(count), problem=problem.question, solution=text))
 
-    ids = build(solution)
+    ids = build(solution, num_steps)
     if len(ids) <= max_prompt:
         return ids, False
-    if len(build("")) > max_prompt:
+    lengths = {count: len(build("", count)) for count in (num_steps, MANY_STEPS)}
+    stated = next((count for count, length in lengths.items() if length <= max_prompt), None)
+    if stated is None:
         raise ValueError(
-            f"the verifier's prompt for problem {problem.id} has {len(build(''))} tokens without the solution; "
+            f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
             f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
         )
     low, high = 0, len(solution)  # longest prefix that fits
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(build(solution[:middle])) <= max_prompt else (low, middle - 1)
-    return build(solution[:low]), True
+        low, high = (middle, high) if len(build(solution[:middle], stated)) <= max_prompt else (low, middle - 1)
+    return build(solution[:low], stated), True
