@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
+from tango_jax.model_text import error_line
 
 __all__ = [
     "ARMS", "check_same_settings", "default_config", "flatten", "load_config", "optimizer_config", "parse_command_line",
@@ -126,7 +127,7 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
         config = load_config(path, overrides)
         validate(config)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     return config, Path(workdir).expanduser()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tango_jax.config import check_same_settings, flatten, load_config
 from tango_jax.metrics import read_metrics
+from tango_jax.model_text import error_line
 from tango_jax.models.to_hf import export_hf, model_card
 from tango_jax.workdir import newest_checkpoints, open_workdir, read_config
 
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_same_settings(config, args.workdir / "config.json")
         folder = export(args.workdir.expanduser(), args.role, args.out, args.dtype)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
     files = json.dumps(sorted(path.name for path in folder.iterdir()))
     print(f"{folder}: {files}")

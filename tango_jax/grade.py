@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
+from tango_jax.model_text import error_line
 
 DEFAULT_KIND = "math"
 CHUNK = 256  # rows between two moves of the progress bar
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
     print(summary, file=sys.stderr)
     return 0

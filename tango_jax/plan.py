@@ -22,6 +22,7 @@ import jax
 
 from tango_jax.config import load_config, validate
 from tango_jax.console import Console
+from tango_jax.model_text import error_line
 from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.report import as_json, show
 from tango_jax.planning.targets import parse_target
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> None:
         console = Console(enabled=not options.is_json)
         plan = make_plan(options, console)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     if options.is_json:
         print(json.dumps(as_json(plan)))
     else:

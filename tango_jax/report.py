@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from tango_jax.model_text import error_line
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
 
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
                 return
             time.sleep(watch)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     except KeyboardInterrupt:
         sys.exit(f"interrupted; {out} is as it was last written")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.metrics import write_json_atomic
+from tango_jax.model_text import markdown_cell, markdown_code, markdown_fence
 from tango_jax.plots import plot_curves
 from tango_jax.records import Solution, Verification
 
@@ -51,7 +52,8 @@ def write_results(
     summary = summarize(config, rows, compiles, seconds)
     write_json_atomic(workdir / "summary.json", summary)
     plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
-    (workdir / "transcripts.md").write_text(transcripts(solutions, verifications, config.transcripts))
+    text = transcripts(solutions, verifications, config.transcripts)
+    (workdir / "transcripts.md").write_text(text, encoding="utf-8")
     return summary
 
 
@@ -84,24 +86,29 @@ def _transcript(solution: Solution, verification: Verification) -> str:
     gold = solution.gold_steps or (None,) * len(solution.steps)
     lines = ["| step | the generator wrote | the verifier judged | in fact |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
-        lines.append(f"| {k} | `{step}` | {marks[judgement]} | {marks[label] if label is not None else 'unknown'} |")
-    grade = "right" if solution.is_correct else f"wrong (gold answer `{solution.problem.answer}`)"
+        fact = marks[label] if label is not None else "unknown"
+        lines.append(f"| {k} | {markdown_cell(step)} | {marks[judgement]} | {fact} |")
+    gold_answer = "" if solution.is_correct else f" (gold answer {markdown_code(solution.problem.answer)})"
     return "\n".join(
         [
-            f"## {solution.problem.id}",
+            f"## {markdown_code(solution.problem.id)}",
             "",
-            f"Problem: `{solution.problem.question}`",
+            f"Problem: {markdown_code(solution.problem.question)}",
             "",
             *lines,
             "",
-            f"Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.",
+            f"Verdict of the verifier: **{verification.verdict}**. "
+            f"Grade of the answer: **{'right' if solution.is_correct else 'wrong'}**{gold_answer}.",
             "",
             "<details><summary>raw text</summary>",
             "",
-            "```text",
-            solution.text,
-            verification.text,
-            "```",
+            "The generator:",
+            "",
+            markdown_fence(solution.text),
+            "",
+            "The verifier:",
+            "",
+            markdown_fence(verification.text),
             "",
             "</details>",
         ]

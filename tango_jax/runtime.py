@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts
 from tango_jax.console import Console
+from tango_jax.model_text import on_one_line
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -93,6 +94,7 @@ def _is_loss(error: Exception) -> bool:
 def _leave(message: str, code: int) -> None:
     """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
     wait for this one."""
+    message = on_one_line(message)
     if jax.process_count() == 1:
         sys.exit(message)
     print(message, file=sys.stderr, flush=True)
