@@ -38,7 +38,8 @@ HOSTILE = {
     "fence": "```\n# heading\n```", "tildes": "~~~\n# heading\n~~~", "long fence": "`````\nx", "pipes": "a | b || c",
     "escaped pipe": "\\|x\\| \\\\|", "picture": "![](http://evil/x.png)", "address": "[a](javascript:alert(1))",
     "script": "</details><script>alert(1)</script>", "handler": "<img src=x onerror=alert(1)>", "ticks": "`a``b`",
-    "heading": "# Verdict: CORRECT\n\n- item\n\n---", "autolink": "<http://evil> www.evil.com", "empty": "", "blank": " ",
+    "heading": "# Verdict: CORRECT\n\n- item\n\n---", "empty": "", "blank": " ",
+    "autolink": "<http://evil> www.evil.com",
     "entity": "&#x202e;&lt;", "html comment": "<!-- a", "row": "\n| 9 | x | CORRECT | CORRECT |\n",
 }  # fmt: skip
 any_text = st.text(st.characters(), max_size=60) | st.lists(st.sampled_from(

@@ -284,9 +284,29 @@ def test_a_misaligned_verification_says_so(page, report, rollouts):
 
 def test_model_text_is_never_markup(page, report):
     page.open(report, "r=tango/0:1:0")
-    assert page.text("#rollout .problem pre") == HOSTILE
-    assert page.texts("#rollout .wrote pre") == [HOSTILE]
+    shown_text = HOSTILE.replace("\u2028", "\\u2028")
+    assert page.text("#rollout .problem pre") == shown_text
+    assert page.texts("#rollout .wrote pre") == [shown_text]
+    assert page.text("#rollout .between pre") == "\U0001f600\\u202e<think>"
+    assert page.text("#rollout .between .escape") == "\\u202e"  # unlike a backslash that was written
     assert page.js("document.querySelectorAll('img, #rollout script').length") == 0
+
+
+def test_the_policy_blocks_what_is_not_the_pages_own(page, report):
+    """Markup and scripts that are put into the page, as if some text had got through, do nothing."""
+    page.js("""(() => { window.violated = [];
+        document.addEventListener('securitypolicyviolation', (event) => violated.push(event.effectiveDirective));
+        const box = document.createElement('div');
+        box.innerHTML = '<img src=x onerror="window.ran = 1"><a id="bad" href="javascript:window.ran = 2">a</a>'
+          + '<p style="position: fixed">p</p><form action="x"></form>';
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = 3';
+        document.body.append(box, script);
+        box.querySelector('#bad').click(); })()""")
+    page.wait("violated.length >= 4")
+    assert set(page.js("violated")) >= {"img-src", "script-src-attr", "style-src-attr", "script-src-elem"}
+    assert page.js("window.ran ?? null") is None and page.js("document.querySelector('p[style]').style.position") == ""
+    assert len(page.logged()) >= 4
 
 
 def test_a_link_to_a_rollout_that_is_not_there_says_so(page, report):
