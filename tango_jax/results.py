@@ -88,7 +88,7 @@ def _transcript(solution: Solution, verification: Verification) -> str:
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
         fact = marks[label] if label is not None else "unknown"
         lines.append(f"| {k} | {markdown_cell(step)} | {marks[judgement]} | {fact} |")
-    gold_answer = "" if solution.is_correct else f" (gold answer {markdown_code(solution.problem.answer)})"
+    grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
     return "\n".join(
         [
             f"## {markdown_code(solution.problem.id)}",
@@ -97,8 +97,7 @@ def _transcript(solution: Solution, verification: Verification) -> str:
             "",
             *lines,
             "",
-            f"Verdict of the verifier: **{verification.verdict}**. "
-            f"Grade of the answer: **{'right' if solution.is_correct else 'wrong'}**{gold_answer}.",
+            f"Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.",
             "",
             "<details><summary>raw text</summary>",
             "",

@@ -1,4 +1,4 @@
-r"""Text of models and data files on its way to people: it can neither steer a terminal nor leave its place in Markdown."""
+r"""Text of models and data files on its way to people: it neither steers a terminal nor leaves its place in Markdown."""
 
 import io
 import json
