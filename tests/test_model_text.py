@@ -1,4 +1,4 @@
-r"""Text of models and data files on its way to people: it neither steers a terminal nor leaves its place in Markdown."""
+r"""Text of models and data files on its way to people: it neither steers a terminal nor leaves its Markdown block."""
 
 import io
 import json

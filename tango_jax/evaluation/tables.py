@@ -91,8 +91,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _introduction(settings: Settings) -> str:
-    lines = [f"- {role}: {markdown_code(name)}" for role, name in (("solves", settings.checkpoint), ("judges", settings.verifier))
-             if name is not None]
+    models = (("solves", settings.checkpoint), ("judges", settings.verifier))
+    lines = [f"- {role}: {markdown_code(name)}" for role, name in models if name is not None]
     if settings.samples:
         lines.append(f"- {settings.samples} samples of each problem at temperature {settings.temperature:g}, top_p "
                      f"{settings.top_p:g}, seed {settings.seed}" + "; and one greedy" * (not settings.skip_greedy))
