@@ -36,8 +36,8 @@ def parse_hub_id(name: str) -> HubId | None:
         return HubId(match["repo"], match["revision"])
     repo, at, revision = name.partition("@")
     if at and re.fullmatch(REPO, repo):
-        raise ValueError(f"{name!r}: {revision!r} is no revision; write {repo}@ and a commit (40 hexadecimal digits), a "
-                         "tag, or a branch without a slash")
+        raise ValueError(f"{name!r}: {revision!r} is no revision; write {repo}@ and a commit (40 hexadecimal digits), "
+                         "a tag, or a branch without a slash")
     return None
 
 
