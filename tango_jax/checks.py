@@ -1,6 +1,6 @@
 """The checks that validation is made of: each raises ValueError with the name of the setting, its value and the limit.
 
-Paths that the user gives, and error messages that must stay on one line, are also handled here.
+Paths that the user gives are also handled here.
 """
 
 import os
@@ -66,8 +66,3 @@ def shortened(value: Any) -> str:
 
 def cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def one_line(error: object) -> str:
-    """An error's message for the terminal: no line breaks, and nothing that a terminal would carry out."""
-    return "".join(letter if letter.isprintable() else " " for letter in " ".join(str(error).split()))

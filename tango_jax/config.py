@@ -12,9 +12,10 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
-from tango_jax.checks import cut, folder_to_write, one_line
+from tango_jax.checks import cut, folder_to_write
 from tango_jax.config_file import did_you_mean, flatten, is_like, run_config_file
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
+from tango_jax.model_text import error_line
 
 __all__ = [
     "ARMS", "check_same_settings", "default_config", "flatten", "load_config", "optimizer_config", "parse_command_line",
@@ -100,7 +101,7 @@ def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple
         config = load_config(path, overrides)
         validate(config)
     except ValueError as error:
-        sys.exit(f"error: {one_line(error)}")
+        sys.exit(error_line(error))
     return config, folder
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.checks import local_path, one_line, shortened
+from tango_jax.checks import local_path, shortened
 from tango_jax.defaults import default_config
+from tango_jax.model_text import on_one_line
 
 
 def run_config_file(file: str, argument: str) -> ConfigDict:
@@ -92,10 +93,10 @@ def flatten(config: ConfigDict) -> dict:
 def _what_failed(file: str, error: BaseException) -> str:
     """One line: the file, the last of its lines that took part, and the error."""
     if isinstance(error, SyntaxError):
-        line, text = error.lineno, one_line(error.msg)
+        line, text = error.lineno, on_one_line(error.msg)
     else:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        line, text = lines[-1] if lines else None, one_line(error.args[0] if error.args else "no message")
+        line, text = lines[-1] if lines else None, on_one_line(str(error.args[0]) if error.args else "no message")
     if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
         text, _, keys = text.partition(" Other fields present")
         text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))

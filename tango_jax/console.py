@@ -1,7 +1,8 @@
 """Progress of a long run, for a person at a terminal and for a log file.
 
 In: stages with a number of steps, and after each step its phase and a few numbers. Out: on a terminal a live bar with a
-line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds. Stage: all of them.
+line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds. What a message
+quotes of models and data files can neither steer the terminal nor fail to be encoded. Stage: all of them.
 """
 
 import os
@@ -17,6 +18,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from tango_jax.model_text import for_terminal, on_one_line
 
 # Steps the speed is taken from: enough for a turn of both roles, few enough to forget the time spent compiling.
 SPEED_WINDOW = 20
@@ -34,23 +37,27 @@ class Console:
         self.clock = clock
         stream = stream or sys.stdout
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-        self.separator = " · " if "utf" in (getattr(stream, "encoding", None) or "utf-8").lower() else " | "
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.separator = " · " if "utf" in self.encoding.lower() else " | "
         self.rich = rich.console.Console(file=stream, quiet=not enabled, highlight=False, markup=False, emoji=False,
                                          force_terminal=self.live, force_jupyter=False,
                                          width=None if self.live else PLAIN_WIDTH)
 
     def log(self, text: str) -> None:
         """Print text; above the bar if one is shown."""
-        self.rich.print(Text(text), soft_wrap=True)
+        self.rich.print(Text(for_terminal(text, self.encoding)), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print a table; columns that hold only numbers are aligned to the right."""
-        table = Table(box=SIMPLE, title=Text(title), title_justify="left")
+        def cell(value: Any) -> Text:
+            return Text(on_one_line(format_number(value), self.encoding))
+
+        table = Table(box=SIMPLE, title=cell(title), title_justify="left")
         for index, name in enumerate(columns):
             numeric = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+            table.add_column(cell(name), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(format_number(cell)) for cell in row))
+            table.add_row(*map(cell, row))
         self.rich.print(table)
 
     def stage(self, title: str, total: int, done: int = 0) -> "Stage":
@@ -62,7 +69,8 @@ class Stage:
     """Progress through one stage; made by Console.stage."""
 
     def __init__(self, console: Console, title: str, total: int, done: int):
-        self._console, self._title, self._total, self._done = console, title, total, done
+        self._console, self._total, self._done = console, total, done
+        self._title = on_one_line(title, console.encoding)
         self._phase, self._metrics = "step", {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW + 1)
         self._first_step = True
@@ -95,7 +103,7 @@ class Stage:
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
         """Note that `n` more steps are done; the key metrics shown are those of the last call."""
         self._done += n
-        self._phase, self._metrics = phase, key_metrics
+        self._phase, self._metrics = on_one_line(phase, self._console.encoding), key_metrics
         now = self._console.clock()
         if self._first_step:  # it includes compiling and would spoil the estimate of the rest
             self._first_step = False
@@ -113,7 +121,8 @@ class Stage:
         return (end - start) / (last - first) if last > first else None
 
     def _numbers(self) -> str:
-        return " ".join(f"{name.replace('_', ' ')} {format_number(value)}" for name, value in self._metrics.items())
+        text = " ".join(f"{name.replace('_', ' ')} {format_number(value)}" for name, value in self._metrics.items())
+        return on_one_line(text, self._console.encoding)
 
     def _speed(self) -> list[str]:
         seconds = self.seconds_per_step()

@@ -81,7 +81,8 @@ def role_config() -> ConfigDict:
             # models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, all but the
             # numerics (dtypes, remat, unroll, attention) comes from there.
             "model": model_config(),
-            "checkpoint": "",  # to start from: a folder, hub id, .gguf file or workdir; empty: `model` from scratch
+            # To start from: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: `model` from scratch.
+            "checkpoint": "",
             "use_chat": False,  # prompts as a user's turn in the checkpoint's chat template; False: raw, as published
             "init_from": "",  # workdir of a run whose stage-1 checkpoint to start from; empty: run stage 1 here
             "template": "math",  # prompts/templates.py, or a path to a text file

@@ -23,6 +23,7 @@ from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.grading import grade
 from tango_jax.lock import hold
+from tango_jax.model_text import error_line
 from tango_jax.prompts.read import make_solution
 from tango_jax.records import Solution, Verification
 from tango_jax.rollouts import solve, verify
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         settings = parse_settings(__doc__, argv)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(error_line(error))
     with runtime.session(process_config(settings), settings.out) as console, hold(settings.out, console):
         evaluate_checkpoint(settings, console)
 

@@ -10,6 +10,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from tango_jax.model_text import error_line
+
 # FloatingPointError: a loss that is not finite. RuntimeError: XLA, jax and the grader.
 EXPECTED = (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError)
 _BUGS = (NotImplementedError, RecursionError)  # RuntimeErrors by inheritance
@@ -54,7 +56,7 @@ def last_line(error: Exception) -> str:
     if is_bug(error):
         raise error
     drop_broken_output()
-    return f"error: {describe(error)}"
+    return error_line(describe(error))
 
 
 def report(error: Exception, code: int) -> int:

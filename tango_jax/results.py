@@ -9,6 +9,7 @@ from tango_jax.atomic import write_atomically
 from tango_jax.console import Console
 from tango_jax.manifest import complete_steps
 from tango_jax.metrics import read_metrics, write_json_atomic
+from tango_jax.model_text import markdown_cell, markdown_code, markdown_fence
 from tango_jax.plots import plot_curves
 from tango_jax.records import Solution, Verification
 
@@ -113,13 +114,14 @@ def _transcript(solution: Solution, verification: Verification) -> str:
     gold = solution.gold_steps or (None,) * len(solution.steps)
     lines = ["| step | the generator wrote | the verifier judged | in fact |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
-        lines.append(f"| {k} | `{step}` | {marks[judgement]} | {marks[label] if label is not None else 'unknown'} |")
-    grade = "right" if solution.is_correct else f"wrong (gold answer `{solution.problem.answer}`)"
+        fact = marks[label] if label is not None else "unknown"
+        lines.append(f"| {k} | {markdown_cell(step)} | {marks[judgement]} | {fact} |")
+    grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
     return "\n".join(
         [
-            f"## {solution.problem.id}",
+            f"## {markdown_code(solution.problem.id)}",
             "",
-            f"Problem: `{solution.problem.question}`",
+            f"Problem: {markdown_code(solution.problem.question)}",
             "",
             *lines,
             "",
@@ -127,10 +129,13 @@ def _transcript(solution: Solution, verification: Verification) -> str:
             "",
             "<details><summary>raw text</summary>",
             "",
-            "```text",
-            solution.text,
-            verification.text,
-            "```",
+            "The generator:",
+            "",
+            markdown_fence(solution.text),
+            "",
+            "The verifier:",
+            "",
+            markdown_fence(verification.text),
             "",
             "</details>",
         ]

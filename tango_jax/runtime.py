@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from tango_jax import failures, hosts, termination
 from tango_jax.console import Console
+from tango_jax.model_text import on_one_line
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -142,6 +143,7 @@ def _leave(message: str, code: int) -> None:
     """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
     wait for this one."""
     failures.drop_broken_output()
+    message = on_one_line(message)
     if hosts.is_alone():
         sys.exit(message)
     print(message, file=sys.stderr, flush=True)

@@ -5,7 +5,8 @@
 
 A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates.
 Without --verifier a workdir's own verifier judges, and any other checkpoint judges itself. Without --question every
-line of standard input is one.
+line of standard input is one. A line that a model wrote begins with "| ", so that none can pass for one of this
+command's; what could steer a terminal is shown as an escape (model_text.py).
 """
 
 import argparse
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from tango_jax import failures, rng
 from tango_jax.grading import parse_solution, parse_verification
+from tango_jax.model_text import for_terminal, on_one_line
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Problem
 from tango_jax.speaker import Speaker, SpeakerSettings, open_speaker, with_weights
@@ -40,6 +42,11 @@ def write(speaker: Speaker, prompt: list[int], args: argparse.Namespace, name: s
     return speaker.source.tokenizer.decode(rollout.tokens[0])
 
 
+def quoted(text: str, encoding: str, indent: str = "") -> str:
+    """Model text for the terminal, every line of it behind a bar."""
+    return "\n".join(f"{indent}| {line}" for line in for_terminal(text, encoding).split("\n"))
+
+
 def answer(question: str, generator: Speaker, verifier: Speaker, args, console: rich.console.Console) -> None:
     """Write a solution and its judgement, and show both.
 
@@ -47,13 +54,14 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
         ValueError: the question is longer than a prompt may be.
     """
     problem = Problem("the question", question, "")
-    console.print(Text(f"Question: {question}", style="bold"))
+    encoding = console.encoding
+    console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
     prompt = generator_prompt(generator.template, generator.source.tokenizer, problem)
     if len(prompt) > generator.max_prompt:
         raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
                          "shorten it, or raise --max_prompt")
     text = write(generator, prompt, args, "solve")
-    console.print(Text(text))
+    console.print(Text(quoted(text, encoding)))
     solution = parse_solution(text, generator.min_steps)
     steps = [text[start:end] for start, end in solution.step_spans]
     prompt, is_shortened = verifier_prompt(
@@ -65,24 +73,27 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
         words = judged.blocks[number - 1].strip() if number <= len(judged.blocks) else ""
         mark, style = MARKS[judgement]
-        console.print(Text.assemble((f"{number}. ", "dim"), step.strip()), Text(f"   {mark}", style=style), sep="\n")
+        place = f"{number}. "
+        lines = quoted(step.strip(), encoding, " " * len(place))
+        console.print(Text.assemble((place, "dim"), lines[len(place) :]), Text(f"   {mark}", style=style), sep="\n")
         if words:
-            console.print(Text(f"   {words}", style="dim"))
+            console.print(Text(quoted(words, encoding, "   "), style="dim"))
     if not steps:
         console.print(Text("The solution has no <step> blocks: there is nothing to judge but the answer.", "yellow"))
-    boxed = "none" if solution.answer is None else solution.answer
-    console.print(Text.assemble(("Answer: ", "bold"), boxed, ("   Verdict: ", "bold"),
-                                (judged.verdict, VERDICT_STYLES[judged.verdict])))
+    boxed = "none" if solution.answer is None else on_one_line(solution.answer, encoding)
+    console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
+                                ("   Answer: ", "bold"), boxed))
 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
     """The one of the command line, or every line of standard input that is not blank."""
-    if args.question:
-        yield args.question
-        return
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and not args.question:
         print("One question a line; end with Ctrl-D.", file=sys.stderr)
-    yield from (line.strip() for line in sys.stdin if line.strip())
+    for question in [args.question] if args.question else (line.strip() for line in sys.stdin if line.strip()):
+        # Bytes that are no text reach a program as halves of surrogate pairs, which no tokenizer takes.
+        if any("\ud800" <= char <= "\udfff" for char in question):
+            raise ValueError(f"the question {question!r} is not valid Unicode: give it in UTF-8")
+        yield question
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tango_jax import hub
 from tango_jax.checks import local_path
 from tango_jax.data.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.data.hf_tokenizer import load_hf_tokenizer
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.models.from_gguf import load_gguf, model_config_from_gguf
-from tango_jax.models.from_hf import HUB_ID, load_hf, model_config_from_hf, resolve_folder
+from tango_jax.models.from_hf import load_hf, model_config_from_hf, resolve_folder
 from tango_jax.models.gguf_file import GgufFile, open_gguf
 from tango_jax.models.to_hf import TOKENIZER_FILES
 from tango_jax.models.transformer import ModelConfig
@@ -37,14 +38,14 @@ class Source:
     write_tokenizer: Callable[[Path], None]  # puts the tokenizer's files into a folder, in Hugging Face's format
     generation: dict  # contents of generation_config.json, with every stop id
     architecture: str | None = None  # model_type of an export; None: what can hold the model
-    base_model: str | None = None  # hub id, for a model card
+    base_model: str | None = None  # hub id without revision, for a model card
 
 
 def kind_of(name: str) -> str:
     """What a name stands for: gguf, workdir, folder or hub. The hub is not asked.
 
     Raises:
-        ValueError: none of them.
+        ValueError: none of them, or a hub id with a revision that cannot be one.
     """
     path = local_path("checkpoint", name)
     if path.is_file() or path.suffix == ".gguf":
@@ -53,7 +54,7 @@ def kind_of(name: str) -> str:
         return "gguf"
     if path.is_dir():
         return "workdir" if is_workdir(path) else "folder"
-    if not HUB_ID.fullmatch(name):
+    if hub.parse_hub_id(name) is None:
         raise ValueError(f"checkpoint {name!r} is neither a .gguf file nor a folder nor a hub id such as Qwen/Qwen3-8B")
     return "hub"
 
@@ -68,7 +69,7 @@ def is_workdir(path: Path) -> bool:
 
 
 def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
-    """Open a published checkpoint: a folder, a hub id (which is downloaded) or a .gguf file.
+    """Open a published checkpoint: a folder, a hub id (which is downloaded, see hub.py) or a .gguf file.
 
     Args:
         use_chat: wrap every prompt in the model's chat template.
@@ -96,7 +97,7 @@ def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
         write_tokenizer=lambda target: copy_tokenizer(folder, target),
         generation=generation_of(tokenizer) | own | {"eos_token_id": list(tokenizer.stop_ids)},
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
-        base_model=name if kind == "hub" else None,
+        base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
     )
 
 

@@ -144,7 +144,8 @@ def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hosti
             result = (generator_result if role == "generator" else verifier_result)(config, rng, index, length)
             if hostile and index == 0:
                 problem = Problem("hostile", HOSTILE, HOSTILE)
-                text = f"<think><step>{HOSTILE}</step></think>"
+                # Spans count characters: one beyond the first 65,536 before them must not shift what is shown.
+                text = f"\U0001f600\u202e<think><step>{HOSTILE}</step></think>"
                 result.solutions[0] = make_solution(types.SimpleNamespace(min_steps=1, gold_steps=None), problem, text,
                                                     ends_of(text), False)  # fmt: skip
             dump.write(turn, result)

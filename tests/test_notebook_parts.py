@@ -159,6 +159,6 @@ def test_live_curves_end_with_the_run(tmp_path, capsys):
 
 def test_a_page_keeps_its_text_in_a_frame(tmp_path):
     (tmp_path / "page.html").write_text('<p class="a">1 < 2 & "three"</p>', encoding="utf-8")
-    assert 'srcdoc="&lt;p class=&quot;a&quot;&gt;1 &lt; 2 &amp; &quot;three&quot;&lt;/p&gt;"' in inline_page(
-        tmp_path / "page.html"
-    ).data
+    shown = inline_page(tmp_path / "page.html").data
+    assert 'srcdoc="&lt;p class=&quot;a&quot;&gt;1 &lt; 2 &amp; &quot;three&quot;&lt;/p&gt;"' in shown
+    assert '<iframe sandbox="allow-scripts allow-modals"' in shown  # not allow-same-origin: no way into the notebook

@@ -146,6 +146,51 @@ def test_the_page_asks_for_nothing_from_a_network(run_folder, tmp_path):
     assert "onerror=alert" not in page and "<!--" not in page
 
 
+def test_the_policy_names_the_pages_own_parts_and_nothing_else(run_folder, tmp_path):
+    build_page(find_runs([run_folder]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    def source(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    head = page[: page.index("<link")]  # before anything that it is about
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', head)
+    given = {name: values.split() for name, _, values in (part.partition(" ") for part in policy.split("; "))}
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert given == {
+        "default-src": ["'none'"],
+        "script-src": [source(text) for text in (*scripts, payload(page, "plotly"))],
+        "style-src": [source(style), source("")],
+        "img-src": ["data:"],
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert len(scripts) == 1 and not re.search(r"\beval\(|new Function|innerHTML|insertAdjacent|\.write\(", scripts[0])
+    # What hashes do not allow: handlers and styles in attributes, in the page or made by its script.
+    markup = re.sub(r"<(script|style)[ >].*?</\1>", "", page, flags=re.DOTALL)
+    assert not re.search(r"<[^>]*\s(?:on\w+|style)\s*=", markup)
+    assert not re.search(r"setAttribute\(\s*[\"'](?:style|on)", scripts[0])
+
+
+def test_model_text_cannot_end_its_element(tmp_path):
+    """Whatever a rollout holds, the payloads are base64, and every script element is one of the page's own."""
+    folder = write_run(tmp_path / "run", run_config(groups=1), turns=1)
+    (path,) = (folder / "rollouts").glob("*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for text in ("</script><script>alert(1)</script>", "<!--<script>", "]]>\x00\ud800", "<base href=//evil>"):
+        rows[0]["solution"]["text"] = rows[0]["problem"]["question"] = rows[0]["problem"]["id"] = text
+        rows[0]["verifications"][0]["text"] = rows[0]["problem"]["answer"] = text
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        build_page(find_runs([folder]), tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert text not in page and "alert(1)" not in page and "<!--" not in page and "<base" not in page
+        payloads = re.findall(r'<script type="text/plain" id="data-[\w-]+">([^<]*)</script>', page)
+        assert len(payloads) + 1 == page.count("<script") == page.count("</script>")
+        assert all(re.fullmatch(r"[A-Za-z0-9+/=]+", value) for value in payloads)
+        assert rollouts_in(page)[0]["problem"]["question"] == text.replace("\ud800", "?")
+
+
 def test_the_same_runs_give_the_same_page(run_folder, tmp_path):
     for name in ("a.html", "b.html"):
         build_page(find_runs([run_folder]), tmp_path / name)

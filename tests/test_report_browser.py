@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from report_cases import HOSTILE, run_config, write_run
 
+from tango_jax.notebook.live import inline_page
 from tango_jax.rollout_dump import read_rollouts
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.pack import FLAGS, flags_of
@@ -79,6 +80,8 @@ def type_search(page, query: str) -> None:
 
 
 def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
+    from selenium.webdriver import ActionChains
+
     browser.size(1440, 1000)
     browser.open(report)
     assert browser.js("document.body.dataset.view") == "charts"
@@ -87,6 +90,9 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
         "Arms", "Both roles over training", "Alarms", "The verifier", "Speed and memory"
     ]  # fmt: skip
     browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 3")
+    chart = browser.driver.find_element("css selector", "#arms .nsewdrag")
+    ActionChains(browser.driver).move_to_element(chart).perform()  # what is shown there obeys the page's policy too
+    browser.wait("document.querySelectorAll('#arms .hoverlayer text').length > 0")
     for name in ("training", "quality", "speed"):
         browser.js(f"document.getElementById('{name}').scrollIntoView({{ behavior: 'instant' }})")
         browser.wait(f"document.querySelectorAll('#{name} .plot.is-drawn').length >= 2")
@@ -284,9 +290,42 @@ def test_a_misaligned_verification_says_so(page, report, rollouts):
 
 def test_model_text_is_never_markup(page, report):
     page.open(report, "r=tango/0:1:0")
-    assert page.text("#rollout .problem pre") == HOSTILE
-    assert page.texts("#rollout .wrote pre") == [HOSTILE]
+    shown_text = HOSTILE.replace("\u2028", "\\u2028")
+    assert page.text("#rollout .problem pre") == shown_text
+    assert page.texts("#rollout .wrote pre") == [shown_text]
+    assert page.text("#rollout .between pre") == "\U0001f600\\u202e<think>"
+    assert page.text("#rollout .between .escape") == "\\u202e"  # unlike a backslash that was written
     assert page.js("document.querySelectorAll('img, #rollout script').length") == 0
+
+
+def test_the_policy_blocks_what_is_not_the_pages_own(page, report):
+    """Markup and scripts that are put into the page, as if some text had got through, do nothing."""
+    page.js("""(() => { window.violated = [];
+        document.addEventListener('securitypolicyviolation', (event) => violated.push(event.effectiveDirective));
+        const box = document.createElement('div');
+        box.innerHTML = '<img src=x onerror="window.ran = 1"><a id="bad" href="javascript:window.ran = 2">a</a>'
+          + '<p style="position: fixed">p</p><form action="x"></form>';
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = 3';
+        document.body.append(box, script);
+        box.querySelector('#bad').click(); })()""")
+    page.wait("violated.length >= 4")
+    assert set(page.js("violated")) >= {"img-src", "script-src-attr", "style-src-attr", "script-src-elem"}
+    assert page.js("window.ran ?? null") is None and page.js("document.querySelector('p[style]').style.position") == ""
+    assert len(page.logged()) >= 4
+
+
+def test_the_report_inside_a_notebook(browser, report, tmp_path):
+    """In its frame the charts draw, and a link leads to rollouts instead of to the notebook."""
+    (tmp_path / "cell.html").write_text(f"<!doctype html><meta charset=utf-8>{inline_page(report).data}", "utf-8")
+    browser.driver.get(f"file://{tmp_path}/cell.html")
+    browser.driver.switch_to.frame(0)
+    browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 1")
+    browser.click(".confusion td a[href*='false_accept']")
+    browser.wait("document.body.dataset.view === 'rollouts'")
+    assert browser.js("location.href").startswith("about:srcdoc#only=false_accept")
+    browser.driver.switch_to.default_content()
+    assert browser.logged() == []
 
 
 def test_a_link_to_a_rollout_that_is_not_there_says_so(page, report):

@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tango_jax import hub
 from tango_jax.checks import local_path
+from tango_jax.hub import REVISION
 
 HUB_PREFIX = "hub:"
-HUB_FORM = "hub:owner/name[:config]/split, or hub:owner/name/path/of/a/file.jsonl"
+HUB_FORM = "hub:owner/name[:config]/split, or hub:owner/name/path/of/a/file.jsonl; owner/name@COMMIT pins either"
 SUFFIXES = (".jsonl", ".json", ".parquet")
-_HUB = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?/(?P<rest>[\w./-]+)")
-# The hub keeps every data set that it can read converted on this branch, as {config}/{split}/0000.parquet and so on.
+_HUB = re.compile(
+    rf"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>{REVISION}))?(?::(?P<config>[\w.-]+))?/(?P<rest>[\w./-]+)"
+)
+# The hub keeps every data set that it can read converted on this branch, as {config}/{split}/0000.parquet and so on. To
+# pin a split is to name a commit of this branch; to pin a file, one of the data set itself.
 PARQUET_BRANCH = "refs/convert/parquet"
 _PARQUET_MAGIC = b"PAR1"
 
@@ -98,9 +103,17 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]
 
 def _parse_json(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"))
+        value = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or nested without end
         raise ValueError(f"{where}: not JSON ({error}); each row is one JSON object") from error
+    if b"\\ud" in text.lower():  # JSON can write what is no text: no tokenizer takes it, and it would end a run later
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"{where}: {half!r} is half of a character beyond U+FFFF; write both, or leave it out"
+                             ) from error  # fmt: skip
+    return value
 
 
 def _as_object(value: Any, where: str) -> dict[str, Any]:
@@ -113,6 +126,8 @@ def check_hub_id(source: str) -> tuple[str, str | None, str]:
     """(data set, config or None, split or file) of a hub id; the hub is not asked. ValueError if it is not one."""
     match = _HUB.fullmatch(source)
     parts = match and (match["repo"], match["config"], match["rest"])
+    if match and ".." in (match["revision"] or ""):
+        parts = None
     is_file = parts is not None and parts[2].endswith(SUFFIXES)
     if parts is None or (is_file and parts[1]) or (not is_file and "/" in parts[2]):
         raise ValueError(f"{source!r} is not a hub id; write {HUB_FORM}")
@@ -122,25 +137,25 @@ def check_hub_id(source: str) -> tuple[str, str | None, str]:
 def _download(source: str) -> tuple[str, list[Path]]:
     """Fetch a split or a file of a hub data set, or find it in the local cache."""
     repo, config, rest = check_hub_id(source)
+    revision = _HUB.fullmatch(source)["revision"]
     is_file = rest.endswith(SUFFIXES)
     pattern = rest if is_file else f"{config or '*'}/{rest}/*.parquet"
-    folder = _fetch(source, repo, pattern, None if is_file else PARQUET_BRANCH)
+    form = f"{HUB_PREFIX}{{}}{f':{config}' if config else ''}/{rest}"
+    folder = _fetch(source, hub.HubId(repo, revision), pattern, None if is_file else PARQUET_BRANCH, form)
     paths = sorted(folder.glob(pattern))
     if not paths:
-        raise ValueError(f"{source}: data set {repo} has no files {pattern}; check the split, or name one of its files")
+        pinned = f" (splits are on the branch {PARQUET_BRANCH}: pin a commit of it)" if revision and not is_file else ""
+        raise ValueError(f"{source}: data set {repo} has no files {pattern}; check the split{pinned}, or name one of "
+                         "its files")
     configs = sorted({path.parent.parent.name for path in paths})
     if not is_file and len(configs) > 1:
         raise ValueError(f"{source}: {repo} has the configs {', '.join(configs)}; write hub:{repo}:CONFIG/{rest}")
     return f"{repo.split('/')[1]}-{Path(rest).stem}", paths
 
 
-def _fetch(source: str, repo: str, pattern: str, revision: str | None) -> Path:
-    import huggingface_hub
-
+def _fetch(source: str, hub_id: hub.HubId, pattern: str, branch: str | None, form: str) -> Path:
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=pattern)
-        )
+        return hub.download(hub_id, pattern, "dataset", branch, form)
     except (OSError, ValueError) as error:  # no network, no such data set, no permission, not a valid name
         reason = str(error).strip().split("\n")[0]
         raise ValueError(

@@ -12,6 +12,7 @@ from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBE
 from tango_jax.evaluation.results import AVERAGE, Metric, SetResult, value_of
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.statistics import Estimate
+from tango_jax.model_text import markdown_cell, markdown_code
 
 LABELS = {
     "pass": "pass@k: an oracle picks (upper bound)",
@@ -84,14 +85,14 @@ def title_of(set_name: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first column is text."""
+    """A Markdown table whose first column is text; what may hold any text is a `markdown_cell`."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def _introduction(settings: Settings) -> str:
-    lines = [f"- {role}: `{name}`" for role, name in (("solves", settings.checkpoint), ("judges", settings.verifier))
-             if name is not None]
+    models = (("solves", settings.checkpoint), ("judges", settings.verifier))
+    lines = [f"- {role}: {markdown_code(name)}" for role, name in models if name is not None]
     if settings.samples:
         lines.append(f"- {settings.samples} samples of each problem at temperature {settings.temperature:g}, top_p "
                      f"{settings.top_p:g}, seed {settings.seed}" + "; and one greedy" * (not settings.skip_greedy))
@@ -165,7 +166,7 @@ def _set_table(results: Sequence[SetResult]) -> list[str]:
     for result in results:
         tokens = value_of(result, "response_tokens")
         rows.append([
-            result.name, f"`{result.source}`", f"{result.count}{'' if result.is_whole else ' (a part)'}",
+            result.name, markdown_cell(result.source), f"{result.count}{'' if result.is_whole else ' (a part)'}",
             percent(value_of(result, "format")), percent(value_of(result, "truncation_rate")),
             f"{tokens.value:.0f}" if tokens else "–",
         ])  # fmt: skip

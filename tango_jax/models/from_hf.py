@@ -12,19 +12,22 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from tango_jax import hub
 from tango_jax.models import hf_layout, safetensors_files
 from tango_jax.models.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.models.safetensors_files import StoredTensor, shorten
 from tango_jax.models.transformer import ModelConfig, RopeScaling
 
 _DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Old checkpoints store the rotary frequencies, which the config determines.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def resolve_folder(name: str, revision: str | None = None) -> Path:
-    """The local folder of a checkpoint: `name` itself, or a download of the hub id `name` (at a branch, tag or commit).
+def resolve_folder(name: str) -> Path:
+    """The local folder of a checkpoint: `name` itself, or a download of the hub id `name` (owner/name[@revision]).
+
+    Config, weights, tokenizer and generation config are all of that revision. A checkpoint is only ever data:
+    safetensors and JSON are fetched, no pickled weights and no code.
 
     Raises ValueError if `name` is neither, or the hub cannot be reached and the files are not in its cache.
     """
@@ -33,14 +36,14 @@ def resolve_folder(name: str, revision: str | None = None) -> Path:
         return folder
     if folder.exists():
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the safetensors files")
-    if not HUB_ID.fullmatch(str(name)):
+    hub_id = hub.parse_hub_id(str(name))
+    if hub_id is None:
         raise ValueError(f"{name} is not a folder, and not a hub id such as Qwen/Qwen2.5-1.5B either")
     # Imported here: most runs never ask the hub for anything.
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
+        return hub.download(hub_id, _DOWNLOADED)
     except (OSError, HFValidationError) as error:  # the hub's own errors are OSErrors
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from tango_jax.manifest import SAVING, commit
+from tango_jax.model_text import markdown_cell
 from tango_jax.models import hf_layout
 from tango_jax.models.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.models.safetensors_files import INDEX_FILE, SINGLE_FILE
@@ -101,7 +102,9 @@ def model_card(title: str, base_model: str | None, settings: dict, metrics: dict
     for heading, rows in (("Metrics", metrics), ("Settings", settings)):
         if rows:
             lines += [f"## {heading}", "", "| name | value |", "|---|---|"]
-            lines += [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()] + [""]
+            shown = {name: markdown_cell(value) if value and isinstance(value, str) else value
+                     for name, value in rows.items()}  # fmt: skip
+            lines += [f"| {name} | {value} |" for name, value in shown.items()] + [""]
     return "\n".join(lines)
 
 

@@ -80,5 +80,7 @@ def inline_page(path: Path, height: int = 860) -> HTML:
     """A page of `tango_jax.report` inside the notebook; it stays in the saved file."""
     page = html.escape(path.read_text(encoding="utf-8"), quote=True)
     style = f"width: 100%; height: {height}px; border: 1px solid #ccc"
-    # The div: IPython warns of HTML that begins with a frame, and means those with an address.
-    return HTML(f'<div><iframe srcdoc="{page}" style="{style}" title="report of the run"></iframe></div>')
+    # The sandbox: the page has an origin of its own, and so no way into the notebook. The div: IPython warns of HTML
+    # that begins with a frame, and means those with an address.
+    rights = 'sandbox="allow-scripts allow-modals"'
+    return HTML(f'<div><iframe {rights} srcdoc="{page}" style="{style}" title="report of the run"></iframe></div>')

@@ -1,9 +1,12 @@
 """The page: runs in, one HTML file out that needs nothing else. Last stage of the report.
 
 Everything that is large is gzip in base64 and is decoded by the browser when it is looked at: the plotting library, the
-charts of each run, the chunks of rollouts.
+charts of each run, the chunks of rollouts. So no text of a model stands in the markup; and if some ever did, the page's
+Content-Security-Policy would keep it inert: nothing runs or is loaded but the page's own scripts and style, by hash.
 """
 
+import base64
+import hashlib
 import html
 from collections.abc import Sequence
 from importlib import resources
@@ -15,9 +18,10 @@ from tango_jax.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, performance, quality
 from tango_jax.viewer.runs import Run
 
-SCRIPTS = ("data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
+SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
 MAX_ROLLOUTS = 20_000
 MAX_BYTES = 19_000_000  # of the page
+PLOTLY = "vendor/plotly-basic.min.js"
 LOSS_SETTINGS = ("algorithm", "use_std", "mask_overlong")
 
 
@@ -40,7 +44,7 @@ def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS,
             judged += quality.judged(rollout)
         pages.append(pack.encode_json(_charts_of(run, judged)))
     fixed = {
-        "plotly": pack.encode(_read("vendor/plotly-basic.min.js").encode()),
+        "plotly": pack.encode(_read(PLOTLY).encode()),
         "arms": pack.encode_json({"panels": charts.arms(runs), "table": charts.arms_table(runs)} if runs[1:] else {}),
         **{f"charts-{index}": page for index, page in enumerate(pages)},
     }
@@ -95,13 +99,28 @@ def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], di
 
 def _fill(title: str, payloads: dict[str, str]) -> str:
     """The page's skeleton with style, scripts and payloads in their places."""
-    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();"
+    script = '\n"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
+    style = f"\n{_read('style.css')}\n"
     data = "\n".join(_element(name, value) for name, value in payloads.items())
     page = _read("page.html")
-    parts = {"title": html.escape(title), "style": _read("style.css"), "data": data, "script": script}
+    policy = _policy((script, _read(PLOTLY)), style)
+    parts = {"policy": policy, "title": html.escape(title), "style": style, "data": data, "script": script}
     for mark, text in parts.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
+
+
+def _policy(scripts: Sequence[str], style: str) -> str:
+    """The page's Content-Security-Policy: these scripts, this style, the icon's `data:`, and nothing else."""
+    # The plotting library makes an empty style element and fills it by rule, which needs the hash of no text.
+    return "; ".join([
+        "default-src 'none'", f"script-src {' '.join(map(_source_hash, scripts))}",
+        f"style-src {_source_hash(style)} {_source_hash('')}", "img-src data:", "base-uri 'none'", "form-action 'none'",
+    ])  # fmt: skip
+
+
+def _source_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _element(name: str, value: str) -> str:

@@ -88,10 +88,17 @@ function legend(data) {
   return h("ul", { class: "curves", "aria-hidden": "true" }, ...entries);
 }
 
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
 function lineKey({ line, marker, mode }) {
   const key = h("span", { class: "line-key", style: `color:${line.color}` });
-  const look = `stroke="currentColor" stroke-width="2.2" stroke-dasharray="${STROKES[line.dash]}"`;
-  key.innerHTML = `<svg width="34" height="12"><path d="M1 6H33" ${look}/></svg>`;
+  const path = { d: "M1 6H33", stroke: "currentColor", "stroke-width": 2.2, "stroke-dasharray": STROKES[line.dash] };
+  key.append(svg("svg", { width: 34, height: 12 }, svg("path", path)));
   if (mode.includes("markers")) key.append(h("span", {}, SYMBOLS[marker.symbol]));
   return key;
 }

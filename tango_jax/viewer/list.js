@@ -7,6 +7,7 @@ function h(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;
     if (name === "class") element.className = value;
+    else if (name === "style") element.style.cssText = value; // the policy forbids style attributes
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
@@ -33,7 +34,7 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     // The run stands last: a long name would push the turn out of sight.
     const run = facts.runs.length > 1 ? ` · ${facts.runs[columns.run[i]].name}` : "";
     const where = `turn ${columns.turn[i]} · ${ROLES[columns.role[i]]} · row ${columns.row[i]}${run}`;
-    const label = columns.labels[columns.label[i]];
+    const label = readableParts(columns.labels[columns.label[i]]);
     const width = Math.min(1, Math.abs(adv) / advScale) * 50;
     const bar = h("span", { class: `minibar ${adv < 0 ? "neg" : "pos"}`, style: `--w:${width}%` });
     const grade = columns.correct[i] ? "good" : "bad";
@@ -53,7 +54,7 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
       h(
         "span",
         { class: "what" },
-        h("span", { class: "label" }, label),
+        h("span", { class: "label" }, ...label),
         h("span", { class: "where", title: where }, where),
       ),
       h("span", { class: "much" }, signed(adv), bar),

@@ -100,6 +100,17 @@ function bindTabs(viewer) {
   }
 }
 
+// Inside a notebook's frame an address that is only a fragment would lead to the notebook itself.
+function keepLinksInside() {
+  if (location.protocol !== "about:") return;
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (!link || event.defaultPrevented) return;
+    event.preventDefault();
+    location.hash = link.getAttribute("href");
+  });
+}
+
 async function bindCharts(facts) {
   const choice = $("chart-run");
   facts.runs.forEach(({ name }, i) => choice.append(h("option", { value: i }, name)));
@@ -134,6 +145,7 @@ async function start() {
   const viewer = columns.count ? makeViewer(facts, columns) : null;
   bindKeys(viewer);
   bindTabs(viewer);
+  keepLinksInside();
   window.addEventListener("hashchange", () => followAddress(viewer));
   const opened = followAddress(viewer);
   await Promise.all([bindCharts(facts), opened ?? viewer?.followHash()]);

@@ -1,5 +1,5 @@
 // One rollout as a page: the problem, each step beside the verifier's words on it, the verdict against the grade, and
-// how the reward became an advantage. Model text is only ever set as text, never as markup.
+// how the reward became an advantage. All model text goes through text.js.
 
 const JUDGED = { good: "approved", bad: "rejected", none: "not judged" };
 const judgementKind = (value) => (value === true ? "good" : value === false ? "bad" : "none");
@@ -11,22 +11,20 @@ function shaded(text, start, end, runs, scale) {
   for (const [, value, until] of runs ?? []) {
     const to = Math.min(until, end);
     if (to > from) {
-      parts.push(shade(text.slice(from, to), value, scale));
+      parts.push(...shade(cut(text, from, to), value, scale));
       from = to;
     }
   }
-  if (from < end) parts.push(text.slice(from, end));
+  if (from < end) parts.push(...readableParts(cut(text, from, end)));
   return parts;
 }
 
 function shade(text, value, scale) {
-  if (value === 0) return text;
+  const parts = readableParts(text);
+  if (value === 0) return parts;
   const alpha = Math.max(0.12, Math.min(1, Math.abs(value) / scale)).toFixed(2);
-  return h(
-    "span",
-    { class: `adv ${value < 0 ? "neg" : "pos"}`, style: `--a:${alpha}`, title: `advantage ${signed(value, 3)}` },
-    text,
-  );
+  const look = { class: `adv ${value < 0 ? "neg" : "pos"}`, style: `--a:${alpha}` };
+  return [h("span", { ...look, title: `advantage ${signed(value, 3)}` }, ...parts)];
 }
 
 // What a tagged block says, without its tags, shaded.
@@ -66,7 +64,7 @@ function verdictBanner(rollout, verification) {
 
 // Text between, before and after steps: tags, the answer.
 function between(text, start, end, runs, scale) {
-  if (!text.slice(start, end).trim()) return null;
+  if (!cut(text, start, end).trim()) return null;
   return h("div", { class: "between" }, h("pre", {}, ...shaded(text, start, end, runs, scale)));
 }
 
@@ -125,7 +123,7 @@ function stepsOf(rollout, verification, scale) {
     items.push(between(solution.text, at, span[0], own, scale), stepCard(rollout, verification, k, runs, scale));
     at = span[1];
   });
-  items.push(between(solution.text, at, solution.text.length, own, scale));
+  items.push(between(solution.text, at, lengthOf(solution.text), own, scale));
   const spare = (verification?.blocks ?? []).slice(solution.steps.length);
   if (spare.length)
     items.push(muted(`and ${spare.length} more block${spare.length > 1 ? "s" : ""} of the verifier, on no step`));
@@ -140,7 +138,7 @@ function rawTexts(rollout, verification, scale) {
   const own = (role) => (rollout.role === role ? rollout.advantage.total : null);
   const text = (name, value, runs) => [
     h("h4", {}, name),
-    h("pre", { class: "raw" }, ...shaded(value, 0, value.length, runs, scale)),
+    h("pre", { class: "raw" }, ...shaded(value, 0, lengthOf(value), runs, scale)),
   ];
   return h(
     "details",
@@ -211,12 +209,12 @@ function renderRollout(box, rollout, context, choice = 0) {
   const loss = fact.loss[rollout.role];
   const sums = rollout.role === "generator" ? generatorArithmetic(rollout, loss) : verifierArithmetic(rollout, loss);
   box.replaceChildren(
-    h("header", {}, h("h2", {}, rollout.problem.id), copy, whereLine(rollout, fact)),
+    h("header", {}, h("h2", {}, ...readableParts(rollout.problem.id)), copy, whereLine(rollout, fact)),
     h(
       "div",
       { class: "card problem" },
-      h("pre", {}, rollout.problem.question),
-      h("p", {}, h("span", { class: "muted" }, "Gold answer "), h("code", {}, rollout.problem.answer)),
+      h("pre", {}, ...readableParts(rollout.problem.question)),
+      h("p", {}, h("span", { class: "muted" }, "Gold answer "), h("code", {}, ...readableParts(rollout.problem.answer))),
     ),
     h("div", { class: "banner-line" }, verdictBanner(rollout, verification), several),
     h(
@@ -243,11 +241,11 @@ const shadeLegend = (scale, role) =>
     "p",
     { class: "muted shade-legend" },
     `Shading of the ${role}'s tokens: `,
-    shade(`advantage ${signed(scale, 1)} or more`, scale, scale),
+    ...shade(`advantage ${signed(scale, 1)} or more`, scale, scale),
     " ",
-    shade(signed(scale / 4, 2), scale / 4, scale),
+    ...shade(signed(scale / 4, 2), scale / 4, scale),
     " none: 0 ",
-    shade(signed(-scale / 4, 2), -scale / 4, scale),
+    ...shade(signed(-scale / 4, 2), -scale / 4, scale),
     " ",
-    shade(`${signed(-scale, 1)} or less`, -scale, scale),
+    ...shade(`${signed(-scale, 1)} or less`, -scale, scale),
   );
