@@ -23,6 +23,7 @@ from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.data.task import SftExample, Task
+from tango_jax.grading import check_grader
 from tango_jax.loggers import RunLog
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
@@ -177,6 +178,7 @@ def main(argv: list[str]) -> None:
     with runtime.session(config, workdir) as console:
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+        check_grader(task.grade_kind)  # these steps grade nothing, but those that follow do
         save_config(config, workdir / "config.json")
         run_stage_one(policies, config, task, workdir, console, hosts.Preemption())
         for role in policies:
