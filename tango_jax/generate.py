@@ -34,7 +34,7 @@ from tango_jax.data.teacher_rows import (
     write_part,
 )
 from tango_jax.data.tokenizer import Tokenizer
-from tango_jax.grading import grade_many, parse_solution
+from tango_jax.grading import check_grader, grade_many, parse_solution
 from tango_jax.metrics import write_json_atomic
 from tango_jax.prompts.templates import generator_prompt
 from tango_jax.records import Problem
@@ -163,6 +163,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
                          "of task.name=math")
     policy = policy or make_policy("generator", config.generator, start_source(config, "generator"))
     work = plan_work(config, policy.template, policy.tokenizer)
+    check_grader(work.grade_kind)
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out for "
                 f"prompts of more than {config.generator.max_prompt} tokens")
     save_config(config, workdir / "config.json", may_change=("generate.keep.",))

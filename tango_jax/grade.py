@@ -18,6 +18,7 @@ from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
 DEFAULT_KIND = "math"
+MAX_SHOWN = 200  # characters of a value in an error message
 CHUNK = 256  # rows between two moves of the progress bar
 
 
@@ -44,9 +45,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                rows.append(_checked(json.loads(line.decode("utf-8-sig"))))
+                row = _checked(json.loads(line.decode("utf-8-sig")))
+                json.dumps(row)  # as it will be written: nested JSON can be read where it cannot be written
+                rows.append(row)
             except ValueError as error:  # not UTF-8, not JSON, or not a row
                 raise ValueError(f"{path}, line {number}: {error}") from error
+            except RecursionError as error:
+                raise ValueError(f"{path}, line {number}: lists or objects nested too deeply to be read; a row is "
+                                 'a flat object {"text", "gold", "kind"?}') from error
     return rows
 
 
@@ -85,16 +91,22 @@ def _checked(row: Any) -> dict[str, Any]:
         raise ValueError(f'a row must be an object {{"text", "gold"}}, not {type(row).__name__}')
     missing = [key for key in ("text", "gold") if key not in row]
     if missing:
-        raise ValueError(f"no {missing[0]!r} among the keys {sorted(row)}; a row needs 'text' and 'gold'")
+        raise ValueError(f"no {missing[0]!r} among the keys {_shown(sorted(row))}; a row needs 'text' and 'gold'")
     if not isinstance(row["text"], str):
-        raise ValueError(f"'text' is {row['text']!r}; it must be the text of a response")
+        raise ValueError(f"'text' is {_shown(row['text'])}; it must be the text of a response")
     gold = row["gold"]
     if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip():
-        raise ValueError(f"'gold' is {gold!r}; it must be a text with something in it, or a number")
+        raise ValueError(f"'gold' is {_shown(gold)}; it must be a text with something in it, or a number")
     kind = row.get("kind", DEFAULT_KIND)
     if kind not in KINDS:
-        raise ValueError(f"'kind' is {kind!r}; use one of {', '.join(KINDS)}, or leave it out for {DEFAULT_KIND}")
+        raise ValueError(f"'kind' is {_shown(kind)}; use one of {', '.join(KINDS)}, or leave it out for {DEFAULT_KIND}")
     return row
+
+
+def _shown(value: Any) -> str:
+    """A value as an error message shows it: on one line, and not all of a long one."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:

@@ -25,6 +25,7 @@ from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.data.task import SftExample, Task
 from tango_jax.finite import first_not_finite
+from tango_jax.grading import check_grader
 from tango_jax.init_from import ROLES, check_init_from, check_stage_one, passes_gate, sft_directory
 from tango_jax.loggers import RunLog
 from tango_jax.prompts.collate import TrainSequence, pack
@@ -304,6 +305,7 @@ def main(argv: list[str]) -> None:
         check_init_from(config, needed)
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+        check_grader(task.grade_kind)  # these steps grade nothing, but those that follow do
         save_config(config, workdir / "config.json")
         for note in task.notes:
             console.log(note)

@@ -24,6 +24,7 @@ from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
+from tango_jax.grading import check_grader
 from tango_jax.init_from import check_init_from
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
@@ -91,6 +92,7 @@ def train(
     check_init_from(config)
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    check_grader(task.grade_kind)
     save_config(config, workdir / "config.json")
     describe_run(console, config, policies, task, schedule)
 

@@ -56,6 +56,12 @@ def test_rows_keep_their_order_over_chunks_and_kinds(monkeypatch):
 @pytest.mark.parametrize("row, message", [
     ("{", "line 2: "),
     ("[1]", "a row must be an object"),
+    ("null", "a row must be an object"),
+    ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+    ('{"text": "a", "gold": "5", "more": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+    ('{"a": ' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
+    ({"text": ["a" * 1000], "gold": "5"}, "aaa...; it must be the text"),
+    ('{"text": "a", "gold": ' + "7" * 5000 + "}", "digits"),
     ({"text": "a"}, "no 'gold' among the keys ['text']"),
     ({"text": 5, "gold": "5"}, "'text' is 5"),
     ({"text": "a", "gold": ""}, "'gold' is ''"),

@@ -144,9 +144,12 @@ def test_an_endless_answer_is_a_timeout_and_the_rest_is_graded(monkeypatch):
     golds = [r"\frac{7}{3}", HALF[0], r"\frac{1}{3}", "5"]
     expected = GradeReport((False, True, False, False), errors=0, timeouts=1, overlong=1)
     assert grade_many(texts, golds) == expected
+    assert grade_many(texts, golds).failures == ("timeout", "", "", "overlong")
     pool.close()
-    monkeypatch.setattr(grader._shared, "pool", None)  # all of it is remembered: nothing is asked again
-    assert grade_many(texts, golds) == expected
+    asked = []
+    monkeypatch.setattr(pool, "run", lambda pairs: asked.extend(pairs) or [Reply("wrong")] * len(pairs))
+    assert grade_many(texts, golds).timeouts == 0
+    assert asked == [(golds[0], TOWER)]  # all but the timeout is remembered
 
 
 def test_ten_hostile_answers_delay_a_batch_by_their_deadlines_only(monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tango_jax
-from tango_jax.grading import close_pool, grade_many
+from tango_jax.grading import check_grader, close_pool, grade_many
 from tango_jax.grading.pool import Reply, WorkerPool
 from tango_jax.grading.worker import _on_alarm, grade_pair
 
@@ -68,7 +68,11 @@ def test_a_pair_whose_worker_is_killed_is_tried_again(make_pool):
     assert pool.worker_pids() != [pid]
 
 
-def test_a_pair_that_loses_two_workers_is_an_error(make_pool):
+@pytest.mark.parametrize("number, reply", [
+    (signal.SIGKILL, Reply("error", "worker died with exit code -9", is_final=False)),
+    (signal.SIGVTALRM, Reply("timeout", "over 60.0 s", is_final=False)),  # what the system sends at the deadline
+])  # fmt: skip
+def test_a_pair_that_loses_two_workers_is_a_failure_of_the_grader(make_pool, number, reply):
     pool = make_pool(size=1, limit_s=50, deadline_s=60.0)
     pool.run([HALF])
     thread, replies = run_in_thread(pool, [(TOWER, "7"), HALF])
@@ -76,20 +80,52 @@ def test_a_pair_that_loses_two_workers_is_an_error(make_pool):
     while thread.is_alive():  # a kill before the worker has read the pair does not count as a try
         for worker in list(pool._workers):
             if worker.pair == 0 and worker.process.pid not in killed:
-                os.kill(worker.process.pid, signal.SIGKILL)
+                os.kill(worker.process.pid, number)
                 killed.add(worker.process.pid)
         time.sleep(0.02)
     thread.join()
-    assert replies == [Reply("error", "worker died with exit code -9", is_final=False), Reply("correct")]
+    assert replies == [reply, Reply("correct")]
 
 
-def test_a_worker_that_ignores_its_time_limit_is_killed_at_the_deadline(make_pool):
-    pool = make_pool(size=1, limit_s=1, deadline_s=1.2)
-    pool.run([HALF])
+def test_a_worker_that_does_not_run_is_killed_and_its_pair_is_not_held_against_the_answer(make_pool):
+    pool = make_pool(size=1, limit_s=1, deadline_s=1.2, stall_s=0.5)
+    pool.run([("1", "2")])
     pid = pool.worker_pids()[0]
-    os.kill(pid, signal.SIGSTOP)  # no signal handler of its own runs now, as in a long computation in C
-    assert [reply.status for reply in pool.run([HALF, HALF])] == ["timeout", "correct"]
+    os.kill(pid, signal.SIGSTOP)
+    # Half a second is what the new worker gets for each reply, too; it has twenty times of that for its start.
+    assert [reply.status for reply in pool.run([HALF, HALF])] == ["correct", "correct"]
     assert pool.worker_pids() != [pid]
+
+
+def test_an_endless_pair_is_tried_again_after_the_others_and_the_clock_is_no_limit(make_pool, monkeypatch):
+    begun, accept = [], WorkerPool._accept
+    monkeypatch.setattr(
+        WorkerPool, "_accept", lambda pool, worker, message, batch:
+        (begun.append(message["begun"]) if "begun" in message else None, accept(pool, worker, message, batch)),
+    )  # fmt: skip
+    pool = make_pool(size=1, limit_s=1, deadline_s=1.5)
+    replies = pool.run([(r"\frac{7}{3}", TOWER), HALF])
+    assert replies == [Reply("timeout", "over 1 s", is_final=False), Reply("correct")]
+    assert begun == [0, 1, 0]
+
+
+def test_modules_of_the_working_folder_do_not_reach_the_workers(tmp_path):
+    (tmp_path / "other").mkdir()  # as an entry of PYTHONPATH
+    for name in ("random", "json", "logging", "signal", "sitecustomize", "other/random"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the user shadows a module')")
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = ['', {str(tmp_path)!r}, {str(tmp_path / 'other')!r}]\n"
+        "from tango_jax.grading.pool import WorkerPool\n"
+        "pool = WorkerPool(size=1)\n"
+        f"print(pool.run([{HALF}])[0].status)\n"
+        "pool.close()"
+    )
+    # The program itself loads its modules first, from a safe path; only its workers start later.
+    code = "import json, logging, random, signal, subprocess, selectors\n" + code
+    env = {**os.environ, "PYTHONPATH": str(Path(tango_jax.__file__).parents[1]), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("correct\n", "")
 
 
 def test_time_in_which_a_worker_does_not_run_does_not_count():
@@ -113,14 +149,35 @@ def test_close_ends_the_workers_and_a_later_batch_starts_new_ones(make_pool):
     assert pool.run([HALF])[0].status == "correct"
 
 
-def test_workers_that_cannot_start_are_one_clear_error(make_pool, monkeypatch, tmp_path):
-    (tmp_path / "math_verify.py").write_text("raise ImportError('no grammar')")
+@pytest.mark.parametrize("module, code, message", [
+    ("math_verify", "raise ImportError('no grammar')", "ImportError: no grammar; pip install 'math-verify"),
+    ("math_verify", "raise Exception('Could not\\ndeserialize')", "Exception: Could not deserialize; pip install"),
+    ("antlr4", "VERSION = '4.9'", "ImportError: .*antlr4.*; pip install"),
+    ("math_verify", "raise SystemExit(3)", "3 workers in a row .* exit code 3"),
+])  # fmt: skip
+def test_workers_that_cannot_start_are_one_clear_line(monkeypatch, tmp_path, capfd, module, code, message):
+    close_pool()
+    (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RuntimeError, match="cannot start: no grammar; pip install math-verify"):
-        make_pool(size=1).run([HALF])
-    (tmp_path / "math_verify.py").write_text("raise SystemExit(3)")
-    with pytest.raises(RuntimeError, match="3 workers in a row .* exit code 3"):
-        make_pool(size=1).run([HALF])
+    with pytest.raises(ValueError, match=f"the math grader cannot start: .*{message}") as caught:
+        check_grader("math")
+    assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
+    check_grader("string")
+    close_pool()
+
+
+def test_a_library_that_is_wrong_about_one_half_is_found(monkeypatch, tmp_path):
+    close_pool()
+    (tmp_path / "math_verify.py").write_text(
+        "class LatexExtractionConfig:\n    def __init__(self, **settings): pass\n"
+        "def parse(*args, **settings): return []\ndef verify(*args, **settings): return False\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="does not find 1/2 equal to 0.5"):
+        check_grader("math")
+    monkeypatch.undo()
+    check_grader("math")
+    close_pool()
 
 
 def test_threads_share_the_pool():

@@ -36,6 +36,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         ValueError: sets, checkpoints or an output folder that will not do, before any model is run.
     """
     sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed)
+    for kind in {one.grade_kind for one in sets if isinstance(one, SolveSet)}:
+        check_grader(kind)
     # Only what is needed: a hub id is downloaded when it is opened.
     needs_solver = any(isinstance(one, SolveSet) for one in sets)
     needs_judge = not all(isinstance(one, SolveSet) for one in sets) or settings.verifier is not None

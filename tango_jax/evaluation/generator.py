@@ -50,10 +50,6 @@ def _rows(
     owners = [problem for _, problem in problems for _ in samples]
     texts = [speaker.source.tokenizer.decode(written[key][0]) if key in written else "" for key in keys]
     graded = grade_many(texts, [problem.answer for problem in owners], solve_set.grade_kind)
-    failures = [""] * len(texts)
-    if graded.errors + graded.timeouts + graded.overlong:
-        failures = [_failure(text, problem.answer, solve_set.grade_kind) for text, problem in
-                    zip(texts, owners, strict=True)]
     parsed = [parse_solution(text, solve_set.min_steps) for text in texts]
     classes = _classes(keys, [record.answer for record in parsed], graded.correct, solve_set.grade_kind)
     return [
@@ -65,16 +61,9 @@ def _rows(
             num_tokens=len(written[key][0]) if key in written else 0, is_too_long=key not in written, grader=failure,
         )
         for key, problem, text, record, is_correct, failure in zip(
-            keys, owners, texts, parsed, graded.correct, failures, strict=True
+            keys, owners, texts, parsed, graded.correct, graded.failures, strict=True
         )
     ]  # fmt: skip
-
-
-def _failure(text: str, gold: str, kind: str) -> str:
-    """What kept the grader from reading one answer; outcomes are remembered, so asking again costs little."""
-    report = grade_many([text], [gold], kind)
-    names = {"error": report.errors, "timeout": report.timeouts, "overlong": report.overlong}
-    return next((name for name, count in names.items() if count), "")
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tango_jax.grading import answer as compare
 from tango_jax.grading.free_text import matches_text
@@ -24,8 +24,9 @@ class GradeReport:
 
     correct: tuple[bool, ...]
     errors: int  # the math library raised, or its worker died twice
-    timeouts: int  # over the time limit of one answer
+    timeouts: int  # over the time limit of one answer, twice
     overlong: int  # over 1,000 characters or nested deeper than 50
+    failures: tuple[str, ...] = field(default=(), compare=False)  # per text: empty, or error, timeout, overlong
 
 
 def grade(text: str, gold: str, kind: str = "math") -> bool:
@@ -58,7 +59,26 @@ def grade_many(texts: Sequence[str], golds: Sequence[str], kind: str = "math") -
         errors=counts["error"],
         timeouts=counts["timeout"],
         overlong=counts["overlong"],
+        failures=tuple(status if status in ("error", "timeout", "overlong") else "" for status in per_text),
     )
+
+
+def check_grader(kind: str) -> None:
+    """Raise ValueError if answers of this kind cannot be graded here; call it where a run begins, before long work.
+
+    For "math" it starts a worker, which loads the math library and compares 1/2 with 0.5: seconds. A library that is
+    missing, broken, or installed with an antlr of another release shows there. Other kinds need nothing.
+    """
+    if kind != "math":
+        return
+    try:
+        report = grade_many([r"<answer>\boxed{0.5}</answer>"], [r"\frac{1}{2}"])
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    if not report.correct[0]:
+        raise ValueError(
+            "the math grader does not work: it did not find 0.5 equal to 1/2; pip install 'math-verify[antlr4_13_2]'"
+        )
 
 
 def close_pool() -> None:
@@ -72,7 +92,7 @@ def close_pool() -> None:
 
 
 class MathGrader:
-    """Outcomes of (gold, answer) pairs: by text where that decides, else by the pool, each remembered."""
+    """Outcomes of (gold, answer) pairs: by text where that decides, else by the pool. What is final is remembered."""
 
     def __init__(self, pool: WorkerPool):
         self.pool = pool

@@ -1,11 +1,17 @@
 """Worker processes that compare answers with the math library: (gold, answer) pairs in, one reply per pair out.
 
 Stage of the loop: grading. Workers are fresh interpreters that live until `close`: a fork of a process that runs jax
-deadlocks, and a new process per answer costs a second. The library's own time limit cannot interrupt C code such as
-9**9**9, so each pair has a deadline here; a worker that passes it is killed and replaced.
+deadlocks, and a new process per answer costs a second.
+
+Rewards must not depend on how busy the machine is, so the limits of an answer are processor time of its worker, which
+the worker itself and the system count from when it has begun on the pair. `limit_s` ends Python code; `deadline_s` ends
+a worker that is stuck in C code such as 9**9**9. The clock decides only about a worker that does not run at all: after
+STALL_FACTOR deadlines without a reply it is killed and replaced. A pair that ran out of time is tried once more, after
+the others.
 """
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -18,11 +24,12 @@ from typing import Any, NamedTuple
 
 from tango_jax.grading import wire
 
-LIMIT_S = 3  # of processor time, inside the worker; whole seconds
-DEADLINE_S = 5.0  # on the clock, in the parent
-START_LIMIT_S = 120.0  # a cold network file system takes its time to import sympy
+LIMIT_S = 2  # of processor time, for one try of an answer; whole seconds
+DEADLINE_S = 2.5  # of processor time, for one try; with MAX_TRIES an answer costs 5 s at most
+STALL_FACTOR = 24  # deadlines on the clock: a worker that got a share of 1/24 of a core in this time is not stuck
+START_LIMIT_S = 240.0  # on the clock: a cold network file system, or a busy machine, takes its time to import sympy
 MAX_FAILED_STARTS = 3
-MAX_TRIES = 2  # of one pair whose worker died for an outside reason
+MAX_TRIES = 2  # of one pair that ran out of time, or whose worker died for an outside reason
 DEFAULT_MAX_WORKERS = 4
 
 
@@ -31,13 +38,13 @@ class Reply(NamedTuple):
 
     status: str  # correct, wrong, timeout or error
     detail: str = ""
-    is_final: bool = True  # False where the worker died for an outside reason: another day may differ
+    is_final: bool = True  # False for a timeout or a worker that died for an outside reason: another day may differ
 
 
 @dataclass(eq=False)
 class _Worker:
     process: subprocess.Popen
-    deadline: float  # of the start, then of the pair in hand
+    deadline: float  # on the clock: of the start, then of the pair in hand
     is_ready: bool = False
     pair: int | None = None
     buffer: bytearray = field(default_factory=bytearray)
@@ -46,7 +53,11 @@ class _Worker:
 class WorkerPool:
     """Up to `size` workers, started as pairs need them. Safe to share between threads: one batch runs at a time."""
 
-    def __init__(self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S):
+    def __init__(
+        self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S,
+        stall_s: float | None = None,
+    ):  # fmt: skip
+        """`limit_s`, `deadline_s`: processor time of one try; `stall_s`: clock, by default STALL_FACTOR deadlines."""
         self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
         if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:
             raise ValueError(
@@ -54,6 +65,7 @@ class WorkerPool:
                 "use a size of at least 1 and a whole number of seconds below the deadline"
             )
         self._limit_s, self._deadline_s = int(limit_s), deadline_s
+        self._stall_s = STALL_FACTOR * deadline_s if stall_s is None else stall_s
         self._workers: list[_Worker] = []
         self._failed_starts = 0
         self._selector = selectors.DefaultSelector()
@@ -87,22 +99,29 @@ class WorkerPool:
 
     def _start_workers(self, batch: "_Batch") -> None:
         for _ in range(min(self.size, batch.num_open()) - len(self._workers)):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tango_jax.grading.worker", str(self._limit_s), str(self._deadline_s)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=_worker_environment(),
-                bufsize=0,
-            )
+            process = self._start_process()
             worker = _Worker(process, time.monotonic() + START_LIMIT_S)
             self._workers.append(worker)
             self._selector.register(process.stdout, selectors.EVENT_READ, worker)
+
+    def _start_process(self) -> subprocess.Popen:
+        start = Path(__file__).with_name("worker_start.py")
+        limits = (str(self._limit_s), str(self._deadline_s))
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", str(start), *limits, *_import_path()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+            )
+        except OSError as error:  # no more processes or memory
+            raise RuntimeError(f"the math grader cannot start: {error}") from error
 
     def _hand_out(self, batch: "_Batch") -> None:
         for worker in list(self._workers):
             if worker.is_ready and worker.pair is None and batch.queue:
                 worker.pair = batch.queue.popleft()
-                worker.deadline = time.monotonic() + self._deadline_s
+                worker.deadline = time.monotonic() + self._stall_s
                 gold, answer = batch.pairs[worker.pair]
                 try:
                     worker.process.stdin.write(wire.pack({"id": worker.pair, "gold": gold, "answer": answer}))
@@ -129,12 +148,19 @@ class WorkerPool:
     def _accept(self, worker: _Worker, message: dict[str, Any], batch: "_Batch") -> None:
         if "fatal" in message:
             self._remove(worker)
-            raise RuntimeError(f"the math grader cannot start: {message['fatal']}; pip install math-verify")
+            reason = " ".join(message["fatal"].split())
+            raise RuntimeError(f"the math grader cannot start: {reason}; pip install 'math-verify[antlr4_13_2]'")
         if "ready" in message:
             worker.is_ready, self._failed_starts = True, 0
             return
+        if "begun" in message:
+            worker.deadline = time.monotonic() + self._stall_s
+            return
         assert message["id"] == worker.pair, (message, worker.pair)
-        batch.replies[worker.pair] = Reply(message["status"], message["detail"])
+        if message["status"] == "timeout":
+            batch.retry(worker.pair, Reply("timeout", message["detail"], is_final=False))
+        else:
+            batch.replies[worker.pair] = Reply(message["status"], message["detail"])
         worker.pair = None
 
     def _expire(self, batch: "_Batch") -> None:
@@ -143,11 +169,11 @@ class WorkerPool:
             if not worker.is_ready:
                 self._bury(worker, batch)
             elif worker.pair is not None:
-                batch.replies[worker.pair] = Reply("timeout", f"killed after {self._deadline_s} s")
+                batch.retry(worker.pair, Reply("timeout", f"no reply in {self._stall_s} s", is_final=False))
                 self._remove(worker)
 
     def _bury(self, worker: _Worker, batch: "_Batch") -> None:
-        """A worker died by itself or from outside: its pair gets one more try, a pool that cannot start gives up."""
+        """A worker ended: its pair gets one more try, a pool that cannot start gives up."""
         code = self._remove(worker, grace_s=1.0)
         if not worker.is_ready:
             self._failed_starts += 1
@@ -157,6 +183,8 @@ class WorkerPool:
                     f"the math grader cannot start: {MAX_FAILED_STARTS} workers in a row ended or hung before they "
                     f"were ready, the last with exit code {code}; try `{sys.executable} -c 'import math_verify'`"
                 )
+        elif worker.pair is not None and code == -signal.SIGVTALRM:
+            batch.retry(worker.pair, Reply("timeout", f"over {self._deadline_s} s", is_final=False))
         elif worker.pair is not None:
             batch.retry(worker.pair, Reply("error", f"worker died with exit code {code}", is_final=False))
 
@@ -192,7 +220,7 @@ class _Batch:
     def retry(self, pair: int, last_reply: Reply) -> None:
         if self._tries[pair] < MAX_TRIES:
             self._tries[pair] += 1
-            self.queue.appendleft(pair)
+            self.queue.append(pair)  # after the others: most who come here will fail again
         else:
             self.replies[pair] = last_reply
 
@@ -202,9 +230,11 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _worker_environment() -> dict[str, str]:
-    """Our import path, so that a worker finds what this process finds, wherever it was started."""
-    paths = [os.path.abspath(path) for path in sys.path]
-    paths.append(str(Path(__file__).resolve().parents[2]))
-    # The safe path keeps the working folder, with a random.py perhaps, out of the worker's imports.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+def _import_path() -> list[str]:
+    """Where this process finds packages, for its workers to look after the standard library. The working folder, which
+    `python -m` puts in front, is left out: what lies there is the user's, and no part of the grader."""
+    try:
+        working_folder = os.getcwd()
+    except FileNotFoundError:  # removed meanwhile
+        working_folder = ""
+    return [path for path in sys.path if os.path.isabs(path) and path != working_folder]

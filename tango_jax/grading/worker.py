@@ -1,8 +1,8 @@
 r"""One grading process: (gold, answer) pairs in on standard input, correct/wrong/timeout/error out on standard output.
 
-Stage of the loop: grading, behind `pool.py`, which starts `python -m tango_jax.grading.worker LIMIT DEADLINE`. It is a
-fresh interpreter that never loads jax. The time limit is a signal, so the work stays in the main thread. It counts the
-worker's own processor time: on a busy machine an ordinary answer takes seconds on the clock, and must not be lost.
+Stage of the loop: grading, behind `pool.py`, which starts it through `worker_start.py`. It is a fresh interpreter that
+never loads jax. The time limit is a signal, so the work stays in the main thread. It counts the worker's own processor
+time: on a busy machine an ordinary answer takes seconds on the clock, and must not be lost.
 """
 import logging
 import os
@@ -47,10 +47,17 @@ def grade_pair(parse: Any, verify: Any, gold: str, answer: str, limit_s: int) ->
 
 
 def _claim_stdout() -> BinaryIO:
-    """The real standard output for replies alone; whatever libraries print goes to standard error instead."""
+    """The real standard output for replies alone. What libraries print, about model text for the most part, is lost."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     return replies
+
+
+def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
+    replies.write(wire.pack(message))
+    replies.flush()
 
 
 def _limit_memory() -> None:
@@ -75,7 +82,8 @@ def _load_library() -> tuple[Any, Any]:
     def parse(latex: str) -> list:
         return parse_text(f"\\boxed{{{latex}}}", targets, parsing_timeout=None, raise_on_error=True)
 
-    verify(parse(r"\frac{1}{2}"), parse("0.5"), timeout_seconds=None)
+    if not compare(parse, verify, r"\frac{1}{2}", "0.5"):
+        raise RuntimeError("it does not find 1/2 equal to 0.5")
     return parse, verify
 
 
@@ -83,30 +91,22 @@ def _on_alarm(signum: int, frame: Any) -> None:
     raise TimeLimit
 
 
-def main() -> int:
-    limit_s, deadline_s = int(sys.argv[1]), float(sys.argv[2])
+def main(limit_s: int, deadline_s: float) -> int:
+    """Serve until standard input ends. `limit_s`, `deadline_s`: seconds of processor time of one pair; at the first the
+    worker gives the pair up, at the second, stuck in C code, it is ended by the system with SIGVTALRM."""
     replies = _claim_stdout()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pool
     signal.signal(signal.SIGPROF, _on_alarm)
-    try:
-        parse, verify = _load_library()
-    except ImportError as error:
-        replies.write(wire.pack({"fatal": str(error)}))
-        replies.flush()
-        return 1
+    # The parent says in one line why the library does not load, be it missing or the antlr of another release.
+    sys.excepthook = lambda kind, error, _: _send(replies, {"fatal": f"{kind.__name__}: {error}"[:300]})
+    parse, verify = _load_library()
+    sys.excepthook = sys.__excepthook__
     _limit_memory()
-    replies.write(wire.pack({"ready": os.getpid()}))
-    replies.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # from here on only the parser's complaints about model text
-    os.dup2(2, 1)
+    _send(replies, {"ready": os.getpid()})
     while (message := wire.read_message(sys.stdin.buffer)) is not None:
-        # Ends a worker that is stuck in C code after its parent died; a living parent kills it long before.
-        signal.setitimer(signal.ITIMER_VIRTUAL, 4 * deadline_s)
+        _send(replies, {"begun": message["id"]})
+        signal.setitimer(signal.ITIMER_VIRTUAL, deadline_s)
         reply = grade_pair(parse, verify, message["gold"], message["answer"], limit_s)
-        replies.write(wire.pack({"id": message["id"], **reply}))
-        replies.flush()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        _send(replies, {"id": message["id"], **reply})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
