@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):
             answer(question, generator, verifier, args, console)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

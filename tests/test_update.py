@@ -158,6 +158,10 @@ def run_update(config, batch, params=PARAMS, chunk=CHUNK):
     return float(metrics["loss"]), grads, {name: float(value) for name, value in metrics.items()}
 
 
+def norm_of(tree):
+    return math.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
+
+
 def assert_same_gradient(got, expected):
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.05
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, expected)
@@ -229,7 +233,8 @@ def test_metrics_are_means_over_action_tokens(data, expected):
     gap = np.abs(seen["logp"] - data["sampler"][data["weight"] > 0])
     assert metrics == pytest.approx({
         "loss": expected[0],
-        "grad_norm": math.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads))),
+        "grad_norm": norm_of(grads),
+        "update_ratio": norm_of(grads) / norm_of(PARAMS),  # the learning rate is 1
         "tokens": TOKENS,
         "entropy": seen["entropy"].mean(),
         "kl": seen["kl"].mean(),
