@@ -116,7 +116,7 @@ def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> 
         for name in ("generator", "verifier")
         if config[name].sft.steps and not config[name].init_from
     ]
-    saves = f" ({' '.join(stage_one)} saves its stage 1)" if stage_one else ""
+    saves = f" ({' '.join(stage_one)} takes over its stage 1)" if stage_one else ""
     return (
         f"Nothing of it is saved; {kept}. {workdir} goes on with its own settings only: choose a new --workdir"
         f"{saves} with a lower {role}.optimizer.lr (it is {optimizer.lr:g}) or {role}.optimizer.clip_norm "

@@ -65,7 +65,8 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
             sums["kl"] = kl_BT
         if config.entropy_coef != 0:
             loss_BT -= config.entropy_coef * entropy_BT
-        gap_BT = jnp.where(rows.is_action_BT, jnp.abs(logp_BT - rows.sampler_logp_BT), 0.0)
+        # Against the policy that sampled: later updates of a batch move away from it, which is no fault.
+        gap_BT = jnp.where(rows.is_action_BT, jnp.abs(old_BT - rows.sampler_logp_BT), 0.0)
         sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}
         sums = {name: jnp.sum(jnp.where(rows.is_action_BT, value, 0.0)) for name, value in sums.items()}
         loss, sums = sharding.sum_over_rows((jnp.sum(rows.weight_BT * loss_BT), sums), mesh)
