@@ -58,14 +58,17 @@ def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
 
 
 def _reference(role: str, rows, limits, ease: float) -> Finding | None:
-    kls = values(rows, f"{role}/kl", 1)
-    if not kls or kls[0] <= limits.first_kl * ease:
+    first = next((row for row in rows if row.get(f"{role}/kl") is not None), None)
+    if first is None:
+        return None
+    # Rows of earlier versions have the KL of a batch's last update alone.
+    kl = first.get(f"{role}/kl_first", first[f"{role}/kl"])
+    if kl is None or kl <= limits.first_kl * ease:
         return None
     return (
-        f"the KL of the {role} to its reference was {kls[0]:.3g} at its first update, where both have the same weights",
+        f"the KL of the {role} to its reference was {kl:.3g} at its first update, where both have the same weights",
         f"alarms.first_kl={limits.first_kl}",
-        f"the two are scored differently: compare with {role}.model.compute_dtype=float32. With several updates a "
-        "batch it is measured at the last of them: lower the learning rate, or raise the limit",
+        f"the two are scored differently: compare with {role}.model.compute_dtype=float32",
     )
 
 

@@ -30,6 +30,10 @@ STEP_LABELS = {  # where each arm's step rewards come from
     "fixed_generator": "none",
 }
 
+# Metrics of the updates of a batch, see `over_updates`.
+LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
+MEANS_OF_UPDATES = ("loss", "grad_norm")
+
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
@@ -183,7 +187,7 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
 
 
 def update_policy(loop: Loop, policy: Policy, state, prompts, rollout: Rollout, adv_BT, is_action_BT):
-    """All updates that this batch gets (epochs x minibatches); metrics are those of the last."""
+    """All updates that this batch gets (epochs x minibatches): the new state, and metrics of all (`over_updates`)."""
     loss = policy.config.loss
     with loop.timer("update"):
         batches = []
@@ -196,13 +200,37 @@ def update_policy(loop: Loop, policy: Policy, state, prompts, rollout: Rollout, 
             if policy.updates_per_batch > 1:
                 batch = batch.replace(old_logp_NZRT=policy.score(state.params, batch))
             batches.append(batch)
-        state = policy.fetched(state)
+        state, updates = policy.fetched(state), []
         for _ in range(loss.epochs):
             for batch in batches:
                 state, device_metrics = policy.update(state, batch)
-        metrics = {f"{policy.role}/{name}": float(value) for name, value in jax.device_get(device_metrics).items()}
+                updates.append(device_metrics)  # read once all are under way
+        metrics = over_updates(jax.device_get(updates), loss.epochs)
         state = policy.parked(state)
-    return state, metrics
+    return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}
+
+
+def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
+    """One figure for all updates that a batch got; with a single update each is that update's own.
+
+    `loss` and `grad_norm` are means over updates, of which each counts alike; `tokens` are the action tokens of the
+    batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
+    weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
+    """
+    tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
+    share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
+    figures = {}
+    for name in updates[0]:
+        values = np.array([metrics[name] for metrics in updates], np.float64)
+        if name == "tokens":
+            figures[name] = values.sum() / epochs
+        elif name in LARGEST_OF_UPDATES:
+            figures[name] = values.max()
+        else:
+            figures[name] = values.mean() if name in MEANS_OF_UPDATES else np.sum(share * values)
+    if "kl" in figures:
+        figures["kl_first"] = updates[0]["kl"]
+    return {name: float(value) for name, value in figures.items()}
 
 
 def minibatch(policy: Policy, number: int, prompts, rollout: Rollout, adv_BT, is_action_BT) -> Batch:

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts
 from tango_jax.data.task import Task
+from tango_jax.finite import Broken
 from tango_jax.metrics import PhaseTimer
 from tango_jax.prompts.read import read_solutions, read_verifications
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
@@ -85,12 +86,29 @@ def verifier_prompts(policy: Policy, solutions) -> tuple[list[list[int]], int]:
 def sample(
     loop: Loop, policy: Policy, params, prompts, num_prompts: int, group_size: int, key_data, is_greedy: bool
 ) -> Rollout:
-    """Responses to this process's share of `num_prompts` prompts; a row's randomness depends on its number in all."""
-    config = policy.config
+    """Responses to this process's share of `num_prompts` prompts; a row's randomness depends on its number in all.
+
+    Raises:
+        Broken: in every process, if the logits of any were not finite.
+    """
     with loop.timer("reshard"):  # concerns every process, also one without a prompt
         weights = jax.block_until_ready(policy.sampler.layout(params))
-    if not prompts:
-        return Rollout((), (), np.zeros(0, bool), 0, 0)
+    rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
+    if prompts:
+        try:
+            rollout = _sample_own(policy, weights, prompts, num_prompts, group_size, key_data, is_greedy)
+        except FloatingPointError as error:
+            mistake = str(error)
+    mistake = next(filter(None, hosts.gather([mistake])), "")
+    if mistake:
+        raise Broken(policy.role, f"cannot sample from the {policy.role}: {mistake}")
+    return rollout
+
+
+def _sample_own(
+    policy: Policy, weights, prompts, num_prompts: int, group_size: int, key_data, is_greedy: bool
+) -> Rollout:
+    config = policy.config
     first = hosts.own_range(num_prompts)[0] * group_size
     numbers = np.arange(first, first + len(prompts) * group_size)
     temperature, filters = (0.0, ()) if is_greedy else (config.temperature, (config.top_p, config.top_k))

@@ -113,14 +113,20 @@ def write_many(
     """M responses to each of P prompts, prompt-major. A response's randomness depends on the key and its number alone.
 
     Samples of a prompt share its cache: M of them above the speaker's rows are written in several rounds.
+
+    Raises:
+        FloatingPointError: logits that are not finite, with the checkpoint's name.
     """
     rounds = []
     for start in range(0, numbers_PM.shape[1], speaker.rows):
         chosen_PM = numbers_PM[:, start : start + speaker.rows]
-        rollout = speaker.sampler.sample(
-            speaker.weights, prompts, chosen_PM.shape[1], key_data, temperature, top_p,
-            row_numbers=chosen_PM.reshape(-1),
-        )  # fmt: skip
+        try:
+            rollout = speaker.sampler.sample(
+                speaker.weights, prompts, chosen_PM.shape[1], key_data, temperature, top_p,
+                row_numbers=chosen_PM.reshape(-1),
+            )  # fmt: skip
+        except FloatingPointError as error:
+            raise FloatingPointError(f"cannot sample from {speaker.source.name}: {error}") from error
         rounds.append((chosen_PM.shape[1], rollout))
     # Which row of which round each response is, prompt by prompt.
     rows = [(rollout, p * size + m) for p in range(len(prompts)) for size, rollout in rounds for m in range(size)]

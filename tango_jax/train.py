@@ -24,6 +24,7 @@ from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
+from tango_jax.finite import check_metrics, check_params, explained, first_broken
 from tango_jax.grading import check_grader
 from tango_jax.init_from import check_init_from
 from tango_jax.loggers import RunLog
@@ -123,10 +124,11 @@ def train(
         RunLog(workdir, config, console, resume_at=position) as writer,
         console.stage(f"Stage 2: reinforcement learning ({config.arm})", schedule.num_turns, counters.turn) as progress,
     ):
-        record = Record(writer, dump, checkpointer, fingerprints, started)
+        record = Record(writer, dump, checkpointer, fingerprints, started, workdir)
         if is_owed:
             done = generator_steps_after(schedule, counters.turn - 1) if counters.turn else 0
-            write_evaluation(loop, states, pool, writer, counters.turn, done)
+            with record.explained(f"the evaluation after turn {counters.turn}", config):
+                write_evaluation(loop, states, pool, writer, counters.turn, done)
         states = run_turns(loop, schedule, states, counters, pool, record, progress, preemption)
     _, solutions, verifications = evaluate(loop, states, pool[:1])
     summary = {}
@@ -178,6 +180,11 @@ class Record(NamedTuple):
     checkpointer: Checkpointer
     fingerprints: dict[str, str]  # of the parameters that the run started from
     started: float  # time.monotonic(), less the seconds of earlier attempts
+    workdir: Path
+
+    def explained(self, doing: str, config: ConfigDict):
+        """See `finite.explained`."""
+        return explained(doing, config, self.workdir, self.checkpointer.latest_step())
 
     def save(self, counters: Counters, states: dict, is_owed: bool) -> None:
         """`is_owed`: the evaluation that follows this turn is not written yet."""
@@ -204,6 +211,7 @@ def warm_up(loop: Loop, params: dict, progress, preemption: hosts.Preemption) ->
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = warm_up_update(loop, policy, state, bucket)
             preemption.check()
+        first_broken(state.params)  # as before every save
         progress.advance(phase=f"sampler and update of the {policy.role}")
 
 
@@ -231,9 +239,10 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
     for index in range(counters.turn, schedule.num_turns):
         turn = turn_at(schedule, index)
         began = time.monotonic()
-        result = run_turn(loop, states, counters, turn)
+        with record.explained(f"turn {index + 1} ({turn.phase}, update of the {turn.role})", config):
+            result = run_turn(loop, states, counters, turn)
+            check_metrics(turn.role, result.metrics)
         states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
-        check_finite(turn, result.metrics)
         preemption.unsaved()
         with loop.timer("dump"):
             record.dump.write(turn, result)
@@ -251,9 +260,12 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
         progress.advance(phase=describe_turn(turn, schedule), **{k: v for k, v in shown.items() if v is not None})
         is_owed, must_stop = is_evaluation_due(config, schedule, index), preemption.is_due()
         if is_owed and not must_stop:
-            write_evaluation(loop, states, pool, writer, index + 1, generator_steps_after(schedule, index))
+            with record.explained(f"the evaluation after turn {index + 1}", config):
+                write_evaluation(loop, states, pool, writer, index + 1, generator_steps_after(schedule, index))
             is_owed, must_stop = False, preemption.is_due()
         if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
+            with record.explained(f"the check of what turn {index + 1} would save", config):
+                check_params(states)
             record.save(counters, states, is_owed)
             if must_stop:
                 raise hosts.Preempted
@@ -287,15 +299,6 @@ def write_evaluation(loop: Loop, states, pool, writer: RunLog, step: int, genera
     with loop.timer("evaluate"):
         metrics, *_ = evaluate(loop, states, pool)
     writer.write(step, "eval", {"generator_step": generator_step} | metrics | loop.timer.pop())
-
-
-def check_finite(turn: Turn, metrics: dict) -> None:
-    bad = {name: value for name, value in metrics.items() if not np.isfinite(value)}
-    if bad:
-        raise FloatingPointError(
-            f"turn {turn.index} ({turn.phase} of the {turn.role}) gave values that are not finite: {bad}. The last "
-            "checkpoint is from before it; a lower learning rate or a smaller clip_norm may help"
-        )
 
 
 def describe_turn(turn: Turn, schedule: Schedule) -> str:

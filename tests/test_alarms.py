@@ -111,6 +111,12 @@ def test_with_few_turns_only_gaps_and_the_grader_ring(changes, ringing):
     assert names(run_of(changes, turns=4)) == ringing
 
 
+def test_the_first_kl_is_that_of_the_first_update_of_several():
+    """Later updates of the first batch move the policy: its mean KL may be anything."""
+    assert names(run_of({"generator/kl": 0.1, "generator/kl_first": 0.0}, turns=1)) == set()
+    assert names(run_of({"generator/kl": 0.0, "generator/kl_first": 0.1}, turns=1)) == {"generator/reference"}
+
+
 def test_what_a_run_does_not_log_rings_nothing():
     assert alarms.check([], LIMITS) == []
     assert names([{"step": step, "phase": "generator", "generator/kl": None} for step in range(1, 9)]) == set()

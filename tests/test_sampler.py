@@ -1,14 +1,19 @@
 """Sampling: against the full forward pass, across buckets, filters and the inverse CDF by hand, no late compilation."""
 import functools
 import itertools
+import types
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tango_jax.metrics import CompileCounter
+from tango_jax import rollouts
+from tango_jax.finite import Broken
+from tango_jax.metrics import CompileCounter, PhaseTimer
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.transformer import ModelConfig
@@ -29,7 +34,7 @@ TEMPERATURE = 1.25
 PROMPTS = ([10, 11, 12], [20], [30, 31, 32, 33, 34, 35, 36], [40, 41, 42, 43])
 KEY = step_key(22, "test")
 FLOAT = dict(rtol=1e-4, atol=1e-4)
-draw_fn = jax.jit(inverse_cdf)
+draw_fn, sample_fn = jax.jit(inverse_cdf), jax.jit(sample_token)
 
 
 def random_params():
@@ -312,6 +317,52 @@ def test_inverse_cdf_never_draws_a_token_without_weight(vocab):
         token_B = np.asarray(draw_fn(jnp.broadcast_to(weight_V, (uniform_B.size, vocab)), uniform_B.astype(np.float32)))
         assert token_B.max() < vocab
         assert weight_V[token_B].min() > 0, f"drew tokens {np.unique(token_B[weight_V[token_B] == 0])}"
+
+
+WAYS = {"plain": (1.0, 1.0, 0), "greedy": (0.0, 1.0, 0), "top_p": (0.7, 0.9, 0), "top_k": (1.0, 1.0, 3),
+        "both": (1.0, 0.5, 2)}  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    vocab=st.sampled_from((1, 64, 70)),
+    way=st.sampled_from(sorted(WAYS)),
+    broken=st.lists(st.tuples(st.integers(0, 69), st.sampled_from([np.nan, np.inf, -np.inf])), max_size=4),
+    everywhere=st.sampled_from([None, np.nan, np.inf, -np.inf]),
+    uniform=st.floats(0.0, 1.0, exclude_max=True, width=32, allow_subnormal=False),
+)
+def test_a_token_is_of_the_vocabulary_and_its_log_prob_is_nan_where_a_logit_is_not_finite(
+    vocab, way, broken, everywhere, uniform
+):
+    logits_BV = np.linspace(-2, 3, 2 * vocab, dtype=np.float32).reshape(2, vocab)
+    for place, value in broken:
+        logits_BV[0, place % vocab] = value
+    if everywhere is not None:
+        logits_BV[0] = everywhere
+    drawn = sample_fn(logits_BV, np.full(2, uniform, np.float32), sampling_params(*WAYS[way]))
+    token_B, logp_B = map(np.asarray, drawn)
+    assert ((0 <= token_B) & (token_B < vocab)).all()
+    assert np.isfinite(logp_B[0]) == np.isfinite(logits_BV[0]).all()
+    assert np.isfinite(logp_B[1]) and logp_B[1] <= 1e-6  # its neighbour does not mind
+
+
+def test_logits_that_are_not_finite_end_the_call(setup):
+    """The head is the embedding: what is wrong with one token is in every row's logits."""
+    embed_VD = setup.params["embed"].copy()
+    embed_VD[7] = np.nan
+    weights = setup.sampler.layout(setup.params | {"embed": embed_VD})
+    with pytest.raises(FloatingPointError, match="logits are NaN or infinite at new token 1 of row 0, and in 12 of 12"):
+        setup.sampler.sample(weights, PROMPTS, 3, KEY, TEMPERATURE)
+
+
+def test_a_role_that_cannot_be_sampled_from_is_named(setup):
+    config, tokenizer = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0), types.SimpleNamespace(stop_ids=(7,))
+    policy = types.SimpleNamespace(role="verifier", config=config, sampler=setup.sampler, tokenizer=tokenizer)
+    loop = types.SimpleNamespace(timer=PhaseTimer())
+    params = jax.tree.map(lambda leaf: leaf * np.float32(np.nan), setup.params)
+    with pytest.raises(Broken, match="cannot sample from the verifier: the logits are NaN or infinite") as found:
+        rollouts.sample(loop, policy, params, [[30]], 1, 1, KEY, is_greedy=True)
+    assert found.value.role == "verifier"
 
 
 def test_step_keys_do_not_collide_and_repeat():

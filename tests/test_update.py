@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from tango_jax import alarms
 from tango_jax.config import default_config, optimizer_config
-from tango_jax.cycle import action_mask, update_policy
+from tango_jax.cycle import action_mask, over_updates, update_policy
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.metrics import PhaseTimer
 from tango_jax.models import transformer
@@ -158,6 +159,10 @@ def run_update(config, batch, params=PARAMS, chunk=CHUNK):
     return float(metrics["loss"]), grads, {name: float(value) for name, value in metrics.items()}
 
 
+def norm_of(tree):
+    return math.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
+
+
 def assert_same_gradient(got, expected):
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.05
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, expected)
@@ -226,10 +231,11 @@ def test_packing_and_micro_batches_change_neither_loss_nor_gradient(data, expect
 def test_metrics_are_means_over_action_tokens(data, expected):
     _, grads, metrics = run_update(LOSS, make_batch(data))
     seen = {name: np.asarray(values) for name, values in expected[2].items()}
-    gap = np.abs(seen["logp"] - data["sampler"][data["weight"] > 0])
+    gap = np.abs(data["old"] - data["sampler"])[data["weight"] > 0]
     assert metrics == pytest.approx({
         "loss": expected[0],
-        "grad_norm": math.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads))),
+        "grad_norm": norm_of(grads),
+        "update_ratio": norm_of(grads) / norm_of(PARAMS),  # the learning rate is 1
         "tokens": TOKENS,
         "entropy": seen["entropy"].mean(),
         "kl": seen["kl"].mean(),
@@ -399,10 +405,13 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
     policy = make_policy("generator", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
     assert policy.updates_per_batch == 4 and policy.model_config == dataclasses.replace(MODEL, attention="xla")
     calls = []
+    kls, gaps = (0.0, 1.0, 2.0, 4.0), (1e-6, 9e-6, 2e-6, 3e-6)
+    seen = [{"tokens": tokens, "kl": np.float32(kl), "logprob_gap_max": gap}
+            for tokens, kl, gap in zip((14, 7, 14, 7), kls, gaps, strict=True)]
 
     def record(state, batch):
         calls.append((state, batch))
-        return types.SimpleNamespace(params=random_params(8)), {"loss": np.float32(len(calls))}
+        return types.SimpleNamespace(params=random_params(8)), {"loss": np.float32(len(calls)), **seen[len(calls) - 1]}
 
     reference = random_params(9)
     # A fourth prompt, so that both minibatches hold whole groups, every second one; response 2 ran into the limit.
@@ -421,7 +430,11 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
     assert is_action_BT.sum(axis=1).tolist() == [4, 2, 0, 1, 3, 5, 4, 2]
     _, metrics = update_policy(loop, policy, state, prompts, rollout, data["adv"][order], is_action_BT)
 
-    assert metrics == {"generator/loss": 4.0}
+    # Two minibatches of 14 and 7 tokens, twice: every token counts alike.
+    assert metrics == pytest.approx({
+        "generator/loss": 2.5, "generator/tokens": 21.0, "generator/kl": (0 * 14 + 1 * 7 + 2 * 14 + 4 * 7) / 42,
+        "generator/kl_first": 0.0, "generator/logprob_gap_max": 9e-6,
+    })  # fmt: skip
     first, second = calls[0][1], calls[1][1]
     assert calls[0][0] is state and calls[1][0] is not state
     assert calls[2][1] is first and calls[3][1] is second
@@ -432,6 +445,24 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
         np.testing.assert_allclose(batch.old_logp_NZRT, policy.score(PARAMS, batch), atol=1e-6)
         np.testing.assert_allclose(batch.ref_logp_NZRT, policy.score(reference, batch), atol=1e-6)
         assert np.abs(batch.old_logp_NZRT - batch.ref_logp_NZRT)[mask].max() > 0.1
+
+
+def test_several_updates_of_a_batch_leave_the_gap_as_it_is(data):
+    """Four epochs that move the policy far: the sampler agreed with the policy that it sampled from, and still does."""
+    old = by_response(np.asarray(plain_fn(PARAMS, data, LOSS)[0][1]["logp"]))  # what a sampler without fault reports
+    batch = make_batch(data | {"sampler": old})
+    scored = np.asarray(score_fn()(PARAMS, batch))
+    batch = batch.replace(old_logp_NZRT=scored, ref_logp_NZRT=scored)
+    state, updates = init_state(optax.sgd(1.0), jax.tree.map(jnp.array, PARAMS)), []
+    for _ in range(4):
+        state, metrics = update_fn(LOSS)(state, batch)
+        updates.append(jax.device_get(metrics))
+    metrics = over_updates(updates, epochs=4)
+    assert 0 < metrics["logprob_gap_mean"] <= metrics["logprob_gap_max"] < 1e-5 and metrics["logprob_gap_share"] == 0
+    assert abs(metrics["kl_first"]) < 1e-6 and metrics["kl"] > 0.01
+    assert 0 < metrics["clip_fraction"] < 1 and metrics["tokens"] == TOKENS
+    row = {"step": 1, "phase": "generator"} | {f"generator/{name}": value for name, value in metrics.items()}
+    assert alarms.check([row], default_config().alarms) == []
 
 
 def test_assign_rows_first_fit_decreasing():

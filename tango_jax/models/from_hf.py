@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from tango_jax import hub
+from tango_jax.finite import check_loaded
 from tango_jax.models import hf_layout, safetensors_files
 from tango_jax.models.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.models.safetensors_files import StoredTensor, shorten
@@ -80,7 +81,8 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
     """The parameters of a folder's safetensors files: the tree of `init_params`, in `config.param_dtype`.
 
     `shardings`: a tree of NamedSharding of the same structure; each process then reads only what its devices hold.
-    Raises ValueError for missing, unexpected and misshapen tensors (all of them at once) and for damaged files.
+    Raises ValueError for missing, unexpected and misshapen tensors (all of them at once), for damaged files and for
+    values that are not finite.
     """
     folder = Path(folder)
     tensors = safetensors_files.find_tensors(folder)
@@ -98,7 +100,8 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
         return _make_array(leaf, sharding, read_fn)
 
     rest = [] if shardings is None else [shardings]
-    return jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
+    params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
+    return check_loaded(params, str(folder))
 
 
 def _read_json(file: Path) -> dict:

@@ -22,6 +22,7 @@ from tango_jax.rl.score import micro_batch, token_logps
 
 RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
+MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,8 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
             sums["kl"] = kl_BT
         if config.entropy_coef != 0:
             loss_BT -= config.entropy_coef * entropy_BT
-        gap_BT = jnp.where(rows.is_action_BT, jnp.abs(logp_BT - rows.sampler_logp_BT), 0.0)
+        # Against the policy that sampled: later updates of a batch move away from it, which is no fault.
+        gap_BT = jnp.where(rows.is_action_BT, jnp.abs(old_BT - rows.sampler_logp_BT), 0.0)
         sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}
         sums = {name: jnp.sum(jnp.where(rows.is_action_BT, value, 0.0)) for name, value in sums.items()}
         loss, sums = sharding.sum_over_rows((jnp.sum(rows.weight_BT * loss_BT), sums), mesh)
@@ -114,7 +116,9 @@ def make_loss(loss_fn: Callable) -> Callable:
 def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shardings=None) -> Callable:
     """Build the jitted `update(state, batch) -> (state, metrics)`. The state is donated, and stays as `shardings` say.
 
-    Metrics are device scalars: `loss`, `grad_norm`, `tokens`, means over action tokens and maxima from the loss.
+    Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the parameters
+    before it; not finite where the new parameters are not), `tokens`, means over action tokens and maxima from the
+    loss.
     """
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
@@ -141,11 +145,17 @@ def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shar
             params = optax.apply_updates(state.params, updates)
         tokens = jnp.sum(batch.is_action_NZRT)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
+        metrics["update_ratio"] = _norm(updates) / jnp.maximum(_norm(state.params), MIN_NORM)
         metrics |= {name: value / jnp.maximum(tokens, 1) for name, value in sums.items()} | maxima
         return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
     out_shardings = None if shardings is None else (shardings, NamedSharding(shardings.step.mesh, P()))
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
+
+
+def _norm(tree) -> jax.Array:
+    """Global norm, float32 whatever the arrays are: a square of 16 bits would lose or overflow."""
+    return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 
 def init_state(optimizer: optax.GradientTransformation, params) -> TrainState:

@@ -33,7 +33,7 @@ class DecodeState:
     length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
     uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and step
     out_token_BS: jax.Array  # int32, new tokens, EOS included
-    out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution
+    out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
 
 
 def state_shardings(mesh: Mesh) -> DecodeState:
@@ -64,7 +64,8 @@ def _emit(state: DecodeState, logits_BV, sampling: SamplingParams, stop_ids: tup
         step=index + 1,
         token_B=token_B,
         length_B=state.length_B + state.is_alive_B,
-        is_alive_B=state.is_alive_B & ~is_stop_B & (index + 1 < state.limit_B),
+        # A row whose logits were not finite ends here; its log-prob tells the host.
+        is_alive_B=state.is_alive_B & ~is_stop_B & (index + 1 < state.limit_B) & jnp.isfinite(logp_B),
         out_token_BS=lax.dynamic_update_slice(state.out_token_BS, token_B[:, None], (0, index)),
         out_logp_BS=lax.dynamic_update_slice(state.out_logp_BS, logp_B[:, None], (0, index)),
     )

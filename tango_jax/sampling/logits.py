@@ -50,7 +50,11 @@ def _first_past(cumulative_BN: jax.Array, weight_BN: jax.Array, target_B: jax.Ar
 
 
 def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """Index of the first token whose cumulative weight exceeds `uniform` x total; never one of weight zero."""
+    """Index of the first token whose cumulative weight exceeds `uniform` x total, int32[B]; never one of weight zero.
+
+    Weights that are not finite have no such token: the index is then some token of the vocabulary, and whoever made
+    the weights must notice (see `sample_token`).
+    """
     B, V = weight_BV.shape
     chunks = -(-V // CHUNK)
     weight_BNC = jnp.pad(weight_BV, ((0, 0), (0, chunks * CHUNK - V))).reshape(B, chunks, CHUNK)
@@ -62,15 +66,18 @@ def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     rest_B = target_B - jnp.where(chunk_B > 0, before_B, 0.0)
     inside_BC = jnp.take_along_axis(weight_BNC, chunk_B[:, None, None], axis=1)[:, 0]
     offset_B = _first_past(jnp.cumsum(inside_BC, axis=-1), inside_BC, rest_B)
-    return (chunk_B * CHUNK + offset_B).astype(jnp.int32)
+    # Without any weight above 0, as where all are NaN, the place found may be in the padding of the last chunk.
+    return jnp.minimum(chunk_B * CHUNK + offset_B, V - 1).astype(jnp.int32)
 
 
 def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingParams) -> tuple[jax.Array, jax.Array]:
     """One token per row and its log-prob: int32[B], float32[B].
 
     The log-prob is under the sampling distribution (after temperature and filters). A greedy token, whose
-    distribution is a point, reports its log-prob under the model at temperature 1.
+    distribution is a point, reports its log-prob under the model at temperature 1. Where a logit is NaN or infinite
+    there is no distribution, and the log-prob is NaN.
     """
+    is_finite_B = jnp.isfinite(logits_BV).all(axis=-1)  # asked of the model's logits: filters set -inf on purpose
     is_greedy = params.temperature <= 0.0
     scaled_BV = logits_BV / jnp.where(is_greedy, 1.0, params.temperature)
     is_filtered = ~is_greedy & ((params.top_p < 1.0) | (params.top_k > 0))
@@ -87,4 +94,5 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
         lambda: inverse_cdf(weight_BV, uniform_B),
     )
     chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], axis=-1)[:, 0]
-    return token_B, chosen_B - top_B1[:, 0] - jnp.log(weight_BV.sum(-1))
+    logp_B = chosen_B - top_B1[:, 0] - jnp.log(weight_BV.sum(-1))
+    return token_B, jnp.where(is_finite_B, logp_B, jnp.nan)

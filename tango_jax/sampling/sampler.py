@@ -82,6 +82,7 @@ def make_sampler(
 
     Raises:
         ValueError: from `sample`, when a prompt is empty or longer than the last prompt bucket.
+        FloatingPointError: from `sample`, when logits are NaN or infinite: there is nothing to draw a token from.
     """
     multiple = placement.row_multiple if placement else 1
     config = dataclasses.replace(
@@ -217,8 +218,20 @@ def _sample_chunk(
             state = parts.compact(state, keep)
         else:
             state = parts.grow(bucket_of(steps + 1, config.cache_buckets), state)
+    _check_finite(logps, float(sampling.temperature))
     is_truncated_B = np.array([row[-1] not in stop_ids for row in tokens], bool)
     return Rollout(tuple(tokens), tuple(logps), is_truncated_B, steps, row_steps)
+
+
+def _check_finite(logps, temperature: float) -> None:
+    """Raises FloatingPointError where a row of log-probs ends in one that is not finite."""
+    broken = [b for b, row in enumerate(logps) if not np.isfinite(row).all()]
+    if broken:
+        raise FloatingPointError(
+            f"the logits are NaN or infinite at new token {len(logps[broken[0]])} of row {broken[0]}, and in "
+            f"{len(broken)} of {len(logps)} rows in all (temperature {temperature:g}): the weights hold values that "
+            "are not finite or too large, or the temperature is too small"
+        )
 
 
 def _collect(state, slots, is_wanted_B, tokens, logps) -> None:
