@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from tango_jax import failures
+from tango_jax.model_text import on_one_line
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
 
@@ -60,7 +61,8 @@ def main(argv: list[str]) -> None:
             built, is_finished = report(folders, out, rollouts)
             left_out = built.rollouts_dumped - built.rollouts
             note = f" ({left_out} more left out)" if left_out else ""
-            print(f"{out}: runs {built.runs}, rollouts {built.rollouts}{note}, {built.size / 1e6:.1f} MB", flush=True)
+            built_of = f"runs {built.runs}, rollouts {built.rollouts}{note}, {built.size / 1e6:.1f} MB"
+            print(on_one_line(f"{out}: {built_of}"), flush=True)
             if is_finished or not watch:
                 return
             time.sleep(watch)

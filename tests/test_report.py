@@ -191,6 +191,14 @@ def test_model_text_cannot_end_its_element(tmp_path):
         assert rollouts_in(page)[0]["problem"]["question"] == text.replace("\ud800", "?")
 
 
+def test_a_folder_of_any_name_has_its_report(run_folder, tmp_path):
+    shutil.copytree(run_folder, tmp_path / "a\udcff\u202e<b>")  # bytes that are no text, and letters turned around
+    (run,) = find_runs([tmp_path / "a\udcff\u202e<b>"])
+    build_page([run], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<title>RL Tango: a\\udcff\\u202e&lt;b&gt;</title>" in page
+
+
 def test_the_same_runs_give_the_same_page(run_folder, tmp_path):
     for name in ("a.html", "b.html"):
         build_page(find_runs([run_folder]), tmp_path / name)

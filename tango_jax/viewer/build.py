@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tango_jax.atomic import write_atomically
+from tango_jax.model_text import on_one_line
 from tango_jax.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, performance, quality
 from tango_jax.viewer.runs import Run
@@ -103,8 +104,9 @@ def _fill(title: str, payloads: dict[str, str]) -> str:
     style = f"\n{_read('style.css')}\n"
     data = "\n".join(_element(name, value) for name, value in payloads.items())
     page = _read("page.html")
+    title = html.escape(on_one_line(title))  # runs are named by their folders, which may have any name
     policy = _policy((script, _read(PLOTLY)), style)
-    parts = {"policy": policy, "title": html.escape(title), "style": style, "data": data, "script": script}
+    parts = {"policy": policy, "title": title, "style": style, "data": data, "script": script}
     for mark, text in parts.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
