@@ -22,6 +22,7 @@ from tango_jax.evaluation.settings import Settings, keep_settings
 from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, finish
 from tango_jax.evaluation.tables import csv_text, markdown, percent
 from tango_jax.evaluation.verifier import first_wrong, judge_shard, read_judged
+from tango_jax.grading import check_grader
 from tango_jax.speaker import Speaker, open_speaker, with_weights
 
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
