@@ -56,6 +56,18 @@ def test_step_blocks(text, spans):
     (r"{\boxed{6}", "6"),
     (r"}\boxed{6}}", "6"),
     ("\\boxed{a\nb}", "a\nb"),
+    (r"\boxed{'}'}", "'}'"),  # a brace in a Python string ends nothing
+    (r"\boxed{'{'}", "'{'"),
+    ("\\boxed{['}', 'a{', \"}\"]}", "['}', 'a{', \"}\"]"),
+    (r"\boxed{\{'}': '\'}', 2: b'{'\}}", r"\{'}': '\'}', 2: b'{'\}"),
+    (r"\boxed{f'(x)}", "f'(x)"),  # primes, apostrophes and quotes that nothing closes are no strings
+    (r"\boxed{f'} and \boxed{g'}", "g'"),
+    (r"\boxed{{y}' + y'}", "{y}' + y'"),
+    (r"\boxed{\text{don't}} or \boxed{\text{can't}}", r"\text{can't}"),
+    (r"\boxed{'} then \boxed{7}", "7"),
+    ("\\boxed{5' 3\"} and {6'", "5' 3\""),
+    ("\\boxed{'}\n'}", "'"),
+    (r"it's '\boxed{7}' isn't", "7"),
     (r"\boxed{}", ""),
     (r"\boxed {6}", None),
     (r"\boxed{\frac{1}{2}", None),

@@ -21,9 +21,15 @@ _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _SUPERSCRIPT_RUN = re.compile(f"[{_SUPERSCRIPTS}]+")
 _PLAIN_DIGITS = str.maketrans(_SUPERSCRIPTS, "0123456789")
 _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?)")  # `\sqrt12` would be read as the root of 1, times 2
-# `1{,}000`, `1\,000` and `1 000` are one number; `1, 000` and `1 00` are not.
-_DIGIT_GROUP_GAP = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ]|~| )(?=\d{3}(?!\d))")
-_SPACING = re.compile(r"(?<!\\)\\(?:[;:!]|q?quad(?![a-zA-Z]))|~")
+# A comma or semicolon separates items, whatever blanks are beside it; `{,}` and `,\!` are a matter of digit groups.
+_BLANK = r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z]))*"
+_SEPARATOR = re.compile(rf"{_BLANK}(?:(?<!\{{),(?!\\!)|,(?!\}}|\\!)|(?<!\\);)(?:;|{_BLANK[:-1]})*")
+# `1{,}000`, `1,\!000`, `1\,000` and `1 000` are one number; `1, 000`, `1 00` and `1234 000` are not.
+_DIGIT_GROUPS = re.compile(
+    r"(?<!\d)\d{1,3}(?:(?:(?:\{,\}\s*|,(?=\\!))(?:\\!\s*)*|(?<!\\)\\[,;:! ]|~| )\d{3})+(?!\d)"
+)
+_QUAD = re.compile(r"\s*\\q?quad(?![a-zA-Z])(?:\s|\\q?quad(?![a-zA-Z]))*")
+_SPACING = re.compile(r"(?<!\\)\\[;:!]|~")
 _MATH_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _CURRENCY_WORD = re.compile(r"(?<=[\d}])\s*dollars?$")
 
@@ -114,7 +120,8 @@ def quick_math_match(gold: str, answer: str) -> bool | None:
 
 
 def tidy_math(text: str) -> str:
-    """The same expression in plain LaTeX: no math delimiters, Unicode symbols, digit gaps or final period."""
+    """The same expression in plain LaTeX: no math delimiters, Unicode symbols, digit gaps or final period, and one
+    spelling of the comma and semicolon between items."""
     text = text.strip()
     for opening, closing in _MATH_DELIMITERS:
         inner = text[len(opening) : -len(closing)]
@@ -124,8 +131,17 @@ def tidy_math(text: str) -> str:
         text = text[:-1].rstrip()
     text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run.group().translate(_PLAIN_DIGITS)}}}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE_MATH).replace(r"\varnothing", r"\emptyset")
-    text = _SPACING.sub(" ", _DIGIT_GROUP_GAP.sub("", text)).replace(r"\degree", r"^\circ")
+    text = _SEPARATOR.sub(lambda found: "," if found[0] == "," else ", ", text)
+    text = _QUAD.sub(lambda gap: ", " if _is_separator(text, gap) else " ", text)
+    text = _DIGIT_GROUPS.sub(lambda number: re.sub(r"\D", "", number[0]), text)
+    text = _SPACING.sub(" ", text).replace(r"\degree", r"^\circ")
     return _CURRENCY_WORD.sub("", text).strip()
+
+
+def _is_separator(text: str, gap: re.Match) -> bool:
+    """Whether a wide blank stands between two items, rather than at an end, beside a comma or before a word."""
+    before, after = text[: gap.start()], text[gap.end() :]
+    return bool(before and after) and before[-1] != "," and not after.startswith((",", r"\text", r"\mbox", r"\mathrm"))
 
 
 def _squeeze(text: str) -> str:

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 
 # A box opens; the extra backslash of `\\boxed{` is skipped on its own; `\{`, `\}` and `\\` do not group; a brace does.
 _BRACE_TOKEN = re.compile(r"\\boxed\{|\\(?=\\boxed\{)|\\.|[{}]", re.DOTALL)
+# Inside a box, a quoted string of a Python literal is passed over: the brace of `\boxed{'}'}` ends nothing. It begins
+# where a literal may begin and ends, on the same line, where one may end, which tells it from primes and apostrophes.
+_STRING = "|".join(rf"{quote}(?:\\[^\n]|(?!\\boxed\{{)[^{quote}\\\n])*{quote}" for quote in "'\"")
+_TOKEN_IN_BOX = re.compile(
+    rf"(?:(?<=[\[({{,:])|(?<=[\[({{,:] ))[bB]?(?:{_STRING})(?=\s*(?:[,\]):}}.]|\\\}}))|{_BRACE_TOKEN.pattern}",
+    re.DOTALL,
+)
 
 BAD_ANSWER_PENALTY = 0.8
 NO_STEPS_PENALTY = 0.8
@@ -106,14 +113,19 @@ def _closed_boxes(text: str) -> list[tuple[int, int]]:
     """Spans of all balanced boxes, in the order in which they close."""
     open_groups: list[int | None] = []  # start of a box, or None for a plain group
     boxes = []
-    for token in _BRACE_TOKEN.finditer(text):
+    num_open = 0  # of the boxes among them
+    token = _BRACE_TOKEN.search(text)
+    while token is not None:
         kind = token.group()
         if kind == r"\boxed{":
             open_groups.append(token.start())
+            num_open += 1
         elif kind == "{":
             open_groups.append(None)
         elif kind == "}" and open_groups:
             start = open_groups.pop()
             if start is not None:
                 boxes.append((start, token.end()))
+                num_open -= 1
+        token = (_TOKEN_IN_BOX if num_open else _BRACE_TOKEN).search(text, token.end())
     return boxes

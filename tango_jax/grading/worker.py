@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO
 
 from tango_jax.grading import wire
+from tango_jax.grading.rules import Library, is_equal
 
 MEMORY_LIMIT_BYTES = 4 << 30
 # What sympy and the LaTeX grammar raise on strange text. Anything else ends the worker, which the pool counts too.
@@ -25,18 +26,12 @@ class TimeLimit(BaseException):
     """The time limit of one pair passed. Not an Exception: the math library swallows those."""
 
 
-def compare(parse: Any, verify: Any, gold: str, answer: str) -> bool:
-    """Whether the math library calls the two LaTeX texts equal. It raises what the library raises."""
-    # Limits of its own are off: their alarm would cancel ours, which covers both parses and the comparison.
-    return verify(parse(gold), parse(answer), allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
-
-
-def grade_pair(parse: Any, verify: Any, gold: str, answer: str, limit_s: int) -> dict[str, str]:
+def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[str, str]:
     """The reply for one pair. A failure of the library or the interpreter is a status, never a crash."""
     try:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
-            status = "correct" if compare(parse, verify, gold, answer) else "wrong"
+            status = "correct" if is_equal(gold, answer, library) else "wrong"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except TimeLimit:
@@ -70,21 +65,35 @@ def _limit_memory() -> None:
         return  # macOS refuses this limit; the deadline of the pool still holds
 
 
-def _load_library() -> tuple[Any, Any]:
-    """parse(latex) and verify(gold, answer), warmed up: the first call builds the grammar."""
+def _load_library() -> Library:
+    """The math library, warmed up: the first call builds the grammar. It raises whatever a broken installation raises,
+    and RuntimeError where it loads and does not work."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, verify
     from math_verify import parse as parse_text
 
-    targets = [LatexExtractionConfig(boxed_match_priority=0)]
+    # Units are off: it would drop the variable of `6m`. Those that may be dropped are gone by then.
+    spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
+    targets = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)]
 
     @lru_cache(maxsize=512)  # the gold answer comes back with every sample of its group
     def parse(latex: str) -> list:
         return parse_text(f"\\boxed{{{latex}}}", targets, parsing_timeout=None, raise_on_error=True)
 
-    if not compare(parse, verify, r"\frac{1}{2}", "0.5"):
+    def is_same(gold: str, answer: str) -> bool:
+        # Limits of its own are off: their alarm would cancel ours, which covers both parses and the comparison.
+        return verify(
+            parse(gold), parse(answer), allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+        )
+
+    def is_near(exact: str, decimal: str, tolerance: float) -> bool:
+        value = parse(exact)[0].evalf()
+        return bool(value.is_real) and abs(float(value) - float(decimal)) <= tolerance * abs(float(value))
+
+    if not is_same(r"\frac{1}{2}", "0.5"):
         raise RuntimeError("it does not find 1/2 equal to 0.5")
-    return parse, verify
+    return Library(is_same, is_near)
 
 
 def _on_alarm(signum: int, frame: Any) -> None:
@@ -99,14 +108,14 @@ def main(limit_s: int, deadline_s: float) -> int:
     signal.signal(signal.SIGPROF, _on_alarm)
     # The parent says in one line why the library does not load, be it missing or the antlr of another release.
     sys.excepthook = lambda kind, error, _: _send(replies, {"fatal": f"{kind.__name__}: {error}"[:300]})
-    parse, verify = _load_library()
+    library = _load_library()
     sys.excepthook = sys.__excepthook__
     _limit_memory()
     _send(replies, {"ready": os.getpid()})
     while (message := wire.read_message(sys.stdin.buffer)) is not None:
         _send(replies, {"begun": message["id"]})
         signal.setitimer(signal.ITIMER_VIRTUAL, deadline_s)
-        reply = grade_pair(parse, verify, message["gold"], message["answer"], limit_s)
+        reply = grade_pair(library, message["gold"], message["answer"], limit_s)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         _send(replies, {"id": message["id"], **reply})
     return 0
