@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tango_jax.checks import file_to_write, one_line
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
@@ -24,13 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
     args = _parse_args(argv)
     try:
-        if args.out is not None and not args.out.parent.is_dir():
-            raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
+        if args.out is not None:
+            args.out = file_to_write("--out", args.out)
+            if not args.out.parent.is_dir():
+                raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
         rows = read_rows(args.file)
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     print(summary, file=sys.stderr)
     return 0
@@ -114,7 +117,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         description='Grade responses: reads JSONL rows {"text", "gold", "kind"?} and adds "correct" to each.',
     )
     parser.add_argument("--file", type=Path, required=True, help="JSONL file with the rows")
-    parser.add_argument("--out", type=Path, help="where to write the graded rows (default: standard output)")
+    parser.add_argument("--out", help="where to write the graded rows (default: standard output)")
     return parser.parse_args(argv)
 
 

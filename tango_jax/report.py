@@ -14,8 +14,12 @@ import sys
 import time
 from pathlib import Path
 
+from tango_jax.checks import file_to_write, one_line, shortened
+from tango_jax.ranges import COUNT_OR_NONE, Range
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
+
+RANGES = {"rollouts": COUNT_OR_NONE, "watch": Range(0.0, 86_400.0)}  # seconds of a day
 
 
 def parse(argv: list[str]) -> tuple[list[str], Path, int, float]:
@@ -37,10 +41,10 @@ def parse(argv: list[str]) -> tuple[list[str], Path, int, float]:
     try:
         rollouts, watch = int(options["rollouts"]), float(options["watch"])
     except ValueError as error:
-        raise ValueError(f"--rollouts and --watch are numbers: {error}") from error
-    if rollouts < 0 or watch < 0:
-        raise ValueError(f"--rollouts={rollouts} and --watch={watch:g} must be at least 0")
-    return folders, Path(options["out"]), rollouts, watch
+        raise ValueError(f"--rollouts is a whole number and --watch one of seconds: {one_line(error)}") from error
+    for name, value in (("rollouts", rollouts), ("watch", watch)):
+        RANGES[name].check(f"--{name}={shortened(value)}", value)
+    return folders, file_to_write("--out", options["out"]), rollouts, watch
 
 
 def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:
@@ -64,7 +68,7 @@ def main(argv: list[str]) -> None:
                 return
             time.sleep(watch)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; {out} is as it was last written")
 

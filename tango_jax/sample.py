@@ -16,13 +16,18 @@ import rich.console
 from rich.text import Text
 
 from tango_jax import rng
+from tango_jax.checks import one_line
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
+from tango_jax.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.records import Problem
 from tango_jax.speaker import Speaker, SpeakerSettings, open_speaker, with_weights
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
+
+RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUNT_OR_NONE, "max_prompt": COUNT_OR_NONE,
+          "seed": SEED}  # fmt: skip
 
 
 def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
@@ -52,6 +57,8 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
     if len(prompt) > generator.max_prompt:
         raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
                          "shorten it, or raise --max_prompt")
+    # Before minutes of writing: whether the verifier can read a solution of this question at all.
+    verifier_prompt(verifier.template, verifier.source.tokenizer, problem, "", 1, verifier.max_prompt)
     text = write(generator, prompt, args, "solve")
     console.print(Text(text))
     solution = parse_solution(text, generator.min_steps)
@@ -77,7 +84,7 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
     """The one of the command line, or every line of standard input that is not blank."""
-    if args.question:
+    if args.question is not None:
         yield args.question
         return
     if sys.stdin.isatty():
@@ -90,15 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
-        if args.temperature < 0 or not 0 < args.top_p <= 1:
-            raise ValueError(f"--temperature={args.temperature} must be at least 0 (greedy), and --top_p={args.top_p} "
-                             "above 0 and at most 1")
+        check_options(args, RANGES)
+        if args.question is not None and not args.question.strip():
+            raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
         generator = make_speaker("generator", args.checkpoint, args)
         verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):
             answer(question, generator, verifier, args, console)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

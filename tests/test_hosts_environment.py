@@ -1,0 +1,52 @@
+"""What the environment says of other processes, where it cannot be so: one line, and jax is not asked."""
+
+import re
+
+import jax
+import pytest
+
+from tango_jax import hosts
+from tango_jax.config import default_config
+
+RIGHT = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The arguments that jax would have been started with."""
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(hosts.faulthandler, "enable", lambda: None)
+    return calls
+
+
+@pytest.mark.parametrize("name, value, message", [
+    ("JAX_NUM_PROCESSES", "abc", "JAX_NUM_PROCESSES='abc' must be a whole number"),
+    ("JAX_NUM_PROCESSES", "2.0", "JAX_NUM_PROCESSES='2.0' must be a whole number"),
+    ("JAX_NUM_PROCESSES", "-1", "JAX_NUM_PROCESSES='-1' must be a whole number"),
+    ("JAX_NUM_PROCESSES", "0", "JAX_PROCESS_ID=1 must be below JAX_NUM_PROCESSES=0"),
+    ("JAX_NUM_PROCESSES", "9" * 5000, "must be a whole number"),
+    ("JAX_PROCESS_ID", "2", "JAX_PROCESS_ID=2 must be below JAX_NUM_PROCESSES=2: the first process is 0"),
+    ("JAX_PROCESS_ID", " ", "JAX_PROCESS_ID=' ' must be a whole number"),
+    ("JAX_COORDINATOR_ADDRESS", "10.0.0.1", "JAX_COORDINATOR_ADDRESS='10.0.0.1' must be the first process's HOST:PORT"),
+    ("JAX_COORDINATOR_ADDRESS", ":1234", "HOST:PORT"),
+    ("JAX_COORDINATOR_ADDRESS", "host:port", "HOST:PORT"),
+    ("JAX_COORDINATOR_ADDRESS", "host:0", "HOST:PORT"),
+    ("JAX_COORDINATOR_ADDRESS", "host:65536", "HOST:PORT"),
+    ("JAX_PROCESS_ID", "", "is set, but JAX_PROCESS_ID is not: set all three or none"),
+])  # fmt: skip
+def test_a_mistake_in_the_environment_is_one_line(monkeypatch, asked, name, value, message):
+    for variable, text in (RIGHT | {name: value}).items():
+        monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        hosts.connect(default_config().distributed)
+    assert "\n" not in str(error.value) and asked == []
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:1234", "node-0.cluster:65535", "[::1]:80"])
+def test_what_may_be_is_handed_on(monkeypatch, asked, address):
+    for variable, text in (RIGHT | {"JAX_COORDINATOR_ADDRESS": address}).items():
+        monkeypatch.setenv(variable, text)
+    hosts.connect(default_config().distributed)
+    [arguments] = asked
+    assert (arguments["coordinator_address"], arguments["num_processes"], arguments["process_id"]) == (address, 2, 1)
