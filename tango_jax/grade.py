@@ -92,7 +92,7 @@ def _checked(row: Any) -> dict[str, Any]:
     if not isinstance(row["text"], str):
         raise ValueError(f"'text' is {row['text']!r}; it must be the text of a response")
     gold = row["gold"]
-    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip():
+    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip() or gold != gold:
         raise ValueError(f"'gold' is {gold!r}; it must be a text with something in it, or a number")
     kind = row.get("kind", DEFAULT_KIND)
     if kind not in KINDS:

@@ -98,9 +98,22 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]
 
 def _parse_json(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"))
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+        if b"\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is text for no tokenizer
+        return value
     except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or nested without end
         raise ValueError(f"{where}: not JSON ({error}); each row is one JSON object") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json.loads would take the last of two values with the same name."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return fields
 
 
 def _as_object(value: Any, where: str) -> dict[str, Any]:
