@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tango_jax import rng, runtime
+from tango_jax.checks import one_line
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.prompts.collate import PackShape, TrainSequence, pack
@@ -212,9 +213,9 @@ def main(argv: list[str]) -> None:
         parser.error(f"--only={options.only}: choose from {', '.join(BENCHES)}, separated by commas")
     try:
         check_options(options, RANGES)
+        runtime.configure(default_config())
     except ValueError as error:
-        parser.error(str(error))
-    runtime.configure(default_config())
+        parser.error(one_line(error))
     report = run(names, options.runs)
     if options.json:
         print(json.dumps(report))

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax import hosts
 from tango_jax.checks import folder_to_write, local_path, one_line
 from tango_jax.config import check_same_settings, flatten, load_config
 from tango_jax.metrics import read_metrics
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         unknown = [text for text in overrides if not text.startswith("--config.")]
         if unknown or (overrides and not args.config):
             raise ValueError(f"unknown argument {(unknown or overrides)[0]!r}; --help shows the usage")
+        hosts.check_devices()
         workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
         if out.is_dir() and any(out.iterdir()):  # before the weights are read
             raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tango_jax.checks import file_to_write, one_line
+from tango_jax.checks import file_to_write, local_path, one_line
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
@@ -29,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.out = file_to_write("--out", args.out)
             if not args.out.parent.is_dir():
                 raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
-        rows = read_rows(args.file)
+        file = local_path("--file", args.file)
+        if not file.is_file():
+            raise ValueError(f"--file={args.file} is no file: name a JSONL file of responses")
+        rows = read_rows(file)
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
     except (ValueError, OSError, RuntimeError) as error:
@@ -116,7 +119,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tango_jax.grade",
         description='Grade responses: reads JSONL rows {"text", "gold", "kind"?} and adds "correct" to each.',
     )
-    parser.add_argument("--file", type=Path, required=True, help="JSONL file with the rows")
+    parser.add_argument("--file", required=True, help="JSONL file with the rows")
     parser.add_argument("--out", help="where to write the graded rows (default: standard output)")
     return parser.parse_args(argv)
 

@@ -19,6 +19,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+from tango_jax.checks import one_line
+
 PREEMPTED = 75  # exit code: the state is saved, start again (EX_TEMPFAIL)
 PEER_LOST = 76  # exit code: another process is gone, start all again
 
@@ -53,10 +55,11 @@ def connect(settings: ConfigDict) -> None:
     with `distributed.enabled`, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
 
     Raises:
-        ValueError: some of the three variables are missing, or one has a value that cannot be.
+        ValueError: some of the three variables are missing, or one has a value that cannot be; see `check_devices`.
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
     if not given and not settings.enabled:
+        check_devices()
         return
     explicit = {}
     if given:
@@ -71,6 +74,18 @@ def connect(settings: ConfigDict) -> None:
         heartbeat_timeout_seconds=settings.heartbeat_s,
         initialization_timeout=settings.connect_s,
     )
+
+
+def check_devices() -> None:
+    """Raises ValueError where jax finds no device of the kind that it is told to use; it starts jax's backend."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # a name that jax does not know; one whose plugin is missing
+        # Whatever reports this asks jax for the number of processes.
+        jax.config.update("jax_platforms", "cpu")
+        reason = one_line(error) or "no plugin for it"
+        raise ValueError(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: jax finds no such device ({reason}); "
+                         "name cpu, cuda or tpu, or leave it unset") from error
 
 
 def _explicit_settings() -> dict[str, str | int]:

@@ -66,7 +66,8 @@ def _share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"--filled={cut(text)}: the mean length as a share of the longest is above 0 and at most 1")
+        raise ValueError(f"--filled={cut(text)}: the mean length, as a share of the longest, must be above 0 and "
+                         "at most 1")
     return share
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import rich.console
 from rich.text import Text
 
-from tango_jax import rng
+from tango_jax import hosts, rng
 from tango_jax.checks import one_line
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
         check_options(args, RANGES)
+        hosts.check_devices()
         if args.question is not None and not args.question.strip():
             raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
         generator = make_speaker("generator", args.checkpoint, args)

@@ -1,9 +1,13 @@
 """What the environment says of other processes, where it cannot be so: one line, and jax is not asked."""
 
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import pytest
+from conftest import ROOT
 
 from tango_jax import hosts
 from tango_jax.config import default_config
@@ -50,3 +54,11 @@ def test_what_may_be_is_handed_on(monkeypatch, asked, address):
     hosts.connect(default_config().distributed)
     [arguments] = asked
     assert (arguments["coordinator_address"], arguments["num_processes"], arguments["process_id"]) == (address, 2, 1)
+
+
+def test_a_platform_that_is_not_there_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]
+    environment = os.environ | {"JAX_PLATFORMS": "abacus"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1 and done.stderr.startswith("error: JAX_PLATFORMS=abacus: jax finds no such device")
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
