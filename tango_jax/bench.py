@@ -29,6 +29,7 @@ from tango_jax import failures, rng, runtime
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.prompts.collate import PackShape, TrainSequence, pack
+from tango_jax.ranges import Range, check_options
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
@@ -49,6 +50,7 @@ MODEL = ModelConfig(
 P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
+RANGES = {"runs": Range(1, 10_000)}
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -226,9 +228,10 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     names = tuple(options.only.split(","))
     unknown = [name for name in names if name not in BENCHES]
-    if unknown or options.runs < 1:
-        parser.error(f"--only={options.only} --runs={options.runs}: choose from {', '.join(BENCHES)}, at least 1 run")
+    if unknown:
+        parser.error(f"--only={options.only}: choose from {', '.join(BENCHES)}, separated by commas")
     try:
+        check_options(options, RANGES)
         if warning := runtime.configure(default_config()):
             print(warning, file=sys.stderr)
         report = run(names, options.runs)

@@ -56,6 +56,18 @@ def folder_to_write(name: str, text: str | os.PathLike) -> Path:
     return path
 
 
+def file_to_write(name: str, text: str | os.PathLike) -> Path:
+    """The path of a file that exists or can be made.
+
+    Raises:
+        ValueError: it is a folder, or `folder_to_write`'s about the folder that it is in.
+    """
+    path = local_path(name, text)
+    require(not path.is_dir(), f"{name}={text} is a folder; name a file in it")
+    folder_to_write(name, path.parent)
+    return path
+
+
 def shortened(value: Any) -> str:
     """A value as Python writes it, cut where it is long."""
     try:

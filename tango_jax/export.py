@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tango_jax import failures
+from tango_jax import failures, hosts
+from tango_jax.checks import folder_to_write, local_path
 from tango_jax.config import check_same_settings, flatten, load_config
 from tango_jax.metrics import read_metrics
 from tango_jax.models.to_hf import export_hf, model_card
@@ -66,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tango_jax.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist, or be empty")
+    parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store")
     parser.add_argument("--config", help="config file that the run must have been made with")
     args, overrides = parser.parse_known_args(argv)
@@ -76,10 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         unknown = [text for text in overrides if not text.startswith("--config.")]
         if unknown or (overrides and not args.config):
             raise ValueError(f"unknown argument {(unknown or overrides)[0]!r}; --help shows the usage")
+        hosts.check_devices()
+        workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
+        if out.is_dir() and any(out.iterdir()):  # before the weights are read
+            raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")
         if args.config:
             config = load_config(args.config, [text.removeprefix("--config.") for text in overrides])
-            check_same_settings(config, args.workdir / "config.json")
-        folder = export(args.workdir.expanduser(), args.role, args.out, args.dtype)
+            check_same_settings(config, workdir / "config.json")
+        folder = export(workdir, args.role, out, args.dtype)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))
         print(f"{folder}: {files}", flush=True)
     except failures.EXPECTED as error:

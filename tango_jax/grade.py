@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tango_jax import failures
 from tango_jax.atomic import write_atomically
+from tango_jax.checks import file_to_write, local_path
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 
@@ -26,9 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
     args = _parse_args(argv)
     try:
-        if args.out is not None and not args.out.parent.is_dir():
-            raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
-        rows = read_rows(args.file)
+        if args.out is not None:
+            args.out = file_to_write("--out", args.out)
+            if not args.out.parent.is_dir():
+                raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
+        file = local_path("--file", args.file)
+        if not file.is_file():
+            raise ValueError(f"--file={args.file} is no file: name a JSONL file of responses")
+        rows = read_rows(file)
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
     except failures.EXPECTED as error:
@@ -95,7 +101,7 @@ def _checked(row: Any) -> dict[str, Any]:
     if not isinstance(row["text"], str):
         raise ValueError(f"'text' is {_shown(row['text'])}; it must be the text of a response")
     gold = row["gold"]
-    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip():
+    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip() or gold != gold:
         raise ValueError(f"'gold' is {_shown(gold)}; it must be a text with something in it, or a number")
     kind = row.get("kind", DEFAULT_KIND)
     if kind not in KINDS:
@@ -124,8 +130,8 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tango_jax.grade",
         description='Grade responses: reads JSONL rows {"text", "gold", "kind"?} and adds "correct" to each.',
     )
-    parser.add_argument("--file", type=Path, required=True, help="JSONL file with the rows")
-    parser.add_argument("--out", type=Path, help="where to write the graded rows (default: standard output)")
+    parser.add_argument("--file", required=True, help="JSONL file with the rows")
+    parser.add_argument("--out", help="where to write the graded rows (default: standard output)")
     return parser.parse_args(argv)
 
 

@@ -8,6 +8,7 @@ every process, with the code of a single one, and are the same everywhere. Array
 import faulthandler
 import os
 import pickle
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -71,7 +72,7 @@ def connect(settings: ConfigDict) -> None:
     with `distributed.enabled`, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
 
     Raises:
-        ValueError: some of the three variables are missing.
+        ValueError: some of the three variables are missing, or one has a value that cannot be.
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
     if not given and not settings.enabled:
@@ -81,11 +82,7 @@ def connect(settings: ConfigDict) -> None:
         missing = [name for name in _EXPLICIT if name not in given]
         if missing:
             raise ValueError(f"{', '.join(given)} is set, but {', '.join(missing)} is not: set all three or none")
-        explicit = {
-            "coordinator_address": os.environ["JAX_COORDINATOR_ADDRESS"],
-            "num_processes": int(os.environ["JAX_NUM_PROCESSES"]),
-            "process_id": int(os.environ["JAX_PROCESS_ID"]),
-        }
+        explicit = _explicit_settings()
     # The abort of a process that has lost its peers then shows what it was doing.
     faulthandler.enable()
     jax.distributed.initialize(
@@ -93,6 +90,25 @@ def connect(settings: ConfigDict) -> None:
         heartbeat_timeout_seconds=settings.heartbeat_s,
         initialization_timeout=settings.connect_s,
     )
+
+
+def _explicit_settings() -> dict[str, str | int]:
+    """What the three variables say, as `jax.distributed.initialize` takes it. It would wait for minutes, or end the
+    process, over a number that is out of range."""
+    address = os.environ["JAX_COORDINATOR_ADDRESS"]
+    host, _, port = address.rpartition(":")
+    if not host or host != host.strip() or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise ValueError(f"JAX_COORDINATOR_ADDRESS={address!r} must be the first process's HOST:PORT, such as "
+                         "10.0.0.1:1234")
+    numbers = {}
+    for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        if not re.fullmatch(r"[0-9]{1,9}", os.environ[name]):
+            raise ValueError(f"{name}={os.environ[name]!r} must be a whole number that is not negative")
+        numbers[name] = int(os.environ[name])
+    count, index = numbers.values()
+    if not index < count:
+        raise ValueError(f"JAX_PROCESS_ID={index} must be below JAX_NUM_PROCESSES={count}: the first process is 0")
+    return {"coordinator_address": address, "num_processes": count, "process_id": index}
 
 
 def is_first() -> bool:

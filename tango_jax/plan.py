@@ -16,11 +16,13 @@ Exit code 0, also where the run does not fit (`fits` says so); 1 for a mistake.
 """
 
 import json
+import re
 import sys
 
 import jax
 
 from tango_jax import failures
+from tango_jax.checks import cut
 from tango_jax.config import load_config, validate
 from tango_jax.console import Console
 from tango_jax.planning.planner import Options, make_plan
@@ -41,20 +43,22 @@ def parse_options(argv: list[str]) -> Options:
             overrides.append(argument.removeprefix("--config."))
         elif name == "--target" and separator:
             target = value
-        elif name == "--per-process" and separator:
+        elif name == "--per-process" and value:
             per_process = value
         elif name == "--filled" and separator:
             filled = value
         else:
             raise ValueError(f"unknown argument {argument!r}; --help shows the usage")
+    share = _share(filled)
     config = load_config(path, overrides)
     validate(config)
     kind, devices = parse_target(target)
-    own = int(per_process) if per_process.isdecimal() else min(kind.per_host, devices)
-    if (per_process and not per_process.isdecimal()) or own < 1 or devices % own or own > kind.per_host:
-        raise ValueError(f"--per-process={per_process}: choose a number of devices that divides {devices} and is at "
-                         f"most the {kind.per_host} of a host")
-    return Options(config, kind, devices, own, _share(filled), is_json)
+    is_number = re.fullmatch(r"[0-9]{1,9}", per_process) is not None
+    own = int(per_process) if is_number else min(kind.per_host, devices)
+    if (per_process and not is_number) or own < 1 or devices % own or own > kind.per_host:
+        raise ValueError(f"--per-process={cut(per_process)}: choose a number of devices that divides {devices} and is "
+                         f"at most the {kind.per_host} of a host")
+    return Options(config, kind, devices, own, share, is_json)
 
 
 def _share(text: str) -> float:
@@ -63,7 +67,8 @@ def _share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"--filled={text}: the mean length as a share of the longest is above 0 and at most 1")
+        raise ValueError(f"--filled={cut(text)}: the mean length, as a share of the longest, must be above 0 and "
+                         "at most 1")
     return share
 
 

@@ -15,9 +15,13 @@ import time
 from pathlib import Path
 
 from tango_jax import failures
+from tango_jax.checks import file_to_write, shortened
 from tango_jax.model_text import on_one_line
+from tango_jax.ranges import COUNT_OR_NONE, Range
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
+
+RANGES = {"rollouts": COUNT_OR_NONE, "watch": Range(0.0, 86_400.0)}  # seconds of a day
 
 
 def parse(argv: list[str]) -> tuple[list[str], Path, int, float]:
@@ -39,10 +43,10 @@ def parse(argv: list[str]) -> tuple[list[str], Path, int, float]:
     try:
         rollouts, watch = int(options["rollouts"]), float(options["watch"])
     except ValueError as error:
-        raise ValueError(f"--rollouts and --watch are numbers: {error}") from error
-    if rollouts < 0 or watch < 0:
-        raise ValueError(f"--rollouts={rollouts} and --watch={watch:g} must be at least 0")
-    return folders, Path(options["out"]), rollouts, watch
+        raise ValueError(f"--rollouts is a whole number and --watch one of seconds: {error}") from error
+    for name, value in (("rollouts", rollouts), ("watch", watch)):
+        RANGES[name].check(f"--{name}={shortened(value)}", value)
+    return folders, file_to_write("--out", options["out"]), rollouts, watch
 
 
 def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:

@@ -16,15 +16,19 @@ from collections.abc import Iterator, Sequence
 import rich.console
 from rich.text import Text
 
-from tango_jax import failures, rng
+from tango_jax import failures, hosts, rng
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.model_text import for_terminal, on_one_line
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
+from tango_jax.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.records import Problem
 from tango_jax.speaker import Speaker, SpeakerSettings, open_speaker, with_weights
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
+
+RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUNT_OR_NONE, "max_prompt": COUNT_OR_NONE,
+          "seed": SEED}  # fmt: skip
 
 
 def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
@@ -60,6 +64,8 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
     if len(prompt) > generator.max_prompt:
         raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
                          "shorten it, or raise --max_prompt")
+    # Before minutes of writing: whether the verifier can read a solution of this question at all.
+    verifier_prompt(verifier.template, verifier.source.tokenizer, problem, "", 1, verifier.max_prompt)
     text = write(generator, prompt, args, "solve")
     console.print(Text(quoted(text, encoding)))
     solution = parse_solution(text, generator.min_steps)
@@ -87,9 +93,10 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
     """The one of the command line, or every line of standard input that is not blank."""
-    if sys.stdin.isatty() and not args.question:
+    if args.question is None and sys.stdin.isatty():
         print("One question a line; end with Ctrl-D.", file=sys.stderr)
-    for question in [args.question] if args.question else (line.strip() for line in sys.stdin if line.strip()):
+    lines = (line.strip() for line in sys.stdin if line.strip())
+    for question in lines if args.question is None else [args.question]:
         # Bytes that are no text reach a program as halves of surrogate pairs, which no tokenizer takes.
         if any("\ud800" <= char <= "\udfff" for char in question):
             raise ValueError(f"the question {question!r} is not valid Unicode: give it in UTF-8")
@@ -101,9 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
-        if args.temperature < 0 or not 0 < args.top_p <= 1:
-            raise ValueError(f"--temperature={args.temperature} must be at least 0 (greedy), and --top_p={args.top_p} "
-                             "above 0 and at most 1")
+        check_options(args, RANGES)
+        hosts.check_devices()
+        if args.question is not None and not args.question.strip():
+            raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
         generator = make_speaker("generator", args.checkpoint, args)
         verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):

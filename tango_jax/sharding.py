@@ -118,7 +118,8 @@ def resolve_axes(settings: ConfigDict, num_devices: int) -> tuple[int, int, int]
     known = int(np.prod([size for size in sizes if size > 0]))
     if -1 in sizes:
         if num_devices % known:
-            raise ValueError(f"mesh axes {asked}: {known} does not divide the {num_devices} devices")
+            raise ValueError(f"mesh axes {asked}: {known} does not divide the {num_devices} devices: "
+                             "choose axes that do")
         sizes[sizes.index(-1)] = num_devices // known
     elif known > num_devices or (known < num_devices and jax.process_count() > 1):
         raise ValueError(f"mesh axes {asked} need {known} devices, and there are {num_devices}: set one axis to -1")

@@ -75,7 +75,11 @@ def open_speaker(role: str, name: str, settings: SpeakerSettings) -> Speaker:
     if max_new >= positions:
         raise ValueError(f"--{settings.max_new_flag}={max_new} leaves no room for a prompt in the {positions} "
                          f"positions of {name}: lower it")
-    max_prompt = min(settings.max_prompt or own.max_prompt, positions - max_new)
+    max_prompt = settings.max_prompt or min(own.max_prompt, positions - max_new)
+    if max_prompt + max_new > positions:
+        flag = settings.max_new_flag.replace("new", "prompt")
+        raise ValueError(f"--{flag}={max_prompt} and --{settings.max_new_flag}={max_new} are more than the {positions} "
+                         f"positions of {name}: lower one of them")
     placement = _placement(source, settings)
     buckets = _buckets(max_prompt, max_new, settings.rows)
     sampler = make_sampler(source.model_config, buckets, source.tokenizer.stop_ids, placement)
@@ -85,7 +89,7 @@ def open_speaker(role: str, name: str, settings: SpeakerSettings) -> Speaker:
 
 def _placement(source: Source, settings: SpeakerSettings) -> Placement | None:
     """All devices of the job share the reading, and those of a process its rows; one row alone needs one device."""
-    if jax.device_count() == 1 or settings.rows == 1:
+    if settings.decode_tensor == 1 and (jax.device_count() == 1 or settings.rows == 1):
         return None
     mesh = default_config().generator.mesh.copy_and_resolve_references()
     mesh.decode_tensor = settings.decode_tensor

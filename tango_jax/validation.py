@@ -60,7 +60,7 @@ def _check_generate(generate: ConfigDict, teacher: ConfigDict) -> None:
     require(
         not rows or rows[-1] % generate.samples == 0,
         f"generator.row_buckets={rows} ends in no multiple of generate.samples={generate.samples}: "
-        "samples of a prompt share its cache and stay in one batch",
+        "choose one, as samples of a prompt share its cache and stay in one batch",
     )
     best = generate.keep.best
     require(best <= generate.samples, f"generate.keep.best={best} is more than generate.samples={generate.samples} "
@@ -138,7 +138,7 @@ def _check_rows(role: str, config: ConfigDict, rl: ConfigDict) -> None:
     require(
         rows[-1] % M == 0,
         f"{role}.row_buckets ends in {rows[-1]}, which is not a multiple of "
-        f"rl.samples_per_prompt={M}: samples of a prompt share its cache and stay in one batch",
+        f"rl.samples_per_prompt={M}: choose one, as samples of a prompt share its cache and stay in one batch",
     )
     B, minibatches = rl.prompts_per_step * M, config.loss.minibatches
     require(

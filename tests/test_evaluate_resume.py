@@ -82,7 +82,8 @@ def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer,
     evaluate(monkeypatch, settings_of(tmp_path / "out", sets=f"gsm8k:{data}"), generator)
     before = files_of(tmp_path / "out")
     with pytest.raises(ValueError, match=r"out holds another evaluation \(samples: 0 -> 2; temperature: 1.0 -> 0.5\)"):
-        evaluate(monkeypatch, settings_of(tmp_path / "out", "--samples=2", "--temperature=0.5", sets=f"gsm8k:{data}"))
+        flags = ("--samples=2", "--temperature=0.5")
+        evaluate(monkeypatch, settings_of(tmp_path / "out", *flags, sets=f"gsm8k:{data}"), generator)
     lines = data.read_text().splitlines()
     data.write_text("\n".join([*lines[:7], lines[7].replace("Hal", "Ida")]))
     with pytest.raises(ValueError, match=r"solved-00000.* 'Hal has .* 'Ida has .*choose another --out"):
@@ -91,6 +92,21 @@ def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer,
     shutil.copy(ROWS / "gsm8k_short.jsonl", data)
     evaluate(monkeypatch, settings_of(tmp_path / "out", "--rows=2", sets=f"gsm8k:{data}"), generator)
     assert files_of(tmp_path / "out") == before
+
+
+def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written(tokenizer, tmp_path, monkeypatch):
+    sets, out = f"gsm8k:{ROWS / 'gsm8k_short.jsonl'}", tmp_path / "out"
+    short = {"max_prompt": 3}
+    generator, verifier = (make(tokenizer, lambda *place: tagged(1), **short) for make in (solver, judge))
+    with pytest.raises(ValueError, match=r"--max_prompt=3 is too short for every problem of gsm8k: .* of \d+ tokens"):
+        evaluate(monkeypatch, settings_of(out, sets=sets), generator)
+    with pytest.raises(ValueError, match=r"--verifier_max_prompt=3 is too short for every problem of gsm8k"):
+        generator = solver(tokenizer, lambda *place: tagged(1))
+        evaluate(monkeypatch, settings_of(out, "--verifier=a/b", sets=sets), generator, verifier)
+    with pytest.raises(ValueError, match=r"--verifier_max_prompt=3 is too short for every problem of processbench_m"):
+        judged = f"processbench_math:{ROWS / 'processbench.jsonl'}"
+        evaluate(monkeypatch, settings_of(out, "--verifier=a/b", sets=judged, checkpoint=None), None, verifier)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("flags, message", [
@@ -107,9 +123,13 @@ def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer,
     ([f"--sets=x:{ROWS / 'aime.jsonl'},x:{ROWS / 'aime.jsonl'}2", "--checkpoint=a/b"], "--sets names x twice"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--samples=2000"], "--samples=2000 must lie between 0 and 1024"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--skip_greedy"], "--skip_greedy leaves nothing to write"),
-    (["--sets=gsm8k", "--checkpoint=a/b", "--temperature=0"], "--temperature=0.0 must be above 0"),
-    (["--sets=gsm8k", "--checkpoint=a/b", "--top_p=0"], "--top_p=0.0 must lie in (0, 1]"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--temperature=0"], "--temperature=0.0 must lie between 1e-06 and"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--top_p=0"], "--top_p=0.0 must be above 0.0 and at most 1.0"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--rows=0"], "--rows=0 must be at least 1"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--verifier_temperature=nan"], "--verifier_temperature=nan must lie between"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--seed=-1"], "--seed=-1 must lie between 0 and 4294967295"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--out="], "--out is empty: give a path"),
+    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is no folder; name a folder"),
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}"], "is a file; name a folder"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):

@@ -66,6 +66,7 @@ def test_rows_keep_their_order_over_chunks_and_kinds(monkeypatch):
     ({"text": 5, "gold": "5"}, "'text' is 5"),
     ({"text": "a", "gold": ""}, "'gold' is ''"),
     ({"text": "a", "gold": None}, "'gold' is None"),
+    ({"text": "a", "gold": float("nan")}, "'gold' is nan"),
     ({"text": "a", "gold": "5", "kind": "maths"}, "'kind' is 'maths'; use one of math, string, python, choice, text"),
 ])  # fmt: skip
 def test_command_names_the_bad_line_and_keeps_the_old_output(tmp_path, capsys, row, message):
@@ -83,3 +84,5 @@ def test_command_checks_paths_first(tmp_path, capsys):
     source = write_rows(tmp_path / "rows.jsonl", {"text": response("5"), "gold": "5"})
     assert command.main(["--file", str(source), "--out", str(tmp_path / "no" / "graded.jsonl")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+    assert command.main(["--file", str(source), "--out", str(tmp_path)]) == 2
+    assert "is a folder; name a file in it" in capsys.readouterr().err

@@ -4,10 +4,12 @@ import re
 import string
 
 import pytest
+from conftest import ROOT
 
-from tango_jax.config import default_config
+from tango_jax.config import default_config, load_config
 from tango_jax.data import last_letter
 from tango_jax.data.last_letter import LastLetterConfig
+from tango_jax.data.last_letter_tokenizer import last_letter_model
 from tango_jax.data.problems import make_task
 from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
 from tango_jax.grading import grade, parse_solution, parse_verification
@@ -269,3 +271,15 @@ def test_no_text_of_a_split_is_longer_than_the_bound():
         assert len(tokenizer.encode_response(verification)) <= longest["verifier response"]
         prompt = f"{problem.question}\n{solution}\n{problem.size}\n"
         assert len(tokenizer.encode_prompt(prompt)) <= longest["verifier prompt"]
+
+
+def test_prompts_of_another_template_are_counted(tmp_path):
+    """A template of one's own makes longer prompts than the material alone, which is what validation counts."""
+    config = load_config(str(ROOT / "configs/tiny.py"))
+    tokenizers = {role: load_sentencepiece(last_letter_model(config.task)) for role in ("generator", "verifier")}
+    make_task(config, tokenizers)
+    template = tmp_path / "template.txt"
+    template.write_text("{problem}\n" * 9)
+    config.generator.template = str(template)
+    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\) .* make prompts of \d+ tokens, .*max_prompt=24"):
+        make_task(config, tokenizers)

@@ -1,4 +1,5 @@
 """Problem sets: every fixture loads and its gold answers grade as correct; order, epochs, hosts, filter and split."""
+import re
 from pathlib import Path
 
 import pytest
@@ -138,8 +139,19 @@ def test_another_limit_moves_no_problem_between_the_parts():
 
 @pytest.mark.parametrize("settings", [{"max_tokens": 7}, {"batch_size": 81, "max_tokens": 100}, {"max_tokens": 0}])
 def test_less_than_a_batch_is_refused(settings):
-    with pytest.raises(ValueError, match="too few problems: .* raise the limit, lower the others or give more than"):
+    with pytest.raises(ValueError, match="too few problems: .* raise the limit.*, lower the others or give more than"):
         split(**settings)
+
+
+def test_the_limit_that_would_do_is_said():
+    with pytest.raises(ValueError, match=r"raise the limit by \d+ tokens \(max_prompt") as error:
+        split(max_tokens=2)
+    raised = 2 + int(re.search(r"by (\d+) tokens", str(error.value))[1])
+    assert len(split(max_tokens=raised).train) >= 8
+    with pytest.raises(ValueError, match="too few"):
+        split(max_tokens=raised - 1)
+    with pytest.raises(ValueError, match=r"raise the limit \(max_prompt"):  # none would do
+        split(batch_size=81)
 
 
 def test_validation_may_be_off():

@@ -82,8 +82,11 @@ def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folde
 @pytest.mark.parametrize("argv, message", [
     ([], "no run is named"),
     (["{run}", "--ou=x"], "unknown option '--ou=x'"),
-    (["{run}", "--rollouts=many"], "--rollouts and --watch are numbers"),
-    (["{run}", "--watch=-1"], "--watch=-1 must be at least 0"),
+    (["{run}", "--rollouts=many"], "--rollouts is a whole number and --watch one of seconds"),
+    (["{run}", "--watch=-1"], "--watch=-1.0 must lie between 0.0 and 86400.0"),
+    (["{run}", "--watch=nan"], "--watch=nan must lie between"),
+    (["{run}", "--rollouts=-1"], "--rollouts=-1 must be at least 0"),
+    (["{run}", "--out={run}"], "is a folder; name a file in it"),
     (["{run}/rollouts"], r"rollouts holds no run with metrics .*: give the --workdir of tango_jax\.train"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(run_folder, argv, message):

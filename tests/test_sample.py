@@ -62,11 +62,21 @@ def test_steps_stand_beside_their_judgements_in_colour(monkeypatch):
 def test_mistakes_end_in_one_line(folder, capsys):
     for arguments, message in [
         (["--checkpoint=none.gguf"], "none.gguf does not exist"),
-        ([f"--checkpoint={folder}", "--temperature=-1"], "--temperature=-1.0 must be at least 0"),
+        ([f"--checkpoint={folder}", "--temperature=-1"], "--temperature=-1.0 must be 0, or lie between 1e-06"),
+        ([f"--checkpoint={folder}", "--temperature=nan"], "--temperature=nan must be 0, or lie between"),
+        ([f"--checkpoint={folder}", "--top_p=nan"], "--top_p=nan must be above 0.0 and at most 1.0"),
+        ([f"--checkpoint={folder}", "--seed=-1"], "--seed=-1 must lie between 0 and 4294967295"),
+        ([f"--checkpoint={folder}", "--max_new=-1"], "--max_new=-1 must be at least 0"),
+        ([f"--checkpoint={folder}", "--max_new=9", "--max_prompt=4090"],
+         "--max_prompt=4090 and --max_new=9 are more than the 4096 positions of"),
+        ([f"--checkpoint={folder}", *SHORT[:3], "--verifier_template=math", "--max_prompt=99"],
+         "the limit is 99: raise"),
+        (["--checkpoint="], "checkpoint is empty: give a path"),
+        ([f"--checkpoint={folder}", "--question= "], "--question is empty: ask something"),
         ([f"--checkpoint={folder}", "--template=maths"], "generator.template='maths' is neither"),
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),
     ]:
-        assert sample.main([*arguments, "--question=What is 3 + 4?"]) == 2
+        assert sample.main(["--question=What is 3 + 4?", *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1

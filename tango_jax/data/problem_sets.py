@@ -144,11 +144,21 @@ def split_problems(
     )
     split = ProblemSplit(train, validation, int((~fits).sum()), int(lengths.max(initial=0)))
     if len(train) < batch_size or len(validation) < min(num_validation, 1):
+        needed = _limit_for((lengths[~is_validation], batch_size), (lengths[is_validation], min(num_validation, 1)))
+        by = "" if needed is None else f" by {needed - max_tokens} tokens"
         raise ValueError(
             f"too few problems: {split.describe()}; a batch takes {batch_size}, the limit is {max_tokens} tokens, and "
-            f"{num_validation} are for validation: raise the limit, lower the others or give more than {len(problems)}"
+            f"{num_validation} are for validation: raise the limit{by} (max_prompt of the role whose prompt is too "
+            f"long), lower the others or give more than {len(problems)}"
         )
     return split
+
+
+def _limit_for(*parts: tuple[np.ndarray, int]) -> int | None:
+    """The smallest limit that leaves `count` problems of the lengths in each part; None where there are not as many."""
+    if any(len(lengths) < count for lengths, count in parts):
+        return None
+    return max(int(np.sort(lengths)[count - 1]) for lengths, count in parts if count)
 
 
 def split_examples(

@@ -10,6 +10,7 @@ from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.records import Problem
 
 TASKS = ("last_letter", "math")
+ROLES = ("generator", "verifier")
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -20,7 +21,8 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     """
     if config.task.name == "math":
         return make_math(config, tokenizers)
-    if config.generator.checkpoint or config.verifier.checkpoint:
+    is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
+    if tokenizers and not is_counted:  # validation counted the tokens of the template and tokenizer made for this task
         _check_last_letter_prompts(config, tokenizers)
     return _make_last_letter(config)
 

@@ -103,7 +103,7 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]
 
 def _parse_json(text: bytes, where: str) -> Any:
     try:
-        value = json.loads(text.decode("utf-8-sig"))
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or nested without end
         raise ValueError(f"{where}: not JSON ({error}); each row is one JSON object") from error
     if b"\\ud" in text.lower():  # JSON can write what is no text: no tokenizer takes it, and it would end a run later
@@ -114,6 +114,16 @@ def _parse_json(text: bytes, where: str) -> Any:
             raise ValueError(f"{where}: {half!r} is half of a character beyond U+FFFF; write both, or leave it out"
                              ) from error  # fmt: skip
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json.loads would take the last of two values with the same name."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return fields
 
 
 def _as_object(value: Any, where: str) -> dict[str, Any]:

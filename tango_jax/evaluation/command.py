@@ -15,6 +15,7 @@ from tango_jax.atomic import write_atomically
 from tango_jax.config import default_config
 from tango_jax.console import Console
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
+from tango_jax.evaluation.lengths import check_room
 from tango_jax.evaluation.plot import plot_samples
 from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, open_sets
@@ -45,6 +46,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     names = {"generator": settings.checkpoint if needs_solver else None,
              "verifier": settings.judge if needs_judge else None}  # fmt: skip
     opened = {role: open_speaker(role, name, settings.speaker(role)) for role, name in names.items() if name}
+    check_room(sets, opened, are_solutions_judged=settings.verifier is not None)
     console.log(f"machine: {runtime.describe_machine()}")
     for one in sets:
         count = len(one.problems) if isinstance(one, SolveSet) else len(one.claims)

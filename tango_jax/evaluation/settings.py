@@ -86,6 +86,7 @@ def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
     """
     fields = vars(_parser(doc).parse_args(argv))
     fields["sets"] = tuple(dict.fromkeys(part.strip() for part in fields["sets"].split(",") if part.strip()))
+    fields["out"] = folder_to_write("--out", fields["out"])
     settings = Settings(**fields)
     check(settings)
     return settings
@@ -101,7 +102,6 @@ def check(settings: Settings) -> None:
     check_options(settings, RANGES)
     require(settings.samples > 0 or not settings.skip_greedy,
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
-    folder_to_write("--out", settings.out)
 
 
 def keep_settings(settings: Settings) -> None:
@@ -155,7 +155,7 @@ def _parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", help="what solves the problems, and judges if there is no --verifier")
     parser.add_argument("--verifier", help="what judges: every solution of --checkpoint, and the sets made for it")
     parser.add_argument("--sets", required=True, help="names, separated by commas; NAME:SOURCE takes other rows")
-    parser.add_argument("--out", "--workdir", type=Path, default=Path("runs/eval"), help="folder of the results")
+    parser.add_argument("--out", "--workdir", default="runs/eval", help="folder of the results")
     parser.add_argument("--samples", type=int, default=0, help="sampled solutions of each problem; 0: greedy alone")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled solutions")
     parser.add_argument("--top_p", type=float, default=1.0)

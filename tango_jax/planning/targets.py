@@ -7,11 +7,14 @@ compiler is installed, else as many virtual CPU devices. Stage: the start of `pl
 import dataclasses
 import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 from jax.experimental import topologies
+
+from tango_jax.checks import cut
 
 GIB = 2**30
 
@@ -33,6 +36,8 @@ class Target:
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
 
 
+# Planning for more takes hours: XLA compiles for every device.
+MOST_DEVICES, MOST_CPU_DEVICES = 16_384, 256
 # Of a GPU's memory, what launch/flags_gpu.sh leaves to XLA.
 _XLA_SHARE = 0.95
 _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nvidia.cudnn")}
@@ -89,9 +94,12 @@ def parse_target(text: str) -> tuple[Target, int]:
     """
     name, _, count = text.partition(":")
     known = (*TARGETS, "cpu")
-    if name not in known or (count and (not count.isdecimal() or int(count) < 1)):
-        raise ValueError(f"--target={text}: choose one of {', '.join(known)}, with a number of devices, 1 "
+    if name not in known or (count and (not re.fullmatch(r"[0-9]{1,9}", count) or int(count) < 1)):
+        raise ValueError(f"--target={cut(text)}: choose one of {', '.join(known)}, with a number of devices, 1 "
                          "or more, after a colon")
+    most = MOST_CPU_DEVICES if name == "cpu" else MOST_DEVICES
+    if count and int(count) > most:
+        raise ValueError(f"--target={text}: a plan has at most {most} devices of {name}; lower the number")
     if name == "cpu":
         return cpu_target(int(count or 1)), int(count or 1)
     target = TARGETS[name]
@@ -100,7 +108,8 @@ def parse_target(text: str) -> tuple[Target, int]:
     if sizes and number not in sizes:
         raise ValueError(f"--target={text}: {name} comes in slices of {', '.join(map(str, sizes))} chips")
     if number > target.per_host and number % target.per_host:
-        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} are no multiple")
+        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} are no multiple: "
+                         "choose one")
     return target, number
 
 

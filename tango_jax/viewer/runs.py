@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tango_jax.checks import local_path
 from tango_jax.config import default_config, flatten
 from tango_jax.metrics import read_metrics
 
@@ -35,8 +36,8 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         ValueError: a folder that is not there or holds no run; a file that cannot be read.
     """
     workdirs = []
-    for folder in map(Path, folders):
-        settings = folder.expanduser().resolve().rglob("config.json")
+    for folder in folders:
+        settings = local_path("run", folder).resolve().rglob("config.json")
         found = sorted(path.parent for path in settings if (path.parent / "metrics.jsonl").exists())
         if not found:
             raise ValueError(f"{folder} holds no run with metrics (config.json and metrics.jsonl): give the --workdir "
