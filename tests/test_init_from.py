@@ -112,7 +112,7 @@ def test_parameters_that_are_not_finite_are_no_start(source):
     policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
     shapes = policy.abstract_state().params
     meta = {"heldout_loss": 0.4}
-    for step, value in ((5, 1.0), (6, 1.0), (7, np.nan), (8, np.inf), (9, 1e38)):
+    for step, value in ((5, 1.0), (6, 1.0), (7, np.nan), (8, 1e38)):
         params = jax.tree.map(lambda leaf, value=value: np.full(leaf.shape, value, leaf.dtype), shapes)
         Checkpointer(workdir / "sft/generator/checkpoints", keep=1).save(step, {"params": params}, meta)
         if step == 6:
