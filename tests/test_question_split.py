@@ -129,8 +129,8 @@ def test_a_test_set_that_is_trained_on_is_reported(tokenizer):
 def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(tokenizer, tmp_path, stage_one):
     rows = [{"question": f"Q{k}", "solution": f"<step>{'x' * length}</step><answer>\\boxed{{1}}</answer>",
              "verification": "<step_verification><step>\\boxed{CORRECT}</step></step_verification>"}
-            for k, length in enumerate((30, 70, 700, 701))]  # fmt: skip
-    config = math_config("a/b", validation=1)
+            for k, length in enumerate((30, 70, 700, 40, 50, 701, 60, 20))]  # fmt: skip
+    config = math_config("a/b", validation=3)
     if stage_one == "tagged":
         config.task.stage_one = write_rows(tmp_path / "tagged.jsonl", rows)
     for role in (config.generator, config.verifier):
