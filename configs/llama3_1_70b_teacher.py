@@ -1,7 +1,7 @@
 """Stage 0 of the published setting: Llama-3.1-70B-Instruct solves problems in tagged steps, for stage 1 to imitate.
 
 Command:   python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
-           Then --config.task.stage_one=runs/teacher/train.parquet in a run of stage 1. Any other teacher:
+           Then --config.task.stage_one=runs/teacher in a run of stage 1. Any other teacher:
            --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL, any other problems:
            --config.task.train=FILE.
 Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are split over the eight twice, as read and

@@ -67,7 +67,8 @@ def sft_config() -> ConfigDict:
             "rows_per_micro_batch": 4,
             "eval_every": 100,
             "eval_examples": 64,  # held-out examples
-            "max_heldout_loss": 0.0,  # stage 1 fails if it ends above this loss per token; 0: no gate
+            # Stage 1 fails if it ends above this loss per token, and `init_from` refuses one that did; 0: no gate.
+            "max_heldout_loss": 0.0,
             "checkpoint_every": 200,
             "optimizer": optimizer_config(5e-6),
         }
@@ -84,7 +85,9 @@ def role_config() -> ConfigDict:
             # To start from: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: `model` from scratch.
             "checkpoint": "",
             "use_chat": False,  # prompts as a user's turn in the checkpoint's chat template; False: raw, as published
-            "init_from": "",  # workdir of a run whose stage-1 checkpoint to start from; empty: run stage 1 here
+            # Workdir of a run whose stage-1 checkpoint to start from, finished and within its gate; empty: run stage 1
+            # here.
+            "init_from": "",
             "template": "math",  # prompts/templates.py, or a path to a text file
             "max_prompt": 2048,  # tokens
             "max_response": 2048,  # tokens

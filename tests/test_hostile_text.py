@@ -29,7 +29,7 @@ from tango_jax.viewer.pack import chunks_of, columns_of, encode_json, pack_rollo
 
 PROBLEM = Problem("p/1", "cat#1 dog#2", "tg", size=2)
 TASK = types.SimpleNamespace(min_steps=2, gold_steps=gold_steps)
-SIZES = settings(deadline=None, max_examples=60, derandomize=True)
+SIZES = settings(deadline=None, max_examples=30, derandomize=True)
 
 MARKS = [
     "<step>", "</step>", "<step></step>", "<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "{", "\\",
@@ -120,7 +120,7 @@ def rollout_of(tokens: list[np.ndarray]) -> Rollout:
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "byte level"])
-@settings(SIZES, max_examples=40)
+@settings(SIZES, max_examples=20)
 @given(data=st.data())
 def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     tokenizer, M, T = TOKENIZERS[name], 2, 200
