@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tango_jax.atomic import write_atomically
+
 BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -31,7 +33,7 @@ class MetricsWriter:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab")
-        self._file.truncate(_whole_lines(path) if resume_at is None else _check_resume(path, resume_at))
+        self._file.truncate(_whole_lines(path) if resume_at is None else check_resume(path, resume_at))
         self._file.seek(0, os.SEEK_END)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
@@ -81,17 +83,28 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
     return rows
 
 
+def check_resume(path: str | os.PathLike, resume_at: int) -> int:
+    """`resume_at`, the bytes that a metrics file had when a checkpoint was saved, if a run can go on from there.
+
+    Raises:
+        ValueError: the file is missing, shorter, or was edited.
+    """
+    path = Path(path)
+    data = path.read_bytes() if path.exists() else b""
+    mend = "put back a copy of the file, or start with another workdir"
+    if len(data) < resume_at:
+        has = f"has {len(data)} bytes" if path.exists() else "is missing"
+        raise ValueError(f"{path} {has}, but the checkpoint was saved when it had {resume_at}; rows of turns before it "
+                         f"are lost: {mend}")
+    if resume_at and data[resume_at - 1:resume_at] != b"\n":
+        raise ValueError(f"{path}: byte {resume_at}, where the checkpoint resumes, is inside a line; the file was "
+                         f"edited: {mend}")
+    return resume_at
+
+
 def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
     """Write a JSON file that is always either the old one or the new one, whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(_json_value(obj), file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(_json_value(obj), indent=2, allow_nan=False) + "\n")
 
 
 class Compilation(NamedTuple):
@@ -202,14 +215,3 @@ def _json_value(value: Any) -> Any:
 def _whole_lines(path: Path) -> int:
     """Bytes up to the last newline: a line cut off by a kill must not be joined with the next one."""
     return path.read_bytes().rfind(b"\n") + 1
-
-
-def _check_resume(path: Path, resume_at: int) -> int:
-    data = path.read_bytes()
-    if len(data) < resume_at:
-        raise ValueError(f"{path} has {len(data)} bytes, but the checkpoint was saved when it had {resume_at}; restore "
-                         "the file from a copy, or start with another workdir")
-    if resume_at and data[resume_at - 1:resume_at] != b"\n":
-        raise ValueError(f"{path}: byte {resume_at}, where the checkpoint resumes, is inside a line; the file was "
-                         "edited: restore it from a copy, or start with another workdir")
-    return resume_at

@@ -10,7 +10,6 @@ so that what is kept always spans the whole run.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
+from tango_jax.atomic import write_atomically
 from tango_jax.metrics import write_json_atomic
 from tango_jax.rl.schedule import Turn
 from tango_jax.rollout_rows import turn_rows
@@ -50,12 +50,7 @@ class RolloutDump:
         if not self._enabled or role_turn % self._stride():
             return
         path = self._folder / f"turn_{turn.index + 1:06d}_{turn.role}_{role_turn:06d}.jsonl"
-        partial = path.with_suffix(".partial")
-        with open(partial, "wb") as file:
-            file.write(self._lines(turn, result))
-            file.flush()
-            os.fsync(file.fileno())  # the turn's checkpoint comes later and must be able to rely on it
-        os.replace(partial, path)
+        write_atomically(path, self._lines(turn, result))  # the turn's checkpoint comes later and relies on it
         self._keep_within_limit()
 
     def _lines(self, turn: Turn, result) -> bytes:

@@ -19,17 +19,18 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
 from tango_jax.checkpoint import Checkpointer, read_state
-from tango_jax.config import parse_command_line, save_config
+from tango_jax.config import check_config, parse_command_line
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.data.task import SftExample, Task
+from tango_jax.lock import hold
 from tango_jax.loggers import RunLog
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Batch
 from tango_jax.rl.policy import Policy, make_sft, sft_pack_shape
 from tango_jax.sharding import place_batch, with_shardings
-from tango_jax.workdir import make_policies
+from tango_jax.workdir import check_log, make_policies
 
 
 def sft_directory(workdir: Path, role: str) -> Path:
@@ -122,9 +123,10 @@ def run_sft(
     else:
         state = jitted.restart(policy.load_params()) if policy.load_params else jitted.init(key_data)
     if done < sft.steps:
+        check_log(directory, restored, sft.checkpoint_every)
         heldout = sft_batch(policy, task, "heldout", 0, sft.eval_examples)
         with (
-            RunLog(directory, config, console, resume_at=offset, stage=f"sft {policy.role}") as writer,
+            RunLog(directory, config, console, offset, f"sft {policy.role}", workdir / "config.json") as writer,
             console.stage(title, total=sft.steps, done=done) as progress,
         ):
             start, pending = time.monotonic() - seconds, None
@@ -174,10 +176,10 @@ def load_sft(policy: Policy, source: str):
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/sft")
-    with runtime.session(config, workdir) as console:
+    with runtime.session(config, workdir) as console, hold(workdir, console):
+        check_config(config, workdir / "config.json")
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-        save_config(config, workdir / "config.json")
         run_stage_one(policies, config, task, workdir, console, hosts.Preemption())
         for role in policies:
             console.log(f"{role}: {sft_directory(workdir, role)}")

@@ -5,15 +5,16 @@ In: rows as they were sampled, each with its grade. Out: `parts/part-00000.jsonl
 """
 
 import dataclasses
+import io
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.atomic import write_atomically
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 
@@ -52,8 +53,7 @@ def part_path(workdir: Path, shard: int) -> Path:
 
 def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
     """The file is there whole, on disk, or not at all."""
-    text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
-    write_atomic(path, lambda partial: partial.write_text(text, encoding="ascii"))
+    write_atomically(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
 
 
 def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:
@@ -128,11 +128,11 @@ def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset
     for row in rows:
         parts[row.question in validation].append(row)
     for name, part in zip(FILES, parts, strict=True):
-        write_atomic(workdir / name, lambda partial, part=part: _write_parquet(partial, part))
+        write_atomically(workdir / name, _parquet(part))
     return len(parts[0]), len(parts[1])
 
 
-def _write_parquet(path: Path, rows: Sequence[TeacherRow]) -> None:
+def _parquet(rows: Sequence[TeacherRow]) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
@@ -146,14 +146,6 @@ def _write_parquet(path: Path, rows: Sequence[TeacherRow]) -> None:
         "sample": pyarrow.int32(),
     }
     columns = {name: pyarrow.array([getattr(row, name) for row in rows], kind) for name, kind in types.items()}
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-
-
-def write_atomic(path: Path, write_fn: Callable[[Path], object]) -> None:
-    """`write_fn(path)` into a file that is always either the old one or the new one, whole and on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    write_fn(partial)
-    with open(partial, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()

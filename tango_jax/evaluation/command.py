@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, runtime
+from tango_jax.atomic import write_atomically
 from tango_jax.config import default_config
 from tango_jax.console import Console
-from tango_jax.data.teacher_rows import write_atomic
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.plot import plot_samples
 from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, open_sets
-from tango_jax.evaluation.settings import Settings, keep_settings
+from tango_jax.evaluation.settings import Settings, check_settings, keep_settings
 from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, finish
 from tango_jax.evaluation.tables import csv_text, markdown, percent
 from tango_jax.evaluation.verifier import first_wrong, judge_shard, read_judged
@@ -47,7 +47,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         count = len(one.problems) if isinstance(one, SolveSet) else len(one.claims)
         what = "problems to solve" if isinstance(one, SolveSet) else "solutions to judge"
         console.log(f"{one.name}: {count} {what}, from {one.source}")
-    keep_settings(settings)
+    check_settings(settings)
 
     solve_shards, solved = solve_all(sets, opened, settings, console)
     judge_shards, judged = judge_all(sets, solve_shards, solved, opened, settings, console)
@@ -76,7 +76,7 @@ def solve_all(
         "Solving",
         shards,
         read_fn=lambda shard: read_solved(shard, samples_of(settings)),
-        open_fn=lambda: with_weights(opened["generator"]),
+        open_fn=lambda: _begin(opened["generator"], settings),
         work_fn=lambda speaker, shard: solve_shard(speaker, shard, settings),
         shown_fn=lambda rows: {
             "correct": sum(row.is_correct for row in rows) / len(rows),
@@ -111,7 +111,7 @@ def judge_all(
         "Judging",
         shards,
         read_fn=lambda shard: read_judged(shard, settings.votes),
-        open_fn=lambda: with_weights(opened["verifier"]),
+        open_fn=lambda: _begin(opened["verifier"], settings),
         work_fn=lambda speaker, shard: judge_shard(speaker, shard, settings),
         shown_fn=lambda rows: {
             "correct": sum(row.verdict == "CORRECT" for row in rows) / len(rows),
@@ -121,6 +121,13 @@ def judge_all(
         console=console,
     )
     return shards, rows
+
+
+def _begin(speaker: Speaker, settings: Settings) -> Speaker:
+    """The speaker with its weights, once nothing can be found wrong with the settings any more: they are kept now."""
+    ready = with_weights(speaker)
+    keep_settings(settings)
+    return ready
 
 
 def _rows_of(one, shards: Sequence[Shard], rows: Sequence[list]) -> list:
@@ -147,14 +154,14 @@ def write_rows(settings: Settings, one, rows: Sequence[SolvedRow], judged: Seque
     for line in lines:
         line["verifications"] = by_claim.get((line["number"], line["sample"]), [])
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomic(settings.out / "rows" / f"{one.name}.jsonl", lambda path: path.write_text(text, encoding="ascii"))
+    write_atomically(settings.out / "rows" / f"{one.name}.jsonl", text)
 
 
 def write_tables(settings: Settings, results: Sequence[SetResult], console: Console) -> None:
     means = averages(results)
     texts = (markdown(settings, results, means), csv_text(results, means))
     for name, text in zip(TABLES, texts, strict=True):
-        write_atomic(settings.out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        write_atomically(settings.out / name, text)
     figure = plot_samples(results, settings.out / "samples.png")
     console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), [_summary_row(one) for one in results])
     console.log("files:")
