@@ -112,8 +112,8 @@ def test_a_finished_run_needs_no_lock_and_is_not_written_to(workdir, config):
     keep_config(config, workdir / "config.json")
     verifier = {f"{kind}_f1_{when}": None for kind in ("step", "outcome") for when in ("initial", "final")}
     generator = {"accuracy_initial": 0.0, "accuracy_final": 0.5}
-    summary = {"generator": generator, "verifier": verifier, "wall_seconds": 1.0, "compiles_after_warmup": 0, "arm": "tango",
-               "seed": 0, "logprob_gap_max": 0.0}  # fmt: skip
+    summary = {"generator": generator, "verifier": verifier, "arm": "tango", "seed": 0, "wall_seconds": 1.0,
+               "compiles_after_warmup": 0, "logprob_gap_max": 0.0}  # fmt: skip
     (workdir / "summary.json").write_text(json.dumps(summary))
     before = contents(workdir)
     other = config.copy_and_resolve_references()
