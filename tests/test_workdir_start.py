@@ -15,6 +15,7 @@ from tango_jax import ablate, sft, train
 from tango_jax.checkpoint import Restored
 from tango_jax.config import keep_config, load_config
 from tango_jax.console import Console
+from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.lock import LOCK_FILE, hold
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import MetricsWriter
@@ -179,3 +180,12 @@ def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, m
     before = contents(workdir)
     assert "every checkpoint in" in refused(train.train, config, workdir, SILENT, policies)
     assert contents(workdir) == before
+
+
+def test_an_evaluation_without_its_settings_is_not_gone_on_with(tmp_path):
+    path = tmp_path / "settings.json"
+    evaluation_settings._compare(path, {"samples": 8})
+    (tmp_path / "parts").mkdir()
+    assert f"{path} is missing" in refused(evaluation_settings._compare, path, {"samples": 8})
+    path.write_text('{"samples": 4}')
+    assert "samples: 4 -> 8" in refused(evaluation_settings._compare, path, {"samples": 8})
