@@ -17,10 +17,11 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts, runtime
 from tango_jax.atomic import write_atomically
-from tango_jax.config import parse_command_line, save_config, validate
+from tango_jax.config import check_config, parse_command_line, save_config, validate
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.init_from import check_init_from
+from tango_jax.lock import hold
 from tango_jax.metrics import read_metrics
 from tango_jax.plots import plot_ablation
 from tango_jax.results import has_results
@@ -47,11 +48,11 @@ def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> Config
 
 def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
+    check_config(config, workdir / "config.json", may_change=("ablation.",))
     preemption = hosts.Preemption()
     check_init_from(config)
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-    save_config(config, workdir / "config.json", may_change=("ablation.",))
     run_stage_one(policies, config, task, workdir, console, preemption)
     # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]
@@ -61,6 +62,7 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
         if not hosts.from_first(has_results(directory)):
             console.log(f"run {number} of {len(plan)}: {arm}, seed {seed}")
             train(run_config(config, workdir, arm, seed), directory, console, policies, preemption)
+        save_config(config, workdir / "config.json", may_change=("ablation.",))  # after stage 1, or a first run
         runs[arm][seed] = [row for row in read_metrics(directory / "metrics.jsonl") if row["phase"] == "eval"]
     if hosts.is_first():
         write_tables(runs, workdir)
@@ -111,7 +113,7 @@ def _cell(values: list[float]) -> str:
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
-    with runtime.session(config, workdir) as console:
+    with runtime.session(config, workdir) as console, hold(workdir, console):
         for arm in config.ablation.arms:
             validate(run_config(config, workdir, arm, 0))
         ablate(config, workdir, console)

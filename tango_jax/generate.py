@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
-from tango_jax.config import parse_command_line, save_config
+from tango_jax.config import check_config, keep_config, parse_command_line
 from tango_jax.console import Console
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.data.teacher_rows import (
@@ -35,6 +35,7 @@ from tango_jax.data.teacher_rows import (
 )
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.grading import check_grader, grade_many, parse_solution
+from tango_jax.lock import hold
 from tango_jax.metrics import write_json_atomic
 from tango_jax.prompts.templates import generator_prompt
 from tango_jax.records import Problem
@@ -131,6 +132,7 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
     if not missing:
         return [row for rows in found for row in rows]
     weights = policy.sampler.layout(policy.load_params())
+    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # from here on there may be parts
     done = sum(len(shard) for shard, rows in zip(shards, found, strict=True) if rows is not None)
     with console.stage("Stage 0: the teacher", total=len(work.problems), done=done) as progress:
         for index in hosts.own_part(missing):
@@ -161,13 +163,14 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     if config.task.name != "math":
         raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "
                          "of task.name=math")
+    check_config(config, workdir / "config.json", may_change=("generate.keep.",))
     policy = policy or make_policy("generator", config.generator, start_source(config, "generator"))
     work = plan_work(config, policy.template, policy.tokenizer)
     check_grader(work.grade_kind)
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out for "
                 f"prompts of more than {config.generator.max_prompt} tokens")
-    save_config(config, workdir / "config.json", may_change=("generate.keep.",))
     rows = solve_all(config, policy, work, workdir, console)
+    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # generate.keep may differ from before
     kept = keep_rows(rows, config.generate.keep)
     validation = validation_questions(
         [problem for _, problem in work.problems], config.generate.keep.validation_share, config.seed
@@ -192,7 +195,7 @@ def _words(counts: dict[str, int]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
-    with runtime.session(config, workdir) as console:
+    with runtime.session(config, workdir) as console, hold(workdir, console):
         generate(config, workdir, console)
         for name in FILES:
             console.log(str(workdir / name))

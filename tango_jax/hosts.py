@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -168,6 +168,22 @@ def agree_max(*values: int) -> tuple[int, ...]:
 def from_first(value: Any) -> Any:
     """The first process's value, in all of them."""
     return gather([value])[0]
+
+
+def in_first(work_fn: Callable[[], None]) -> None:
+    """Run `work_fn` in the first process alone; all of them must call this.
+
+    Raises:
+        ValueError: in all of them, where it raises ValueError or OSError.
+    """
+    mistake = ""
+    if is_first():
+        try:
+            work_fn()
+        except (ValueError, OSError) as error:
+            mistake = str(error)
+    if mistake := from_first(mistake):
+        raise ValueError(mistake)
 
 
 def warm_up() -> None:

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from tango_jax import alarms, hosts
 from tango_jax.atomic import write_atomically
-from tango_jax.config import flatten
+from tango_jax.config import flatten, keep_config
 from tango_jax.console import Console
 from tango_jax.metrics import MetricsWriter, make_row, read_metrics
 
@@ -60,14 +60,22 @@ class Follower(Protocol):
 class RunLog:
     """MetricsWriter for a whole run, with its interface. In every process but the first it does nothing."""
 
-    def __init__(self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl"):
+    def __init__(
+        self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
+        settings_file: Path | None = None,
+    ):  # fmt: skip
         """Open <directory>/metrics.jsonl, cut to `resume_at` bytes, and bring all that follows it to the same row.
+
+        `settings_file` (by default <directory>/config.json) gets the config together with the first row or position:
+        a start that comes to nothing must not bind the next one to its settings.
 
         Raises:
             ValueError: the file is not as the checkpoint says, or Weights & Biases refuses.
         """
         self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at, enabled=hosts.is_first())
         self._limits, self._console, self._followers = config.alarms, console, []
+        self._config, self._settings_file = config, settings_file or directory / "config.json"
+        self._has_begun = False
         if not hosts.is_first():
             return
         rows = read_metrics(directory / "metrics.jsonl")
@@ -90,9 +98,15 @@ class RunLog:
         row = make_row(step, phase, metrics)
         if phase in alarms.TURN_PHASES:
             row = self._judge(row)
+        self._begin()
         self._writer.append(row)
         self._follow(self._num_rows, row)
         self._num_rows += 1
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            keep_config(self._config, self._settings_file)
+            self._has_begun = True
 
     def _judge(self, row: dict) -> dict:
         """The row with its alarms; says which of them start or end with it."""
@@ -106,6 +120,8 @@ class RunLog:
 
     def position(self) -> int:
         """Bytes of metrics.jsonl, forced to disk, for the checkpoint."""
+        if hosts.is_first():
+            self._begin()
         self._each(lambda follower: follower.flush())
         return self._writer.position()
 

@@ -38,7 +38,7 @@ class MetricsWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Without a buffer: what could not be written shall not be tried again when the file is closed.
         self._file = open(self._path, "a+b", buffering=0)
-        self._size = _whole_lines(self._path) if resume_at is None else _check_resume(self._path, resume_at)
+        self._size = _whole_lines(self._path) if resume_at is None else check_resume(self._path, resume_at)
         self._file.truncate(self._size)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
@@ -120,6 +120,25 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
         except ValueError as error:
             raise ValueError(f"{path} line {number} is not JSON ({error}): {line[:80]!r}; remove it") from error
     return rows
+
+
+def check_resume(path: str | os.PathLike, resume_at: int) -> int:
+    """`resume_at`, the bytes that a metrics file had when a checkpoint was saved, if a run can go on from there.
+
+    Raises:
+        ValueError: the file is missing, shorter, or was edited.
+    """
+    path = Path(path)
+    data = path.read_bytes() if path.exists() else b""
+    mend = "put back a copy of the file, or start with another workdir"
+    if len(data) < resume_at:
+        has = f"has {len(data)} bytes" if path.exists() else "is missing"
+        raise ValueError(f"{path} {has}, but the checkpoint was saved when it had {resume_at}; rows of turns before it "
+                         f"are lost: {mend}")
+    if resume_at and data[resume_at - 1:resume_at] != b"\n":
+        raise ValueError(f"{path}: byte {resume_at}, where the checkpoint resumes, is inside a line; the file was "
+                         f"edited: {mend}")
+    return resume_at
 
 
 def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
@@ -235,14 +254,3 @@ def _json_value(value: Any) -> Any:
 def _whole_lines(path: Path) -> int:
     """Bytes up to the last newline: a line cut off by a kill must not be joined with the next one."""
     return path.read_bytes().rfind(b"\n") + 1
-
-
-def _check_resume(path: Path, resume_at: int) -> int:
-    data = path.read_bytes()
-    if len(data) < resume_at:
-        raise ValueError(f"{path} has {len(data)} bytes, but the checkpoint was saved when it had {resume_at}; restore "
-                         "the file from a copy, or start with another workdir")
-    if resume_at and data[resume_at - 1:resume_at] != b"\n":
-        raise ValueError(f"{path}: byte {resume_at}, where the checkpoint resumes, is inside a line; the file was "
-                         "edited: restore it from a copy, or start with another workdir")
-    return resume_at

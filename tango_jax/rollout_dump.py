@@ -50,8 +50,7 @@ class RolloutDump:
         if not self._enabled or role_turn % self._stride():
             return
         path = self._folder / f"turn_{turn.index + 1:06d}_{turn.role}_{role_turn:06d}.jsonl"
-        # On disk when this returns: the turn's checkpoint comes later and must be able to rely on it.
-        write_atomically(path, self._lines(turn, result))
+        write_atomically(path, self._lines(turn, result))  # the turn's checkpoint comes later and relies on it
         self._keep_within_limit()
 
     def _lines(self, turn: Turn, result) -> bytes:

@@ -20,20 +20,21 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
 from tango_jax.checkpoint import Checkpointer, CheckpointError, Restored, read_state
-from tango_jax.config import parse_command_line, save_config
+from tango_jax.config import check_config, parse_command_line
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.data.task import SftExample, Task
 from tango_jax.finite import first_broken
 from tango_jax.grading import check_grader
 from tango_jax.init_from import ROLES, check_init_from, check_stage_one, passes_gate, sft_directory
+from tango_jax.lock import hold
 from tango_jax.loggers import RunLog
 from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.policy import Policy, Sft, make_sft, sft_pack_shape
 from tango_jax.sharding import place_batch, with_shardings
-from tango_jax.workdir import make_policies
+from tango_jax.workdir import check_log, make_policies
 
 # Times the loss of guessing every token with the same probability: above it, training has diverged.
 DIVERGED = 10
@@ -167,8 +168,9 @@ def run_sft(
     else:
         state = jitted.restart(policy.load_params()) if policy.load_params else jitted.init(key_data)
     if done.step < sft.steps:
+        check_log(directory, restored, sft.checkpoint_every)
         with (
-            RunLog(directory, config, console, resume_at=offset, stage=f"sft {policy.role}") as writer,
+            RunLog(directory, config, console, offset, f"sft {policy.role}", workdir / "config.json") as writer,
             console.stage(title, total=sft.steps, done=done.step) as progress,
         ):
             state, done = _train(stage, state, done, writer, progress, preemption)
@@ -293,7 +295,7 @@ def load_sft(policy: Policy, source: str) -> Restored:
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/sft")
-    with runtime.session(config, workdir) as console:
+    with runtime.session(config, workdir) as console, hold(workdir, console):
         preemption = hosts.Preemption()
         trained = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
         if not trained:
@@ -301,12 +303,12 @@ def main(argv: list[str]) -> None:
                                for role in ROLES)
             raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and init_from to nothing "
                              "(--config.generator.init_from=)")
+        check_config(config, workdir / "config.json")
         needed = ROLES if config.verifier.sft.start == "generator" else trained
         check_init_from(config, needed)
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
         check_grader(task.grade_kind)  # these steps grade nothing, but those that follow do
-        save_config(config, workdir / "config.json")
         for note in task.notes:
             console.log(note)
         policies = {role: policies[role] for role in needed}

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
 from tango_jax.checkpoint import Checkpointer, Restored, tree_fingerprint
-from tango_jax.config import parse_command_line, save_config
+from tango_jax.config import ANY_PLACE, check_config, parse_command_line
 from tango_jax.console import Console
 from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
@@ -27,6 +27,7 @@ from tango_jax.evaluate import evaluate, fixed_pool
 from tango_jax.finite import check_metrics, check_params, explained, first_broken
 from tango_jax.grading import check_grader
 from tango_jax.init_from import check_init_from
+from tango_jax.lock import hold
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
 from tango_jax.records import Rollout
@@ -37,7 +38,7 @@ from tango_jax.rollout_dump import RolloutDump
 from tango_jax.rollouts import Loop
 from tango_jax.sft import run_stage_one
 from tango_jax.sharding import park
-from tango_jax.workdir import make_policies
+from tango_jax.workdir import check_log, make_policies
 
 # What each arm trains: (generator, verifier, turns of the verifier after its warm-up).
 ARM_SCHEDULES = {
@@ -74,37 +75,58 @@ def train(
     """The whole run; returns the summary. `policies` are those of an earlier run with the same role settings.
 
     Raises:
-        ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit).
+        ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit), or another
+            process is at work in this folder.
         FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
         Preempted: SIGTERM came; the state is saved.
     """
-    schedule = make_schedule(config)
-    if hosts.from_first(is_finished(workdir, schedule.num_turns)):
-        save_config(config, workdir / "config.json")
-        console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
-        if hosts.is_first():
-            redraw_missing(config, workdir, console)
-        summary = json.loads((workdir / "summary.json").read_text())
-        describe_results(console, workdir, summary)
+    if summary := read_finished(config, workdir, console):
         return summary
+    with hold(workdir, console):
+        # Asked again: another process may have brought it to its end since.
+        return read_finished(config, workdir, console) or run_all(config, workdir, console, policies, preemption)
+
+
+def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
+    """The summary of a finished run, which is shown; None if it is not finished.
+
+    Raises:
+        ValueError: it was made with other settings.
+    """
+    if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
+        return None
+    check_config(config, workdir / "config.json")
+    console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
+    if hosts.is_first():
+        redraw_missing(config, workdir, console)
+    summary = json.loads((workdir / "summary.json").read_text())
+    describe_results(console, workdir, summary)
+    return summary
+
+
+def run_all(config: ConfigDict, workdir: Path, console: Console, policies, preemption) -> dict:
+    """See `train`, for a workdir that is locked and not finished."""
+    check_config(config, workdir / "config.json", may_move=ANY_PLACE)
     preemption = preemption or hosts.Preemption()
-    started, compiles = time.monotonic(), CompileCounter()
+    started, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
     # Before anything is written: they read data and checkpoints, and find what the settings alone did not show.
     check_init_from(config)
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     check_grader(task.grade_kind)
-    save_config(config, workdir / "config.json")
     describe_run(console, config, policies, task, schedule)
 
+    # A mistake, or something lost, shows before stage 1 and minutes of compiling.
+    checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
+    abstract_states = {role: policies[role].abstract_state() for role in ROLES}
+    glance = checkpointer.peek(abstract_states)
+    check_log(workdir, glance, config.checkpoint.every)
     start_params = run_stage_one(policies, config, task, workdir, console, preemption)
     fingerprints = {role: tree_fingerprint(start_params[role]) for role in ROLES}
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
-    checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
+    check_start(glance, fingerprints)
     loop = Loop(config, task, policies["generator"], policies["verifier"], references, PhaseTimer())
-    abstract_states = {role: policies[role].abstract_state() for role in ROLES}
-    check_start(checkpointer.peek(abstract_states), fingerprints)  # a mistake shows before minutes of compiling
     # Before the states are made: beside them, the one that updates are compiled with could be too much.
     with console.stage("Compiling", total=2) as progress:
         warm_up(loop, start_params, progress, preemption)

@@ -11,11 +11,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.checkpoint import read_state
+from tango_jax import hosts
+from tango_jax.checkpoint import Restored, read_state
 from tango_jax.config import default_config, flatten
 from tango_jax.data.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
 from tango_jax.data.tokenizer import load_sentencepiece
 from tango_jax.manifest import complete_steps
+from tango_jax.metrics import check_resume, read_metrics
 from tango_jax.models.hf_layout import abstract_params
 from tango_jax.rl.policy import Policy, make_policy, model_config
 from tango_jax.source import NUMERICS, Source, generation_of, kind_of, open_source
@@ -93,6 +95,29 @@ def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]
         return workdir / "sft" / role / "checkpoints", ("params",)
     raise ValueError(f"{workdir} holds no complete checkpoint of the {role}: let the run save one (checkpoint.every, "
                      f"{role}.sft.checkpoint_every), or give another workdir")
+
+
+def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
+    """Insist that metrics.jsonl and checkpoints of a directory belong together, before any work; nothing is written.
+
+    `restored`: the newest checkpoint. `save_every`: steps, or turns, between two of them. All processes must call it.
+
+    Raises:
+        ValueError: rows that the checkpoint relies on are missing, or the rows tell of checkpoints that are gone.
+    """
+    hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
+
+
+def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
+    if restored is not None:
+        check_resume(path, restored.meta["metrics_bytes"])
+    rows = read_metrics(path) if path.exists() else []
+    # Its checkpoint is complete before the next row is written.
+    if restored is None and rows and rows[-1]["step"] > save_every:
+        raise ValueError(
+            f"{path} reaches step {rows[-1]['step']}, but there is no checkpoint beside it, and one is saved every "
+            f"{save_every} steps: put {path.parent / 'checkpoints'} back, or move {path} away to start afresh"
+        )
 
 
 def read_config(workdir: Path) -> ConfigDict:

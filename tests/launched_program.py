@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tango_jax import hosts, runtime
 from tango_jax.config import default_config
+from tango_jax.lock import hold
 
 
 def sum_over_devices() -> float:
@@ -63,7 +64,7 @@ def act(folder: Path, start: int, preemption: hosts.Preemption) -> None:
 def main(folder: Path) -> None:
     config = default_config()
     config.distributed.heartbeat_s, config.compile_cache = 10, ""
-    with runtime.session(config, folder):
+    with runtime.session(config, folder) as console, hold(folder, console):
         preemption, process = hosts.Preemption(), jax.process_index()
         start = len(list(folder.glob(f"start_{process}_*.json")))
         write_start(folder, start)

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from tango_jax import ablate, generate, sft, task_validation, train, validation
-from tango_jax.config import default_config, flatten, load_config, parse_command_line, save_config, validate
+from tango_jax.config import (
+    ANY_PLACE,
+    check_config,
+    default_config,
+    flatten,
+    keep_config,
+    load_config,
+    parse_command_line,
+    save_config,
+    validate,
+)
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
@@ -392,6 +402,55 @@ def test_a_setting_that_one_version_lacks_is_a_difference(small, tmp_path):
     path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "arm"}))
     with pytest.raises(ValueError, match="arm: None -> tango"):
         save_config(config, path)
+
+
+def test_the_file_is_written_only_if_something_changed_and_never_by_a_check(small, tmp_path):
+    path = tmp_path / "run" / "config.json"
+    check_config(load_config(small), path)
+    assert not path.parent.exists()
+    keep_config(load_config(small), path)
+    before = path.stat().st_ino
+    keep_config(load_config(small), path)
+    assert path.stat().st_ino == before
+    keep_config(load_config(small, ["alarms.kl=1.0"]), path)
+    assert path.stat().st_ino != before  # another file under the name: no reader, and no kill, sees half of it
+    assert [file.name for file in path.parent.iterdir()] == ["config.json"]
+
+
+def test_a_run_may_go_on_with_the_cache_of_another_machine(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small, ["compile_cache=/home/a"]), path)
+    save_config(load_config(small, ["compile_cache=/scratch/b"]), path)
+    assert json.loads(path.read_text())["compile_cache"] == "/scratch/b"
+
+
+def test_another_runs_workdir_may_move_for_a_caller_that_compares_its_contents(small, tmp_path):
+    path = tmp_path / "config.json"
+    keep_config(load_config(small, ["generator.init_from=/a/ablation"]), path)
+    moved, none = load_config(small, ["generator.init_from=/b/ablation"]), load_config(small)
+    check_config(moved, path, may_move=ANY_PLACE)
+    for config, may_move in ((moved, ()), (none, ANY_PLACE)):
+        with pytest.raises(ValueError, match=r"generator\.init_from: /a/ablation -> "):
+            check_config(config, path, may_move=may_move)
+    keep_config(none, path)
+    with pytest.raises(ValueError, match=r"generator\.init_from:  -> /b/ablation"):
+        check_config(moved, path, may_move=ANY_PLACE)
+
+
+@pytest.mark.parametrize("made", ["checkpoints/20", "sft/verifier/checkpoints/3", "summary.json", "parts"])
+@pytest.mark.parametrize("content, reason", [(None, "is missing"), ('{"arm": "t', "cannot be"), ("", "cannot be")])
+def test_settings_that_are_gone_are_no_settings_that_agree(small, tmp_path, made, content, reason):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    check_config(load_config(small), path)  # nothing was made with them yet
+    (tmp_path / made).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError) as error:
+        save_config(load_config(small), path)
+    assert f"{path} {reason}" in str(error.value) and f"whether {tmp_path / made} was made" in str(error.value)
+    assert "put back a copy" in str(error.value) and "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_command_line(small):

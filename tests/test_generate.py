@@ -219,17 +219,17 @@ def whole(folder, policy, tmp_path_factory):
 def test_an_interrupted_run_ends_with_the_same_bytes(whole, policy, tmp_path):
     config, workdir = whole
     work = plan_work(config, policy.template, policy.tokenizer)
-    wanted = files_of(workdir)
-    assert list(wanted) == [f"parts/part-0000{shard}.jsonl" for shard in range(3)]
+    wanted = files_of(workdir / "parts")
+    assert list(wanted) == [f"part-0000{shard}.jsonl" for shard in range(3)]
     (tmp_path / "parts").mkdir()
     damages = (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.write_bytes(b""))
     for damage in damages:
         for name, content in wanted.items():
-            (tmp_path / name).write_bytes(content)
+            (tmp_path / "parts" / name).write_bytes(content)
         damage(tmp_path / "parts/part-00002.jsonl")
         (tmp_path / "parts/part-00002.jsonl.partial").write_text("half a part")
         rows = solve_all(config, policy, work, tmp_path, SILENT)
-        assert files_of(tmp_path) == wanted and len(rows) == 16
+        assert files_of(tmp_path / "parts") == wanted and len(rows) == 16
     assert len({row.solution for row in rows}) == 16
 
 
@@ -242,7 +242,7 @@ def test_a_row_depends_on_seed_problem_and_sample_alone(whole, folder, policy, t
 
     config, workdir = whole
     wanted = rows("same")
-    assert files_of(tmp_path / "same") == files_of(workdir)
+    assert files_of(tmp_path / "same" / "parts") == files_of(workdir / "parts")
     assert rows("other shards", shard_problems=8) == wanted
     assert rows("one", samples=1) == {key: row for key, row in wanted.items() if key[1] == 0}
     drawn = rows("drawn", problems=5)

@@ -1,11 +1,13 @@
 """launch/local_multiprocess.sh: two processes that jax joins, what follows when one of them ends, and signals."""
 
+import fcntl
 import json
 import os
 import signal
 
 import pytest
 
+from tango_jax.lock import LOCK_FILE
 from tests.launching import LAUNCH, finish, run, scripted, start, starts, wait_for
 
 JAX_PROGRAM = ["python", "-m", "tests.launched_program"]
@@ -72,6 +74,17 @@ def test_a_bug_in_one_process_ends_all_at_once(tmp_path):
     assert "TypeError: nobody expected this" in (tmp_path / "process_1.log").read_text()
     assert "error: in process 1 of 2, see above" in done.stderr and "Not restarted" in done.stderr
     assert starts(tmp_path) == ["start_0_0", "start_1_0"]
+
+
+def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
+    """The first one asks for the lock; the others must not go on without it."""
+    with open(tmp_path / LOCK_FILE, "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        done = run([*launcher(tmp_path), *JAX_PROGRAM, tmp_path])
+    assert done.returncode == 1 and "Not restarted" in done.stderr, done.stderr
+    refusal = f"error: {tmp_path} is in use by a process that has just started"
+    assert refusal in done.stderr and refusal in (tmp_path / "process_1.log").read_text()
+    assert starts(tmp_path) == []
 
 
 def test_restarts_are_limited(tmp_path):

@@ -54,8 +54,7 @@ def part_path(workdir: Path, shard: int) -> Path:
 
 def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
     """The file is there whole, on disk, or not at all."""
-    text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
-    write_atomically(path, text)
+    write_atomically(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
 
 
 def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:

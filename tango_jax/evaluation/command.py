@@ -19,7 +19,7 @@ from tango_jax.evaluation.lengths import check_room
 from tango_jax.evaluation.plot import plot_samples
 from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, open_sets
-from tango_jax.evaluation.settings import Settings, keep_settings
+from tango_jax.evaluation.settings import Settings, check_settings, keep_settings
 from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, finish
 from tango_jax.evaluation.tables import csv_text, markdown, percent
 from tango_jax.evaluation.verifier import first_wrong, judge_shard, read_judged
@@ -52,7 +52,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         count = len(one.problems) if isinstance(one, SolveSet) else len(one.claims)
         what = "problems to solve" if isinstance(one, SolveSet) else "solutions to judge"
         console.log(f"{one.name}: {count} {what}, from {one.source}")
-    keep_settings(settings)
+    check_settings(settings)
 
     solve_shards, solved = solve_all(sets, opened, settings, console)
     judge_shards, judged = judge_all(sets, solve_shards, solved, opened, settings, console)
@@ -81,7 +81,7 @@ def solve_all(
         "Solving",
         shards,
         read_fn=lambda shard: read_solved(shard, samples_of(settings)),
-        open_fn=lambda: with_weights(opened["generator"]),
+        open_fn=lambda: _begin(opened["generator"], settings),
         work_fn=lambda speaker, shard: solve_shard(speaker, shard, settings),
         shown_fn=lambda rows: {
             "correct": sum(row.is_correct for row in rows) / len(rows),
@@ -116,7 +116,7 @@ def judge_all(
         "Judging",
         shards,
         read_fn=lambda shard: read_judged(shard, settings.votes),
-        open_fn=lambda: with_weights(opened["verifier"]),
+        open_fn=lambda: _begin(opened["verifier"], settings),
         work_fn=lambda speaker, shard: judge_shard(speaker, shard, settings),
         shown_fn=lambda rows: {
             "correct": sum(row.verdict == "CORRECT" for row in rows) / len(rows),
@@ -126,6 +126,13 @@ def judge_all(
         console=console,
     )
     return shards, rows
+
+
+def _begin(speaker: Speaker, settings: Settings) -> Speaker:
+    """The speaker with its weights, once nothing can be found wrong with the settings any more: they are kept now."""
+    ready = with_weights(speaker)
+    keep_settings(settings)
+    return ready
 
 
 def _rows_of(one, shards: Sequence[Shard], rows: Sequence[list]) -> list:

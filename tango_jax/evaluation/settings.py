@@ -104,30 +104,35 @@ def check(settings: Settings) -> None:
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
 
 
-def keep_settings(settings: Settings) -> None:
-    """Write the settings into the output folder, or insist that those of an earlier attempt are the same.
+def check_settings(settings: Settings) -> None:
+    """Insist that the settings of an earlier attempt in the output folder, if any, are the same; nothing is written.
 
     The first process does; all of them must call it.
 
     Raises:
-        ValueError: the folder holds another evaluation (names what differs), or it cannot be written.
+        ValueError: the folder holds another evaluation (names what differs), or its settings are gone.
     """
-    mistake = ""
-    if hosts.is_first():
-        try:
-            _write_or_compare(settings.out / "settings.json", _comparable(settings))
-        except (ValueError, OSError) as error:
-            mistake = str(error)
-    if mistake := hosts.from_first(mistake):
-        raise ValueError(mistake)
+    hosts.in_first(lambda: _compare(settings.out / "settings.json", _comparable(settings)))
 
 
-def _write_or_compare(path: Path, new: dict) -> None:
-    if not path.exists():
-        write_json_atomic(path, new)
-        return
+def keep_settings(settings: Settings) -> None:
+    """Write the settings into the output folder, if they are not there. The first process does; all must call it.
+
+    Raises:
+        ValueError: they cannot be written.
+    """
+    path = settings.out / "settings.json"
+    hosts.in_first(lambda: None if path.exists() else write_json_atomic(path, _comparable(settings)))
+
+
+def _compare(path: Path, new: dict) -> None:
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if (path.parent / "parts").exists():
+            raise ValueError(f"{path} is missing, and without it nobody can tell whether {path.parent / 'parts'} was "
+                             "made with these settings: put back a copy, or choose another --out") from error
+        return
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
     changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
