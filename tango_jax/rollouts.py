@@ -10,8 +10,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
+from tango_jax.breakdown import Broken
 from tango_jax.data.task import Task
-from tango_jax.finite import Broken
 from tango_jax.metrics import PhaseTimer
 from tango_jax.prompts.read import read_solutions, read_verifications
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt

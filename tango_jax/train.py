@@ -17,6 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
+from tango_jax.breakdown import check_loaded, check_metrics, check_params, explained
 from tango_jax.checkpoint import Checkpointer, Restored, tree_fingerprint
 from tango_jax.config import parse_command_line, save_config
 from tango_jax.console import Console
@@ -24,7 +25,7 @@ from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
-from tango_jax.finite import check_metrics, check_params, explained, first_broken
+from tango_jax.finite import first_not_finite
 from tango_jax.loggers import RunLog
 from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
 from tango_jax.records import Rollout
@@ -139,12 +140,15 @@ def start_or_resume(
     """(states, counters, bytes of metrics, seconds so far) of the newest checkpoint, or of the start.
 
     Raises:
-        ValueError: the checkpoint belongs to a run with another start, or another model.
+        ValueError: the checkpoint belongs to a run with another start, or another model, or holds broken values.
     """
     restored = checkpointer.restore(abstract_states)
     check_start(restored, fingerprints)
     if restored is None:
         return {role: policies[role].restart(start_params[role]) for role in ROLES}, Counters(), 0, 0.0
+    for role, state in restored.state.items():  # one at a time: their meshes may be of other devices
+        check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
+                     "go back to the turn before it, if one is left, or choose another --workdir")
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
     return restored.state, counters, meta["metrics_bytes"], meta["seconds"]
@@ -170,7 +174,7 @@ class Record(NamedTuple):
     workdir: Path
 
     def explained(self, doing: str, config: ConfigDict):
-        """See `finite.explained`."""
+        """See `breakdown.explained`."""
         return explained(doing, config, self.workdir, self.checkpointer.latest_step())
 
     def save(self, counters: Counters, states: dict) -> None:
@@ -195,7 +199,7 @@ def warm_up(loop: Loop, params: dict, progress) -> None:
         state = policy.parked(policy.restart(policy.init(rng.step_key(0, "warm-up")).params))
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = warm_up_update(loop, policy, state, bucket)
-        first_broken(state.params)  # as before every save
+        first_not_finite(state.params)  # as before every save
         progress.advance(phase=f"sampler and update of the {policy.role}")
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hf_cases import CASES, make_tensors, write_checkpoint
 
-from tango_jax.checkpoint import Checkpointer, CheckpointError, read_state
+from tango_jax.breakdown import Broken, check_metrics, check_params, explained
+from tango_jax.checkpoint import Checkpointer
 from tango_jax.config import default_config
-from tango_jax.finite import Broken, check_metrics, check_params, explained, first_broken
 from tango_jax.models.from_hf import load_hf, model_config_from_hf
 from tango_jax.prompts.collate import PackShape, TrainSequence, pack
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.update import init_state, make_update
+from tango_jax.train import start_or_resume
 
 
 def update_ratio(lr: float) -> tuple[float, float]:
@@ -67,34 +68,30 @@ def test_the_error_names_turn_and_role_and_advises_nothing_that_the_workdir_refu
     assert message_of(config, FloatingPointError("as it was")) == "as it was"
 
 
-def test_the_first_array_that_is_not_finite_is_named():
-    tree = {"a": np.arange(3), "b": {"c": np.ones(2, np.float32), "d": jnp.array([1.0, jnp.inf], jnp.bfloat16)}}
-    assert first_broken(tree) == "b/d"
-    tree["b"]["d"] = jnp.ones(2)
-    assert first_broken(tree) is None
-    tree["b"]["c"][1] = -1e30  # finite, and its square is not
-    assert first_broken(tree) == "b/c"
-    states = {"generator": types.SimpleNamespace(params={}), "verifier": types.SimpleNamespace(params=tree)}
+def test_a_role_whose_parameters_broke_is_not_saved():
+    params = {"a": np.ones(3, np.float32), "b": {"c": np.array([1.0, -1e30], np.float32)}}  # its square is infinite
+    states = {"generator": types.SimpleNamespace(params={"a": params["a"]})}
+    check_params(states)
+    states["verifier"] = types.SimpleNamespace(params=params)
     with pytest.raises(Broken, match=r"found values that are NaN.* above 1e\+18 in verifier/params/b/c") as found:
         check_params(states)
     assert found.value.role == "verifier"
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_a_checkpoint_with_values_that_are_not_finite_is_refused_by_name(tmp_path, value):
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e38])
+def test_a_run_does_not_go_on_from_broken_values(tmp_path, value):
+    """As versions of before, which did not check, may have saved them."""
     state = {"generator": {"params": {"q": np.array([[1.0, value]], np.float32), "k": np.ones(2, np.float32)}}}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(3, state, {})
-    with pytest.raises(CheckpointError, match="/3 holds values that are NaN.* in generator/params/q: .*Remove this"):
-        checkpointer.restore(shapes)
-    with pytest.raises(CheckpointError, match="holds values that are NaN.* in generator/params/q"):
-        read_state(tmp_path, shapes["generator"]["params"], part=("generator", "params"))
+    checkpointer.save(3, state, {"source_fingerprint": {}})
+    with pytest.raises(ValueError, match=r"turn 3 \(generator\): the array params/q holds values that are NaN.*remove"):
+        start_or_resume({}, {}, shapes, {}, checkpointer)
 
 
 def test_published_weights_that_are_not_finite_are_refused_by_name(tmp_path):
     tensors = make_tensors(CASES["qwen2"])
     tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = np.nan
-    folder = write_checkpoint(tmp_path, CASES["qwen2"], tensors=tensors)
-    with pytest.raises(ValueError, match="the array layers/up holds values that are NaN"):
+    folder = write_checkpoint(tmp_path / "qwen2", CASES["qwen2"], tensors=tensors)
+    with pytest.raises(ValueError, match="qwen2: the array layers/up holds values that are NaN"):
         load_hf(folder, model_config_from_hf(folder))
