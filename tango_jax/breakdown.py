@@ -1,6 +1,6 @@
 """Runs whose numbers break down: NaN, infinity, or an update that throws the parameters away.
 
-In: what a turn returns, states that are about to be saved, arrays that were loaded. Out: nothing, or one error that says
+In: what a turn returns, states that are about to be saved, arrays that were loaded. Out: nothing, or one error with
 what to do. Stage: after every turn of reinforcement learning, before every save, and where parameters are loaded. The
 sampler (sampling/sampler.py) does the same for logits.
 """

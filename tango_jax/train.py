@@ -232,10 +232,7 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
             record.dump.write(turn, result)
         seconds = time.monotonic() - began
         timing = loop.timer.pop() | {"time/turn_s": seconds}
-        tokens = sum(result.metrics.get(f"{role}/tokens_sampled", 0) for role in ROLES)
-        timing["throughput/sampled_tokens_per_s"] = tokens / (
-            timing.get("time/sample_s", 0.0) + timing.get("time/verify_s", 0.0)
-        )
+        timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)
         writer.write(index + 1, turn.phase, {"generator_step": turn.generator_step} | result.metrics | timing)
         shown = {
             "outcome": result.metrics.get("generator/reward/outcome"),
@@ -253,6 +250,13 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
         if must_stop:
             raise hosts.Preempted
     return states
+
+
+def sampled_per_second(metrics: dict, timing: dict) -> float:
+    """Tokens that the roles sampled in a turn per second of their sampling, over both."""
+    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
+    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
+    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
 
 
 def generator_steps_after(schedule: Schedule, index: int) -> int:

@@ -51,7 +51,7 @@ def check(config: ConfigDict) -> None:
 def _check_watching(limits: ConfigDict, loggers: ConfigDict) -> None:
     at_least("alarms.window", limits.window, 1)
     require(0 < limits.margin <= 1, f"alarms.margin={limits.margin} must be above 0 and at most 1")
-    for name in ("verdict_rate", "verdict_accuracy", "truncation", "logprob_gap_share", "grader_failures",
+    for name in ("verdict_rate", "verdict_accuracy", "truncation", "shortened", "logprob_gap_share", "grader_failures",
                  "groups_without_signal"):
         within(f"alarms.{name}", limits[name], 0.0, 1.0)
     for name in ("logprob_gap", "first_kl", "kl", "still_kl"):
