@@ -185,6 +185,17 @@ def _grader(rows, limits, ease: float) -> Finding | None:
     )
 
 
+def _shortened(rows, limits, ease: float) -> Finding | None:
+    mean = recent_mean(rows, "verifier/shortened_rate", limits.window, least=limits.window)
+    if mean is None or mean <= limits.shortened * ease:
+        return None
+    return (
+        f"{mean:.1%} of the solutions were cut to fit the verifier's prompt: it judges what it does not see",
+        f"alarms.shortened={limits.shortened}",
+        "raise verifier.max_prompt, or lower generator.max_response",
+    )
+
+
 def _standing_still(role: str, reward: str, rows, limits, ease: float) -> Finding | None:
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
     if share is not None and share > limits.groups_without_signal * ease:
@@ -211,6 +222,7 @@ def _standing_still(role: str, reward: str, rows, limits, ease: float) -> Findin
 
 RULES: dict[str, Rule] = {
     "verifier/one_verdict": _one_verdict,
+    "verifier/shortened": _shortened,
     "generator/steps": _steps,
     "grader/failures": _grader,
     "generator/standing_still": partial(_standing_still, "generator", "outcome"),

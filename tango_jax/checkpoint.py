@@ -23,7 +23,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from tango_jax.finite import BROKEN_VALUES, first_broken
 from tango_jax.manifest import (
     ALL_DAMAGED,
     NO_STEP,
@@ -256,11 +255,6 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
     arrays = orbax.restore(path, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(
         item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
     state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
-    broken = first_broken(state)
-    if broken is not None:
-        raise CheckpointError(f"checkpoint {path} holds {BROKEN_VALUES} in {prefix}{broken}: nothing goes on "
-                              "from there. Remove this folder to go back to the step before it, if there is one, or "
-                              "start with another workdir")
     return Restored(step, state, record["meta"])
 
 

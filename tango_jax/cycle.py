@@ -63,7 +63,7 @@ def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> 
     rl, policy, loss = loop.config.rl, loop.generator, loop.generator.config.loss
     problems, counters = next_problems(loop, counters)
     solutions, rollout, metrics = solve(loop, states, problems, rl.samples_per_prompt, solve_key(loop, turn))
-    verifications, labels = judge(loop, states, solutions, turn)
+    verifications, labels, verify_metrics = judge(loop, states, solutions, turn)
 
     is_correct_B = np.array([solution.is_correct for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
@@ -86,6 +86,7 @@ def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> 
         "generator/groups_without_signal": zero_variance_share(reward_B, rl.samples_per_prompt),
         **step_metrics,
         **(verifier_quality(solutions, verifications[:: len(labels)], "verifier/live_") if verifications else {}),
+        **verify_metrics,
         **update_metrics,
     }
     signal = Signal(reward_B, adv_outcome_BT, adv_BT, adv_step_BT, alpha, labels)
@@ -145,19 +146,20 @@ def verify_key(loop: Loop, turn: Turn):
 
 
 def judge(loop: Loop, states, solutions, turn: Turn):
-    """Step labels of each solution as the arm has it: (verifications or None, list of label lists or None).
+    """Step labels of each solution as the arm has it: (verifications or None, list of label lists or None, metrics of
+    the verifications).
 
     With several verifications per solution (they stand together) there are as many label lists; their advantages are
     averaged.
     """
     source, count = STEP_LABELS[loop.config.arm], loop.config.rl.verifications_per_solution
     if source == "gold":
-        return None, [[solution.gold_steps for solution in solutions]]
+        return None, [[solution.gold_steps for solution in solutions]], {}
     if source == "none":
-        return None, None
-    verifications, *_ = verify(loop, states, solutions, count, verify_key(loop, turn))
+        return None, None, {}
+    verifications, *_, metrics = verify(loop, states, solutions, count, verify_key(loop, turn))
     labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
-    return verifications, labels
+    return verifications, labels, metrics
 
 
 def step_advantages(loop: Loop, solutions, labels, is_action_BT) -> tuple[np.ndarray, dict]:

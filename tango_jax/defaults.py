@@ -177,6 +177,7 @@ def alarm_config() -> ConfigDict:
             "verdict_rate": 0.95,  # share of one verdict; rings where the balanced accuracy is also below the next
             "verdict_accuracy": 0.6,
             "truncation": 0.1,  # share of responses that end at the length limit
+            "shortened": 0.1,  # share of solutions that are cut to fit the verifier's prompt
             "logprob_gap": 0.02,  # nats between sampler and trainer, mean; float32 has 3e-7, bfloat16 about 2e-4
             "logprob_gap_share": 0.02,  # of tokens whose probabilities differ by more than 10 %
             "first_kl": 0.01,  # nats per token at a role's first update, where it should be 0

@@ -15,13 +15,14 @@ of k and weighted votes are compared with the majority and with an oracle. The f
 samples.png and rows/SET.jsonl. Interrupted, the same command goes on with the shard that was in hand.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 
 from tango_jax import rng, runtime
 from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
-from tango_jax.grading import grade
+from tango_jax.grading import FAILURES, grade_many
 from tango_jax.lock import hold
 from tango_jax.model_text import error_line
 from tango_jax.prompts.read import make_solution
@@ -29,15 +30,21 @@ from tango_jax.records import Solution, Verification
 from tango_jax.rollouts import solve, verify
 from tango_jax.scores import generator_scores, verifier_scores
 
+log = logging.getLogger(__name__)
+
 
 def fixed_pool(task, size: int) -> list[Solution]:
     """The solutions on which the verifier is measured throughout: the same in every run of a task; maybe none."""
     pool = []
     if task.pool_solution is None:
         return pool
-    for index in range(size):
-        problem, text = task.pool_solution(index)
-        pool.append(make_solution(task, problem, text, [], grade(text, problem.answer, task.grade_kind)))
+    chosen = [task.pool_solution(index) for index in range(size)]
+    report = grade_many([text for _, text in chosen], [problem.answer for problem, _ in chosen], task.grade_kind)
+    if failed := sum(getattr(report, name) for name in FAILURES):
+        log.warning("%d of the %d solutions of the fixed pool count as wrong, because the grader could not judge them",
+                    failed, size)  # fmt: skip
+    for (problem, text), is_correct in zip(chosen, report.correct, strict=True):
+        pool.append(make_solution(task, problem, text, [], is_correct))
     return pool
 
 
@@ -45,17 +52,20 @@ def evaluate_generator(loop, states, key_data) -> tuple[dict, list[Solution]]:
     """Greedy accuracy on the held-out problems, in all and by problem size; and the solutions."""
     asked, there_are = loop.config.eval.problems, loop.task.num_test
     problems = [loop.task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
-    solutions, rollout, _ = solve(loop, states, problems, 1, key_data, is_greedy=True)
+    solutions, rollout, solve_metrics = solve(loop, states, problems, 1, key_data, is_greedy=True)
     scores = generator_scores(solutions, rollout.is_truncated_B)
     names = {"truncation_rate": "eval_truncation_rate"}  # turns have a truncation_rate of their own
     metrics = {f"generator/{names.get(name, name)}": value for name, value in scores.items()}
+    # Answers that count as wrong because the grader could not tell; turns have counts of their own.
+    metrics |= {f"grader/eval_{name}": solve_metrics[f"grader/{name}"] for name in FAILURES}
     return metrics, solutions
 
 
 def evaluate_verifier(loop, states, solutions, key_data, prefix: str) -> tuple[dict, list[Verification]]:
-    """Greedy verification of the solutions, scored; and the verifications."""
-    verifications, *_ = verify(loop, states, solutions, 1, key_data, is_greedy=True)
+    """Greedy verification of the solutions, scored, with the shares that were cut; and the verifications."""
+    verifications, *_, verify_metrics = verify(loop, states, solutions, 1, key_data, is_greedy=True)
     scores = verifier_scores(solutions, verifications)
+    scores |= {name: verify_metrics[f"verifier/{name}"] for name in ("truncation_rate", "shortened_rate")}
     return {f"verifier/{prefix}/{name}": value for name, value in scores.items()}, verifications
 
 

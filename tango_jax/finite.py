@@ -1,124 +1,28 @@
-"""Numbers that have broken: NaN, infinity, or an update that throws the parameters away.
+"""Whether parameters and optimizer states can still be computed with. Stage: before every save, after every restore."""
 
-In: what a turn returns, arrays that were loaded, states that are about to be saved. Out: nothing, or one error. Stage:
-after every turn, before every save, and wherever parameters are loaded. The sampler (sampling/sampler.py) does the same
-for logits.
-"""
-
-import contextlib
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-# Norm of an update over the norm of the parameters that it changes. Training at its best is near 1e-3; above 10 nothing
-# is left of what was learned, while loss and gradient of that update, measured before it, look as ever.
-MAX_UPDATE_RATIO = 10.0
-# Squares of larger values overflow float32. RMSNorm then turns a hidden state into zeros: logits stay finite, and mean
-# nothing.
-MAX_VALUE = 1e18
-BROKEN_VALUES = f"values that are NaN, infinite or above {MAX_VALUE:g}"
+# Norms square what they are given, and the square of more than 1.8e19 is infinite in float32: a parameter near it is
+# the trace of a step that went wrong, although the number itself is finite.
+LARGEST = 1e18
 
 
-class Broken(FloatingPointError):
-    """Numbers of a role that are no longer finite; the message goes on from the name of what was being done."""
+def first_not_finite(tree: Any) -> str | None:
+    """The slash-separated name of the first array that holds NaN, infinity or a magnitude above LARGEST; None if none.
 
-    def __init__(self, role: str, message: str):
-        super().__init__(message)
-        self.role = role
-
-
-def check_metrics(role: str, metrics: dict[str, float]) -> None:
-    """Raises Broken where a metric of a turn of `role` is not finite, or an update was absurdly large."""
-    bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-    if bad:
-        raise Broken(role, f"gave values that are not finite: {bad}")
-    large = {
-        name: value
-        for name, value in metrics.items()
-        if name.endswith("/update_ratio") and value > MAX_UPDATE_RATIO
-    }
-    for name, value in large.items():
-        raise Broken(
-            role,
-            f"replaced the parameters: {name} is {value:.3g}, the norm of an update over the norm of what it changed, "
-            f"and the limit is {MAX_UPDATE_RATIO:g}",
-        )
-
-
-def check_params(states: dict[str, Any]) -> None:
-    """Raises Broken where parameters of a role must not be saved; `states` is role -> TrainState."""
-    for role, state in states.items():
-        broken = first_broken(state.params)
-        if broken is not None:
-            raise Broken(role, f"found {BROKEN_VALUES} in {role}/params/{broken}")
-
-
-def first_broken(tree: Any) -> str | None:
-    """Name of the first array of a tree with a value that is NaN, infinite or above MAX_VALUE, slash-separated; None if
-    there is none.
-
-    Every process of a job must ask; the arrays stay where they lie.
+    Every process must call it. The arrays are read where they lie, and only one flag for each of them is fetched.
     """
-    leaves = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    are_sound = jax.device_get([_is_sound(leaf) for _, leaf in leaves])
-    return next((name for (name, _), is_sound in zip(leaves, are_sound, strict=True) if not is_sound), None)
-
-
-def check_loaded(params: Any, name: str) -> Any:
-    """The parameters of a checkpoint as they are; ValueError where a value is NaN, infinite or absurd."""
-    broken = first_broken(params)
-    if broken is not None:
-        raise ValueError(
-            f"checkpoint {name}: the array {broken} holds {BROKEN_VALUES}, and nothing can be computed with "
-            "them: take another checkpoint, or fetch or convert this one again"
-        )
-    return params
+    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+             for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+             if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    flags = jax.device_get(_are_usable([leaf for _, leaf in named]))
+    return next((name for (name, _), is_usable in zip(named, flags, strict=True) if not is_usable), None)
 
 
 @jax.jit
-def _is_sound(leaf: jax.Array) -> jax.Array:
-    return (jnp.abs(leaf.astype(jnp.float32)) <= MAX_VALUE).all()  # False also for NaN
-
-
-@contextlib.contextmanager
-def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) -> Iterator[None]:
-    """A block in which numbers may break: the error then says what was being done and what to do about it.
-
-    Args:
-        doing: what the block does, as the subject of the message.
-        newest: turn of the newest checkpoint in the workdir, None without one.
-
-    Raises:
-        FloatingPointError: for a `Broken` in the block.
-    """
-    try:
-        yield
-    except Broken as error:
-        raise FloatingPointError(f"{doing} {error}. {_advice(config, error.role, workdir, newest)}") from error
-
-
-def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> str:
-    """It never names a setting that the workdir would refuse: a run goes on with its own alone."""
-    optimizer = config[role].optimizer
-    kept = "there is no checkpoint yet" if newest is None else (
-        f"the newest checkpoint, of turn {newest}, holds finite parameters"
-    )
-    stage_one = [
-        f"--config.{name}.init_from={workdir}"
-        for name in ("generator", "verifier")
-        if config[name].sft.steps and not config[name].init_from
-    ]
-    saves = f" ({' '.join(stage_one)} takes over its stage 1)" if stage_one else ""
-    return (
-        f"Nothing of it is saved; {kept}. {workdir} goes on with its own settings only: choose a new --workdir"
-        f"{saves} with a lower {role}.optimizer.lr (it is {optimizer.lr:g}) or {role}.optimizer.clip_norm "
-        f"({optimizer.clip_norm:g})"
-    )
+def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
+    # In float32: float16 cannot hold the limit. NaN compares false.
+    return [jnp.all(jnp.abs(leaf.astype(jnp.float32)) <= LARGEST) for leaf in leaves]

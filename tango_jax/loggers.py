@@ -22,6 +22,7 @@ from tango_jax import alarms, hosts
 from tango_jax.atomic import write_atomically
 from tango_jax.config import flatten, keep_config
 from tango_jax.console import Console
+from tango_jax.grading import FAILURES
 from tango_jax.metrics import MetricsWriter, make_row, read_metrics
 
 # Config key -> (module, what pip installs); imported only where they are asked for.
@@ -98,6 +99,10 @@ class RunLog:
         row = make_row(step, phase, metrics)
         if phase in alarms.TURN_PHASES:
             row = self._judge(row)
+        elif failed := {name: row[f"grader/eval_{name}"] for name in FAILURES if row.get(f"grader/eval_{name}")}:
+            counts = ", ".join(f"{count} {name}" for name, count in failed.items())
+            self._console.log(f"warning: the evaluation after turn {step} counts answers as wrong that the grader "
+                              f"could not judge: {counts}")
         self._begin()
         self._writer.append(row)
         self._follow(self._num_rows, row)

@@ -124,6 +124,7 @@ RANGES: Mapping[str, Range] = {
     "alarms.verdict_rate": SHARE,
     "alarms.verdict_accuracy": SHARE,
     "alarms.truncation": SHARE,
+    "alarms.shortened": SHARE,
     "alarms.logprob_gap": NOT_NEGATIVE,
     "alarms.logprob_gap_share": SHARE,
     "alarms.grader_failures": SHARE,

@@ -10,8 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
+from tango_jax.breakdown import Broken
 from tango_jax.data.task import Task
-from tango_jax.finite import Broken
+from tango_jax.grading import FAILURES
 from tango_jax.metrics import PhaseTimer
 from tango_jax.prompts.read import read_solutions, read_verifications
 from tango_jax.prompts.templates import generator_prompt, verifier_prompt
@@ -48,7 +49,7 @@ def solve(loop: Loop, states, problems, group_size: int, key_data, is_greedy: bo
     metrics = rollout_metrics("generator", rollout)
     metrics |= {
         f"grader/{name}": sum(getattr(report, name) for report in reports)
-        for name in ("errors", "timeouts", "overlong")
+        for name in FAILURES
     }
     return solutions, rollout, metrics
 
@@ -63,7 +64,10 @@ def verify(loop: Loop, states, solutions, group_size: int, key_data, is_greedy: 
         rollout = sample(loop, policy, params, mine, len(solutions), group_size, key_data, is_greedy)
         verifications = read_verifications(policy.tokenizer, solutions[start:stop], rollout, group_size)
         verifications, rollout = hosts.gather(verifications), gather_rollout(rollout)
-    metrics = rollout_metrics("verifier", rollout) | {"verifier/prompts_shortened": shortened}
+    metrics = rollout_metrics("verifier", rollout) | {
+        "verifier/prompts_shortened": shortened,
+        "verifier/shortened_rate": shortened / len(solutions),
+    }
     return verifications, rollout, prompts, metrics
 
 

@@ -24,7 +24,7 @@ from tango_jax.config import check_config, parse_command_line
 from tango_jax.console import Console
 from tango_jax.data.problems import make_task
 from tango_jax.data.task import SftExample, Task
-from tango_jax.finite import first_broken
+from tango_jax.finite import first_not_finite
 from tango_jax.grading import check_grader
 from tango_jax.init_from import ROLES, check_init_from, check_stage_one, passes_gate, sft_directory
 from tango_jax.lock import hold
@@ -248,7 +248,7 @@ def _usable_loss(stage: Stage, step: int, state: TrainState, heldout: Batch) -> 
     if not loss <= limit:  # also where it is not a number
         raise _breakdown(stage, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times that of "
                                       f"guessing is {limit:.3g})")
-    if name := first_broken(state):
+    if name := first_not_finite(state):
         raise _breakdown(stage, step, f"left values in {name} that are not finite or beyond all use")
     return loss
 
@@ -265,7 +265,7 @@ def _breakdown(stage: Stage, step: int, what: str) -> FloatingPointError:
 
 def _check_restored(policy: Policy, directory: Path, state: TrainState, done: Done) -> None:
     """What is saved now can be trained on; a run of before may have saved anything."""
-    name = first_broken(state)
+    name = first_not_finite(state)
     if name or math.isnan(done.heldout_loss):
         what = f"values in {name} that are not finite or beyond all use" if name else "a held-out loss of nan"
         raise CheckpointError(
@@ -284,7 +284,7 @@ def load_sft(policy: Policy, source: str) -> Restored:
     directory = sft_directory(source, policy.role) / "checkpoints"
     restored = read_state(directory, policy.abstract_state().params, part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
-    if name := first_broken(restored.state):
+    if name := first_not_finite(restored.state):
         raise CheckpointError(
             f"{policy.role}.init_from={source}: the parameters of step {restored.step} in {directory} have values in "
             f"{name} that are not finite or beyond all use: repeat that stage 1 in a new workdir with a lower "

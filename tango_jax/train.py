@@ -17,6 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts, rng, runtime
+from tango_jax.breakdown import check_loaded, check_metrics, check_params, explained
 from tango_jax.checkpoint import Checkpointer, Restored, tree_fingerprint
 from tango_jax.config import ANY_PLACE, check_config, parse_command_line
 from tango_jax.console import Console
@@ -24,7 +25,7 @@ from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
 from tango_jax.data.problems import make_task
 from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
-from tango_jax.finite import check_metrics, check_params, explained, first_broken
+from tango_jax.finite import first_not_finite
 from tango_jax.grading import check_grader
 from tango_jax.init_from import check_init_from
 from tango_jax.lock import hold
@@ -173,12 +174,15 @@ def start_or_resume(
     of the start.
 
     Raises:
-        ValueError: the checkpoint belongs to a run with another start, or another model.
+        ValueError: the checkpoint belongs to a run with another start, or another model, or holds broken values.
     """
     restored = checkpointer.restore(abstract_states)
     check_start(restored, fingerprints)
     if restored is None:
         return {role: policies[role].restart(start_params[role]) for role in ROLES}, Counters(), 0, 0.0, True
+    for role, state in restored.state.items():  # one at a time: their meshes may be of other devices
+        check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
+                     "go back to the turn before it, if one is left, or choose another --workdir")
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
     # Checkpoints of before were saved after the evaluation, always.
@@ -205,7 +209,7 @@ class Record(NamedTuple):
     workdir: Path
 
     def explained(self, doing: str, config: ConfigDict):
-        """See `finite.explained`."""
+        """See `breakdown.explained`."""
         return explained(doing, config, self.workdir, self.checkpointer.latest_step())
 
     def save(self, counters: Counters, states: dict, is_owed: bool) -> None:
@@ -233,7 +237,7 @@ def warm_up(loop: Loop, params: dict, progress, preemption: hosts.Preemption) ->
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = warm_up_update(loop, policy, state, bucket)
             preemption.check()
-        first_broken(state.params)  # as before every save
+        first_not_finite(state.params)  # as before every save
         progress.advance(phase=f"sampler and update of the {policy.role}")
 
 
@@ -270,10 +274,7 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
             record.dump.write(turn, result)
         seconds = time.monotonic() - began
         timing = loop.timer.pop() | {"time/turn_s": seconds}
-        tokens = sum(result.metrics.get(f"{role}/tokens_sampled", 0) for role in ROLES)
-        timing["throughput/sampled_tokens_per_s"] = tokens / (
-            timing.get("time/sample_s", 0.0) + timing.get("time/verify_s", 0.0)
-        )
+        timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)
         writer.write(index + 1, turn.phase, {"generator_step": turn.generator_step} | result.metrics | timing)
         shown = {
             "outcome": result.metrics.get("generator/reward/outcome"),
@@ -293,6 +294,13 @@ def run_turns(loop, schedule, states, counters, pool, record: Record, progress, 
                 raise hosts.Preempted
             preemption.saved()
     return states
+
+
+def sampled_per_second(metrics: dict, timing: dict) -> float:
+    """Tokens that the roles sampled in a turn per second of their sampling, over both."""
+    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
+    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
+    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
 
 
 def generator_steps_after(schedule: Schedule, index: int) -> int:

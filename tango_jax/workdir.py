@@ -12,6 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax import hosts
+from tango_jax.breakdown import check_loaded
 from tango_jax.checkpoint import Restored, read_state
 from tango_jax.config import default_config, flatten
 from tango_jax.data.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
@@ -52,7 +53,9 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         shapes = abstract_params(saved)
         if shardings is not None:
             shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
-        params = read_state(directory, shapes, part=part).state
+        restored = read_state(directory, shapes, part=part)
+        params = check_loaded(restored.state, f"{directory / str(restored.step)} ({role})",
+                              "give another workdir, or remove this folder to have the step before it")
         if shardings is not None:
             return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
         # On no particular device: arrays from a checkpoint are bound to theirs, and jitted functions compile anew.

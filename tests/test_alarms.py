@@ -67,6 +67,8 @@ CASES = [
     ("verifier/one_verdict",
      WITHOUT_TURNS | {name.replace("/", "/live_"): value for name, value in ONE_VERDICT.items()},
      "96.0% of the verdicts are CORRECT", WITHOUT_TURNS),
+    ("verifier/shortened", {"verifier/shortened_rate": 0.11}, "11.0% of the solutions",
+     {"verifier/shortened_rate": 0.09}),
     ("generator/steps", {"generator/steps_mean": since(6, 6.1, 4.0)}, "from 4 to 6.1 steps, 1.5 times",
      {"generator/steps_mean": since(6, 5.9, 4.0)}),
     ("generator/steps", {"generator/steps_mean": since(6, 1.9, 4.0)}, "from 4 to 1.9 steps",

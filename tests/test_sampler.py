@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tango_jax import rollouts
-from tango_jax.finite import Broken
+from tango_jax.breakdown import Broken
 from tango_jax.metrics import CompileCounter, PhaseTimer
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention

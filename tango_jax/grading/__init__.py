@@ -11,11 +11,12 @@ Where the parsers leave the code published with the paper (arXiv 2505.15034):
    second step section follows it.
 5. The answer block must be exactly one balanced box; published, anything that begins with `\boxed{` and ends with `}`.
 """
-from tango_jax.grading.grader import GradeReport, check_grader, close_pool, grade, grade_many
+from tango_jax.grading.grader import FAILURES, GradeReport, check_grader, close_pool, grade, grade_many
 from tango_jax.grading.steps import ParsedSolution, parse_solution
 from tango_jax.grading.verdict import ParsedVerification, parse_verification
 
 __all__ = [
+    "FAILURES",
     "GradeReport",
     "ParsedSolution",
     "ParsedVerification",

@@ -16,6 +16,7 @@ from tango_jax.grading.pool import WorkerPool
 from tango_jax.grading.steps import parse_solution
 
 MAX_CACHED = 1 << 16
+FAILURES = ("errors", "timeouts", "overlong")  # the counts of a GradeReport: answers graded wrong without being judged
 
 
 @dataclass(frozen=True)

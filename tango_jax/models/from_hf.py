@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tango_jax import hub
-from tango_jax.finite import check_loaded
+from tango_jax.breakdown import check_loaded
 from tango_jax.models import hf_layout, safetensors_files
 from tango_jax.models.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.models.safetensors_files import StoredTensor, shorten
@@ -101,7 +101,7 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
 
     rest = [] if shardings is None else [shardings]
     params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
-    return check_loaded(params, str(folder))
+    return check_loaded(params, str(folder), "take another checkpoint, or fetch or convert this one again")
 
 
 def _read_json(file: Path) -> dict:

@@ -7,6 +7,7 @@ beside the rows, computed once for all of them. How sequences are packed changes
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,14 +56,17 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def deal(sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int) -> list[list[TrainSequence]]:
+def deal(sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1) -> list[list]:
     """Sequences for each shard, in their order: as many for each as can be, and about as many tokens.
 
-    Where prompts are shared, those of one prompt stay together.
+    Where prompts are shared, those of one prompt stay together, up to `group_size` of them: a prompt that a batch
+    holds several times has several groups, or one shard could get more than its arrays hold.
     """
-    groups = {}
+    groups, seen = {}, Counter()
     for index, sequence in enumerate(sequences):
-        groups.setdefault(tuple(sequence.prompt) if is_shared else index, []).append(index)
+        prompt = tuple(sequence.prompt) if is_shared else index
+        groups.setdefault((prompt, seen[prompt] // group_size), []).append(index)
+        seen[prompt] += 1
     sizes = [sum(len(sequences[i].response) for i in members) + len(sequences[members[0]].prompt)
              for members in groups.values()]
     heaviest_first = sorted(range(len(sizes)), key=lambda group: -sizes[group])
@@ -102,20 +106,22 @@ def pack(
     num_shards: int = 1,
 ) -> Batch:
     """This process's part of a Batch. Every process calls it, with as many sequences and prompts as the two maxima say
-    or fewer; `num_shards` counts the shards of this process.
+    or fewer; `num_shards` counts the shards of this process. Prompts may be equal; each counts, and each has at most
+    max_sequences / max_prompts responses.
 
     The shape depends on `shape`, the prompt bucket, the maxima and the shards, never on how well the batch packs. Only
     `num_micro` micro-batches are computed, so the empty rest of N costs nothing.
     """
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
     R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
-    shards = [_micro_batches(dealt, shape) for dealt in deal(sequences, Q > 0, Z)]
+    group_size = math.ceil(max_sequences / max_prompts) if Q else 1
+    shards = [_micro_batches(dealt, shape) for dealt in deal(sequences, Q > 0, Z, group_size)]
     longest = max((len(sequence.prompt) for sequence in sequences), default=1) - 1 if Q else 0
     # Of all processes: they run one program.
     longest, num_micro = hosts.agree_max(longest, max(map(len, shards)))
     if Q:
         prompts_of_shard = math.ceil(max_prompts / Z)
-        full = math.ceil(prompts_of_shard * math.ceil(max_sequences / max_prompts) / R)
+        full = math.ceil(prompts_of_shard * group_size / R)
         N = full + math.ceil((prompts_of_shard + full) / Q) + 1
         X = next(bucket for bucket in shape.prompt_buckets if bucket >= longest)
     else:

@@ -1,0 +1,95 @@
+"""What a turn and an evaluation say of themselves: tokens and seconds of both roles, what was cut or not graded."""
+
+import io
+import logging
+import types
+
+import numpy as np
+import pytest
+
+from tango_jax import cycle, evaluate, rollouts
+from tango_jax.config import default_config
+from tango_jax.console import Console
+from tango_jax.grading import GradeReport
+from tango_jax.loggers import RunLog
+from tango_jax.metrics import PhaseTimer, read_metrics
+from tango_jax.records import Problem, Rollout, Solution
+from tango_jax.rl.schedule import Turn
+from tango_jax.train import sampled_per_second
+
+
+def solution(text="<step>a</step>") -> Solution:
+    return Solution(Problem("p", "q", "1"), text, ("a",), (0,), 1.0, True, None)
+
+
+def test_speed_is_tokens_of_both_roles_over_the_time_of_both():
+    tokens = {"generator/tokens_sampled": 300, "verifier/tokens_sampled": 100, "generator/tokens": 7}
+    assert sampled_per_second(tokens, {"time/sample_s": 3.0, "time/verify_s": 2.0, "time/update_s": 9.0}) == 80.0
+    assert sampled_per_second({"generator/tokens_sampled": 300}, {"time/sample_s": 3.0}) == 100.0  # arm grpo
+
+
+def test_every_turn_of_a_run_has_what_its_verifications_were_like(tiny_run):
+    rows = [row for row in read_metrics(tiny_run.workdir / "metrics.jsonl") if row["phase"] != "eval"]
+    assert {row["phase"] for row in rows} == {"warmup", "generator", "verifier"}
+    for row in rows:
+        for name in ("length_mean", "length_max", "truncation_rate", "tokens_sampled", "shortened_rate"):
+            assert f"verifier/{name}" in row, row["phase"]
+        tokens = row["generator/tokens_sampled"] + row["verifier/tokens_sampled"]
+        seconds = row["time/sample_s"] + row["time/verify_s"]
+        assert row["throughput/sampled_tokens_per_s"] == pytest.approx(tokens / seconds)
+        assert row["generator/kl_first" if row["phase"] == "generator" else "verifier/kl_first"] < 0.05
+    for row in read_metrics(tiny_run.workdir / "metrics.jsonl"):
+        if row["phase"] == "eval":
+            assert [row[f"grader/eval_{name}"] for name in ("errors", "timeouts", "overlong")] == [0, 0, 0]
+            assert 0 <= row["verifier/live/truncation_rate"] <= 1 and row["verifier/live/shortened_rate"] == 0
+
+
+def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
+    """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
+    rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
+    monkeypatch.setattr(rollouts, "verifier_prompts", lambda policy, solutions: ([[1]] * 4, 2))
+    monkeypatch.setattr(rollouts, "sample", lambda *args: rollout)
+    monkeypatch.setattr(rollouts, "read_verifications", lambda *args: [types.SimpleNamespace(is_aligned=False)] * 4)
+    config = default_config()
+    states = {"verifier": types.SimpleNamespace(params=None)}
+    loop = rollouts.Loop(config, None, None, types.SimpleNamespace(role="verifier", tokenizer=None), {}, PhaseTimer())
+    *_, metrics = cycle.judge(loop, states, [solution()] * 4, Turn(3, "generator", "generator", 1))
+    assert metrics == {
+        "verifier/length_mean": 5.0, "verifier/length_max": 8, "verifier/truncation_rate": 0.25,
+        "verifier/tokens_sampled": 20, "verifier/decode_waste": 1 - 20 / 32, "verifier/prompts_shortened": 2,
+        "verifier/shortened_rate": 0.5,
+    }  # fmt: skip
+
+
+FAILED = {"grader/errors": 2, "grader/timeouts": 1, "grader/overlong": 0}
+
+
+def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_path):
+    rollout = Rollout((np.arange(4),), (), np.array([False]), 4, 4)
+    monkeypatch.setattr(evaluate, "solve", lambda *args, **kwargs: ([solution()], rollout, FAILED))
+    task = types.SimpleNamespace(num_test=1, test_problem=lambda index: None)
+    loop = types.SimpleNamespace(config=default_config(), task=task)
+    metrics, _ = evaluate.evaluate_generator(loop, {}, None)
+    assert {name: metrics[name] for name in metrics if name.startswith("grader/")} == {
+        "grader/eval_errors": 2, "grader/eval_timeouts": 1, "grader/eval_overlong": 0,
+    }  # fmt: skip
+    stream = io.StringIO()
+    with RunLog(tmp_path, default_config(), Console(stream=stream), 0) as log:
+        log.write(7, "eval", metrics)
+        log.write(8, "eval", metrics | dict.fromkeys(metrics, 0))
+    assert stream.getvalue().count("could not judge") == 1
+    assert "after turn 7 counts answers as wrong that the grader could not judge: 2 errors, 1 timeouts" in (
+        stream.getvalue().replace("\n", " "))  # fmt: skip
+
+
+def test_a_fixed_pool_says_what_the_grader_could_not_judge(monkeypatch, caplog):
+    report = GradeReport(correct=(True, False), errors=0, timeouts=1, overlong=0)
+    monkeypatch.setattr(evaluate, "grade_many", lambda texts, golds, kind: report)
+    task = types.SimpleNamespace(
+        pool_solution=lambda index: (Problem("p", "q", "1"), solution().text), grade_kind="math", min_steps=1,
+        gold_steps=None,
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        pool = evaluate.fixed_pool(task, 2)
+    assert [item.is_correct for item in pool] == [True, False]
+    assert "1 of the 2 solutions of the fixed pool count as wrong" in caplog.text
