@@ -181,7 +181,7 @@ def _grader(rows, limits, ease: float) -> Finding | None:
         "count as wrong",
         f"alarms.grader_failures={limits.grader_failures}",
         "grade a file of such answers alone (python -m tango_jax.grade); gold answers that are no mathematics need "
-        "another grader kind; a busy machine causes timeouts",
+        "another grader kind; a timeout is an answer that took seconds of processor time, twice",
     )
 
 
