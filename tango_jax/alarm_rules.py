@@ -52,8 +52,9 @@ def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
         f"log-probs of the {role}'s sampler and trainer differ by {mean:.3g} nats on average, and by more than 10 % at "
         f"{share:.1%} of the tokens",
         f"alarms.logprob_gap={limits.logprob_gap}, alarms.logprob_gap_share={limits.logprob_gap_share}",
-        f"set {role}.top_p=1 and {role}.top_k=0; compare with {role}.model.compute_dtype=float32: a gap that stays is "
-        f"a wrong mask, position or cache; one that goes is rounding, for which there is {role}.loss.importance_cap=2",
+        f"set {role}.top_p=1 and {role}.top_k=0; compare with {role}.model.compute_dtype=float32 and, in the "
+        "environment, JAX_DEFAULT_MATMUL_PRECISION=highest: a gap that stays is a wrong mask, position or cache; one "
+        f"that goes is rounding, for which there is {role}.loss.importance_cap=2",
     )
 
 

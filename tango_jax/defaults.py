@@ -45,8 +45,12 @@ def model_config() -> ConfigDict:
             "qk_norm": False,
             "max_position": 4096,
             "param_dtype": "float32",  # master weights and Adam moments
-            "compute_dtype": "float32",  # matmuls; bfloat16 on accelerators
-            "head_dtype": "float32",  # output projection; float32 keeps sampler and trainer log-probs together
+            # Matmuls; bfloat16 on accelerators. With float32 GPUs multiply in TF32 and TPUs in bfloat16, unless the
+            # environment has JAX_DEFAULT_MATMUL_PRECISION=highest (which cuDNN and splash attention do not read).
+            "compute_dtype": "float32",
+            # Output projection. float32 is multiplied in full on every platform and keeps sampler and trainer log-probs
+            # together; on an A100 that is 16 times slower than bfloat16, which accumulates in float32, too.
+            "head_dtype": "float32",
             "remat": "full",  # none, dots (keep matmul results), full (keep each layer's input only)
             "unroll": False,  # unroll the training scan over layers: quicker for small models, longer compiles
             # For whole sequences: xla, cudnn (NVIDIA GPUs, 16-bit compute_dtype), splash (TPUs); auto: what the devices
@@ -128,6 +132,8 @@ def role_config() -> ConfigDict:
                 "decode_tensor": 1,  # devices of one process that share a copy of the weights for sampling
                 # True: the optimizer state waits in host memory between the role's updates, its reference policy always
                 "offload": False,
+                # float32 or bfloat16: gradients summed over fsdp. bfloat16 halves what is sent and rounds every share.
+                "grad_reduce_dtype": "float32",
             },
         }
     )
@@ -178,7 +184,8 @@ def alarm_config() -> ConfigDict:
             "verdict_accuracy": 0.6,
             "truncation": 0.1,  # share of responses that end at the length limit
             "shortened": 0.1,  # share of solutions that are cut to fit the verifier's prompt
-            "logprob_gap": 0.02,  # nats between sampler and trainer, mean; float32 has 3e-7, bfloat16 about 2e-4
+            "logprob_gap": 0.02,  # nats between sampler and trainer, mean; float32 (in full, see
+            # compute_dtype) has 3e-7, bfloat16 about 2e-4
             "logprob_gap_share": 0.02,  # of tokens whose probabilities differ by more than 10 %
             "first_kl": 0.01,  # nats per token at a role's first update, where it should be 0
             "kl": 0.5,  # nats per token

@@ -3,18 +3,21 @@
 Training shards parameters, gradients and optimizer state over `fsdp` and `tensor`. Rows of a batch are split over
 `data` and `fsdp`: a batch has a leading axis Z, one slice per group of devices that shares rows. Forward and backward
 pass run under `jax.shard_map` (`over_shards`), so that what is sent is what the code says: a layer's matrices are
-gathered over fsdp in the compute dtype when they are used, and their gradients go back by reduce-scatter; heads, mlp
-width and vocabulary stay split over tensor, with one sum after attention, after the mlp, and in the loss.
+gathered over fsdp in the compute dtype when they are used, and their gradients go back by reduce-scatter, in float32
+unless `mesh.grad_reduce_dtype` says otherwise; heads, mlp width and vocabulary stay split over tensor, with one sum
+after attention, after the mlp, and in the loss.
 
 Decoding keeps the weights resident: whole, or split over `tensor` devices of one process; every process samples its own
 rows on its own devices (the `local` mesh). On a single device everything here does nothing.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -206,28 +209,56 @@ def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     return x if tensor_size(mesh) == 1 else jax.lax.pmax(x, "tensor")
 
 
-def gather(x: jax.Array, mesh: Mesh | None, stored: P) -> jax.Array:
-    """Inside `over_shards`: a parameter, whole over fsdp. Its gradient goes back by reduce-scatter."""
-    if mesh is None or mesh.shape["fsdp"] == 1 or "fsdp" not in stored:
-        return x
-    return jax.lax.all_gather(x, "fsdp", axis=list(stored).index("fsdp"), tiled=True)
+def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype, reduce_dtype) -> jax.Array:
+    """Inside `over_shards`: a parameter in the dtype of its use, whole over fsdp.
+
+    It is sent in that dtype. Its gradient goes back by reduce-scatter, summed in `reduce_dtype`, or in `dtype` if that
+    is the wider one: of bfloat16 each device adds its share to a sum of which only eight bits are kept.
+    """
+    if not _is_split(mesh, stored):
+        return x.astype(dtype)
+    sum_dtype = jnp.promote_types(dtype, reduce_dtype)
+    return _gather(x, list(stored).index("fsdp"), jnp.dtype(dtype), sum_dtype, x.dtype)
 
 
-def gather_table(x: jax.Array, mesh: Mesh | None, stored: P) -> jax.Array:
+def _is_split(mesh: Mesh | None, stored: P) -> bool:
+    return mesh is not None and mesh.shape["fsdp"] > 1 and "fsdp" in stored
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _gather(x: jax.Array, axis: int, dtype, sum_dtype, own_dtype) -> jax.Array:
+    return jax.lax.all_gather(x.astype(dtype), "fsdp", axis=axis, tiled=True)
+
+
+def _gather_forward(x, axis, dtype, sum_dtype, own_dtype):
+    return _gather(x, axis, dtype, sum_dtype, own_dtype), None
+
+
+def _gather_backward(axis, dtype, sum_dtype, own_dtype, _, grad):
+    grad = jax.lax.psum_scatter(grad.astype(sum_dtype), "fsdp", scatter_dimension=axis, tiled=True)
+    return (grad.astype(own_dtype),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+def gather_table(x: jax.Array, mesh: Mesh | None, stored: P, dtype, reduce_dtype) -> jax.Array:
     """`gather` of a table [V, D] of which rows are picked."""
-    table_VD = gather(x, mesh, stored)
-    if table_VD is x or mesh.devices.flat[0].platform != "tpu":
+    table_VD = gather(x, mesh, stored, dtype, reduce_dtype)
+    if not _is_split(mesh, stored) or mesh.devices.flat[0].platform != "tpu":
         return table_VD
     # The gradient of picked rows lies row by row. A TPU scatters that over fsdp only in parts of 128 columns; else it
     # sums the whole, which is twice the bytes. Laid out by columns, any parts will do.
     return with_layout_constraint(table_VD, Layout(major_to_minor=(1, 0)))
 
 
-def gather_layer(layer: dict, mesh: Mesh | None, dtype) -> dict:
+def gather_layer(layer: dict, mesh: Mesh | None, dtype, reduce_dtype) -> dict:
     """One layer's parameters, sliced from the stack, in the dtype and layout of their use."""
     if mesh is None or mesh.size == 1:
         return layer
-    return {name: gather(leaf.astype(dtype), mesh, P(*STORED[f"layers/{name}"][1:])) for name, leaf in layer.items()}
+    return {
+        name: gather(leaf, mesh, P(*STORED[f"layers/{name}"][1:]), dtype, reduce_dtype) for name, leaf in layer.items()
+    }
 
 
 def fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:

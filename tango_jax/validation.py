@@ -19,7 +19,7 @@ from tango_jax.rl.update import RATIO_LEVELS
 from tango_jax.source import kind_of
 from tango_jax.task_validation import check_task
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 
 
 def check(config: ConfigDict) -> None:
@@ -83,7 +83,10 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict) -> None:
     one_of(f"{role}.model.remat", config.model.remat, REMAT_MODES)
     one_of(f"{role}.model.attention", config.model.attention, ATTENTION_KINDS)
     for name in ("param_dtype", "compute_dtype", "head_dtype"):
+        require(config.model[name] != "float16", f"{role}.model.{name}=float16 is not supported: gradients below 6e-8 "
+                "vanish in it without loss scaling, which is not done here; use bfloat16, or float32")
         one_of(f"{role}.model.{name}", config.model[name], DTYPES)
+    one_of(f"{role}.mesh.grad_reduce_dtype", config.mesh.grad_reduce_dtype, DTYPES)
     model_config(config, vocab_size=1)  # its own checks of the heads
     _check_lengths(role, config)
     _check_rows(role, config, rl)

@@ -92,7 +92,8 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("verifer.temperature=1", r"'verifer' .*did you mean verifier\.temperature\?"),
     ("gamma.x=1", r"unknown config key 'gamma' in --config\.gamma\.x=1"),
     ("seed.x=1", r"unknown config key 'seed\.x'"),
-    ("zzzzzzzzzzzzzz=1", r"unknown config key 'zzzzzzzzzzzzzz' in --config.zzzzzzzzzzzzzz=1; see tango_jax/defaults\.py"),  # nothing is near
+    # Nothing is near.
+    ("zzzzzzzzzzzzzz=1", r"unknown config key 'zzzzzzzzzzzzzz' in --config.zzzzzzzzzzzzzz=1; see tango_jax/defaults\.py"),
     ("rl.gamma", r"--config\.rl\.gamma has no value: write --config\.key=value"),
     ("rl=1", r"--config\.rl is a group of keys \(.*gamma, generator_steps, .*\); set one of them"),
     ("seed=1.5", r"--config\.seed=1\.5 must be of type int, like its default 0"),
@@ -239,6 +240,8 @@ MISTAKES = [
     ("task.test_letters=(2,40)", r"cannot hold .*task\.test_words=\(1, 2\), task\.test_letters=\(2, 40\)"),
     (f"generator.sft.pack_length={SFT_LENGTH - 1}",
      rf"generator\.sft\.pack_length=\d+ cannot hold the longest training sequence of the sft split: {SFT_LENGTH} tok"),
+    ("verifier.share_prompts=False verifier.pack_length=40",
+     r"verifier\.pack_length=40 cannot hold the longest sequence that a model may write, of max_prompt .* raise it"),
     (f"generator.share_prompts=False generator.pack_length={LONGEST['generator prompt'] + 35}",
      rf"generator\.pack_length=\d+ cannot hold the longest training sequence of the rl split: "
      rf"{LONGEST['generator prompt'] + 36} tokens; raise it or set it to 0"),

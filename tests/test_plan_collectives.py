@@ -69,7 +69,11 @@ def test_bytes_by_hand():
     # Over fsdp a device lacks half. Layers twice in bfloat16, table in bfloat16, head in float32; half of each over
     # tensor.
     assert need["all-gather"] == 0.5 * (2 * 80 * 2 + 12 * 2 + 12 * 4)
-    assert need["reduce-scatter"] == 0.5 * (80 * 2 + 12 * 2 + 12 * 4)
+    assert need["reduce-scatter"] == 0.5 * (80 + 12 + 12) * 4  # summed in float32
+    narrow = dataclasses.replace(model, grad_reduce_dtype="bfloat16")
+    need_narrow = update_collectives(narrow, mesh, Tokens(rows=1, row_length=10), chunk=4)
+    # The head is used in float32, and no sum is narrower than the use.
+    assert need_narrow == need | {"reduce-scatter": 0.5 * (80 * 2 + 12 * 2 + 12 * 4)}
     data = 2 * 0.5 * 4 * (80 + 12 + 12) / 2  # float32 of what is stored, between two
     rows = 2 * 0.75 * 4 * (3 * 4)  # three norms of 4, between four
     # Activations of 10 tokens: twice forward, once again, twice backward, once for the table; of 12 in chunks, once.

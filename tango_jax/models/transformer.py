@@ -62,7 +62,8 @@ class ModelConfig:
     max_position: int = 32_768
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
-    head_dtype: str = "float32"
+    head_dtype: str = "float32"  # float32 is multiplied as such (Precision.HIGHEST), wherever it runs
+    grad_reduce_dtype: str = "float32"  # in which gradients are summed over fsdp; never narrower than the dtype of use
     remat: str = "full"
     unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
     attention: str = "auto"  # implementation for whole sequences (attention.py)
@@ -206,7 +207,8 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-    embed_VD = sharding.gather_table(params["embed"].astype(config.compute_dtype), mesh, sharding.STORED["embed"])
+    dtypes = (config.compute_dtype, config.grad_reduce_dtype)
+    embed_VD = sharding.gather_table(params["embed"], mesh, sharding.STORED["embed"], *dtypes)
     if embed_VD.shape[0] == config.vocab_size:
         return embed_VD[token_BT]
     row_BT, is_here_BT = own_vocabulary(config, token_BT, mesh)
@@ -232,7 +234,7 @@ def apply_layers(
     block = Block(config, mesh)
 
     def layer_fn(x_BTD, layer_params):
-        layer_params = sharding.gather_layer(layer_params, mesh, config.compute_dtype)
+        layer_params = sharding.gather_layer(layer_params, mesh, config.compute_dtype, config.grad_reduce_dtype)
         return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
 
     if config.remat != "none":
@@ -274,14 +276,22 @@ def apply_split_layers(config: ModelConfig, layers: tuple, x_BTD, rope, attend_f
 def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> jax.Array:
     """The output projection [D, V] in the head's dtype, tied or not."""
     name = "embed" if config.tied_head else "head"
-    matrix = sharding.gather(params[name].astype(config.head_dtype), mesh, sharding.STORED[name])
+    dtypes = (config.head_dtype, config.grad_reduce_dtype)
+    matrix = sharding.gather(params[name], mesh, sharding.STORED[name], *dtypes)
     return matrix.T if config.tied_head else matrix
 
 
 def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax.Array:
-    """Final norm and head; logits are float32 whatever the head's dtype."""
+    """Final norm and head; logits are float32 whatever the head's dtype.
+
+    By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. A head of float32 asks for all 24 bits,
+    here and (since a product's gradients inherit it) in the backward pass: sampler and trainer then agree on log-probs
+    as far as their hidden states do.
+    """
+    precision = lax.Precision.HIGHEST if config.head_dtype == "float32" else None
     x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps)
-    return jnp.matmul(x_BTD.astype(config.head_dtype), head_DV, preferred_element_type=jnp.float32)
+    x_BTD = x_BTD.astype(config.head_dtype)
+    return jnp.matmul(x_BTD, head_DV, precision=precision, preferred_element_type=jnp.float32)
 
 
 def forward(config: ModelConfig, params: dict, token_BT, position_BT, attend_fn, mesh: Mesh | None = None) -> jax.Array:

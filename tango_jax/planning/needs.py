@@ -110,13 +110,13 @@ def update_collectives(model: ModelConfig, mesh: Mesh, tokens: Tokens, chunk: in
 
     all-gather      each matrix over fsdp, in the dtype of its use; twice for layers (the backward pass does it again
                     unless nothing is rematerialised); embedding and head once, both for a tied table
-    reduce-scatter  their gradients, once
+    reduce-scatter  their gradients, once, in grad_reduce_dtype or the dtype of use, whichever is wider
     all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: that of what is not
                     split over fsdp. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more
                     where it is rematerialised, twice in the backward pass; once for the embedding, once for the loss
     """
     shape, width = mesh.shape, {name: np.dtype(getattr(model, f"{name}_dtype")).itemsize
-                                for name in ("param", "compute", "head")}
+                                for name in ("param", "compute", "head", "grad_reduce")}
     need = {"all-gather": 0.0, "reduce-scatter": 0.0, "all-reduce": 0.0}
     for path, leaf in jax.tree_util.tree_flatten_with_path(abstract_params(model))[0]:
         name = param_name(path)
@@ -124,9 +124,9 @@ def update_collectives(model: ModelConfig, mesh: Mesh, tokens: Tokens, chunk: in
         part = leaf.size / (shape["tensor"] if "tensor" in stored else 1)
         if "fsdp" in stored:
             for dtype, gathers in _uses(model, name):
-                moved = ring_bytes("all-gather", part * width[dtype], shape["fsdp"])
-                need["all-gather"] += gathers * moved
-                need["reduce-scatter"] += moved
+                need["all-gather"] += gathers * ring_bytes("all-gather", part * width[dtype], shape["fsdp"])
+                summed = part * max(width[dtype], width["grad_reduce"])
+                need["reduce-scatter"] += ring_bytes("reduce-scatter", summed, shape["fsdp"])
             part, others = part / shape["fsdp"], shape["data"]
         else:
             others = shape["data"] * shape["fsdp"]

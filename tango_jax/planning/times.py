@@ -34,9 +34,10 @@ class Clock(NamedTuple):
     target: Target
 
     def products(self, flops: Flops, compute_dtype: str, head_dtype: str) -> float:
-        rates = {True: self.target.flops_float32, False: self.target.flops}
-        seconds = flops.layers / rates[compute_dtype == "float32"] + flops.head / rates[head_dtype == "float32"]
-        return seconds / SHARE_OF_FLOPS
+        target = self.target
+        layers = target.flops_float32 if compute_dtype == "float32" else target.flops
+        head = target.flops_highest if head_dtype == "float32" else target.flops  # see transformer.logits_from_hidden
+        return (flops.layers / layers + flops.head / head) / SHARE_OF_FLOPS
 
     def reading(self, size: float) -> float:
         return size / (self.target.read * SHARE_OF_READ)

@@ -114,7 +114,11 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None, num
         check_model(model, config.mesh, placement)
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
-        model = dataclasses.replace(model, attention=attention_of(model, placement.train.devices.flat[0]))
+        model = dataclasses.replace(
+            model,
+            attention=attention_of(model, placement.train.devices.flat[0]),
+            grad_reduce_dtype=config.mesh.grad_reduce_dtype,
+        )
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     mesh = placement.train

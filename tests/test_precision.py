@@ -1,0 +1,104 @@
+"""In which precision products are made and gradients are summed, read from the traced programs: nothing is compiled."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+
+from tango_jax.config import default_config, load_config, validate
+from tango_jax.models import transformer
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.programs import abstract_batch, blank_tokenizer
+from tango_jax.rl.policy import make_policy
+from tango_jax.sampling import decode
+from tango_jax.sampling.sampler import sampling_params
+from tango_jax.source import Source
+
+V = 72  # no other axis has this size
+MODEL = ModelConfig(
+    vocab_size=V, width=16, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8, mlp_width=32, attention="xla",
+    compute_dtype="bfloat16",
+)  # fmt: skip
+
+
+def policy_of(model: ModelConfig, fsdp: int, **mesh):
+    config = default_config().generator
+    config.max_prompt, config.max_response, config.logp_chunk = 8, 7, 5
+    config.mesh.fsdp = fsdp
+    config.mesh.update(mesh)
+    return make_policy("generator", config, Source("", model, blank_tokenizer(model), None, lambda folder: None, {}))
+
+
+def batch_of(policy):
+    rl = default_config().rl
+    rl.prompts_per_step = policy.placement.num_shards
+    return abstract_batch(policy, rl, processes=1)
+
+
+def equations(jaxpr):
+    """All of a jaxpr's, and of those inside them."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def products(function, *arguments) -> tuple[list, list]:
+    """Precisions of the products over the vocabulary (head and its gradients), and of all others."""
+    found = [], []
+    for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr):
+        if equation.primitive.name == "dot_general":
+            shapes = [value.aval.shape for value in (*equation.invars, *equation.outvars)]
+            found[not any(V in shape for shape in shapes)].append(equation.params["precision"])
+    return found
+
+
+HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+
+
+@pytest.mark.parametrize("head_dtype, precision", [("float32", HIGHEST), ("bfloat16", None)])
+def test_a_head_of_float32_is_multiplied_as_such_by_trainer_and_sampler(head_dtype, precision):
+    model = dataclasses.replace(MODEL, head_dtype=head_dtype)
+    policy = policy_of(model, fsdp=1)
+    state, batch = policy.abstract_state(), batch_of(policy)
+    head, others = products(policy.update, state, batch)
+    assert len(head) >= 3 and set(head) == {precision}  # forward, and two in the backward pass
+    assert set(others) == {None}
+    head, others = products(policy.score, state.params, batch)
+    assert head and set(head) == {precision} and set(others) == {None}
+
+    def sample(params):
+        weights = transformer.split_layers(model, True, params)
+        ids, number_B = jnp.zeros((2, 8), jnp.int32), jnp.arange(2)
+        state = decode.prefill(
+            model, (1,), 4, 4, None, weights, ids, number_B + 1, number_B + 4, jnp.zeros(2, jnp.uint32), number_B,
+            sampling_params(1.0),
+        )  # fmt: skip
+        return decode.decode(model, (1,), weights, state, sampling_params(1.0), 0)
+
+    head, _ = products(sample, state.params)
+    assert len(head) == 2 and set(head) == {precision}  # after the prompt, and in every step
+
+
+@pytest.mark.parametrize("reduce_dtype, expected", [("float32", {"float32"}), ("bfloat16", {"bfloat16", "float32"})])
+def test_gradients_are_summed_over_fsdp_in_the_dtype_that_the_mesh_says(reduce_dtype, expected):
+    policy = policy_of(MODEL, fsdp=8, grad_reduce_dtype=reduce_dtype)
+    found = {"reduce_scatter": set(), "all_gather": set()}
+    for equation in equations(jax.make_jaxpr(policy.update)(policy.abstract_state(), batch_of(policy)).jaxpr):
+        if equation.primitive.name in found:
+            found[equation.primitive.name].add(str(equation.invars[0].aval.dtype))
+    assert found == {"reduce_scatter": expected, "all_gather": {"bfloat16", "float32"}}  # the head is float32
+
+
+@pytest.mark.parametrize("override, message", [
+    *((f"verifier.model.{key}=float16", rf"verifier\.model\.{key}=float16 is not supported: .*loss scaling.*bfloat16")
+      for key in ("param_dtype", "compute_dtype", "head_dtype")),
+    ("generator.mesh.grad_reduce_dtype=float16",
+     r"generator\.mesh\.grad_reduce_dtype='float16' is not one of float32, bfloat16"),
+])  # fmt: skip
+def test_float16_is_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        validate(load_config("configs/tiny.py", [override]))
