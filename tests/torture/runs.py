@@ -1,0 +1,92 @@
+"""The smallest run that has everything a run can have, and whether two of them ended alike.
+
+Two steps of stage 1 for each role with a checkpoint in between, a step of the verifier's warm-up, two turns of each
+role, evaluations between them and a checkpoint after every turn.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tango_jax.checkpoint import read_state, tree_fingerprint
+from tango_jax.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = ("generator", "verifier")
+METRICS = ("metrics.jsonl", "sft/generator/metrics.jsonl", "sft/verifier/metrics.jsonl")
+
+_OF_A_ROLE = (
+    "sft.steps=2", "sft.batch_size=2", "sft.eval_every=1", "sft.eval_examples=2", "sft.checkpoint_every=1",
+    "row_buckets=(4,)", "cache_buckets=()", "model.num_layers=1", "model.width=16", "model.mlp_width=16",
+    "model.num_heads=1",
+)  # fmt: skip
+SMALL = (
+    *(f"{role}.{setting}" for role in ROLES for setting in _OF_A_ROLE),
+    "rl.prompts_per_step=2", "rl.generator_steps=2", "rl.generator_turns_per_cycle=1", "rl.warmup_steps=1",
+    "checkpoint.every=1", "eval.problems=2", "eval.pool=2", "eval.every=1",
+    *(f"task.{split}_words=(1,1)" for split in ("sft", "rl", "test")),
+)  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """What came of the trials."""
+
+    tried: int
+    survived: int
+    failures: list[str]  # one line each
+
+
+def environment() -> dict[str, str]:
+    """One device of the CPU, and this checkout, wherever the process starts."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+
+
+def start_train(workdir: Path, overrides: tuple[str, ...]) -> subprocess.Popen:
+    """`python -m tango_jax.train --config=configs/tiny.py` in a process of its own."""
+    command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
+    return subprocess.Popen([*command, *(f"--config.{item}" for item in overrides)], cwd=ROOT, env=environment(),
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
+    """What a finished run has otherwise than one that nothing disturbed, clocks apart; empty if nothing."""
+    for name in METRICS:
+        if _repeatable_rows(workdir / name) != _repeatable_rows(expected / name):
+            return f"{name} differs"
+    if (workdir / "transcripts.md").read_bytes() != (expected / "transcripts.md").read_bytes():
+        return "transcripts.md differs"
+    if not (workdir / "curves.png").read_bytes().startswith(b"\x89PNG"):
+        return "curves.png is no picture"
+    dumped, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
+                      for folder in (workdir, expected))  # fmt: skip
+    if dumped != wanted:
+        return f"rollouts differ: {sorted(dumped)} and {sorted(wanted)}"
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, expected)]
+    if summaries[0] | {"wall_seconds": 0} != summaries[1] | {"wall_seconds": 0}:
+        return f"summary.json differs: {summaries}"
+    saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]
+    if saved[0].step != saved[1].step or tree_fingerprint(saved[0].state) != tree_fingerprint(saved[1].state):
+        return f"the checkpoints of steps {saved[0].step} and {saved[1].step} differ"
+    partial = [str(path) for path in workdir.rglob("*.partial")]
+    return f"left behind: {partial}" if partial else ""
+
+
+def _repeatable_rows(path: Path) -> list[dict]:
+    """The rows without what a clock or the system measured; none where there is no such stage."""
+    rows = read_metrics(path) if path.exists() else []
+    return [
+        {name: value for name, value in row.items() if not name.startswith(("time/", "throughput/", "memory/"))}
+        for row in rows
+    ]
+
+
+def shapes_of(policies: dict) -> dict:
+    """What a checkpoint of stage 2 holds, for `difference`."""
+    return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}

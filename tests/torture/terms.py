@@ -1,0 +1,116 @@
+"""SIGTERM at any moment of a run, from its first millisecond on: exit code 75 without a traceback, and the same command
+then goes on; in the end the run is as one that nothing disturbed, bit for bit.
+
+    python -m tests.torture.terms [COUNT] [SEED]
+
+A run is told to stop again and again until an attempt reaches its end before the signal. An attempt that begins late in
+the run is shorter than the first; so signals come at a random moment of what is left.
+"""
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tango_jax.config import load_config
+from tango_jax.termination import PREEMPTED
+from tango_jax.workdir import make_policies
+from tests.torture.runs import ROOT, SMALL, Outcome, difference, shapes_of, start_train
+
+LIMIT_S = 900  # an attempt that is not over by then hangs
+
+
+class Attempt(NamedTuple):
+    """How one start of the command ended."""
+
+    code: int
+    stderr: str
+    was_watching: bool  # whether the process had come as far as the package's first line when it got the signal
+
+
+def terms(count: int, seed: int, workdir_base: Path, overrides: tuple[str, ...] = SMALL) -> Outcome:
+    """`count` signals, each to a process that is starting, running or finishing."""
+    overrides = (*overrides, f"compile_cache={workdir_base / 'cache'}")
+    expected, rng, failures, survived, runs = workdir_base / "undisturbed", np.random.default_rng(seed), [], 0, 0
+    finish(start_train(expected, overrides))  # compiles
+    shutil.rmtree(expected)
+    began = time.monotonic()
+    undisturbed = finish(start_train(expected, overrides))
+    length = time.monotonic() - began
+    assert undisturbed.code == 0, undisturbed.stderr
+    shapes = shapes_of(make_policies(load_config(str(ROOT / "configs/tiny.py"), list(overrides))))
+    sent = 0
+    while sent < count:
+        workdir, problem, is_over = workdir_base / f"run_{runs}", "", False
+        runs += 1
+        while not is_over and not problem:
+            delay = float(rng.uniform(0, length)) if sent < count else None
+            attempt = one_attempt(workdir, overrides, delay)
+            is_over = attempt.code == 0
+            problem = problem_of(attempt) or (difference(workdir, expected, shapes) if is_over else "")
+            sent += delay is not None
+            survived += delay is not None and not problem
+            if problem:
+                failures.append(f"seed {seed}, signal {sent} after {delay} of {length:.1f} s, run {runs}: {problem}")
+        if not problem:
+            shutil.rmtree(workdir)
+    return Outcome(sent, survived, failures)
+
+
+def one_attempt(workdir: Path, overrides: tuple[str, ...], delay: float | None) -> Attempt:
+    """Start the command, and after `delay` seconds tell it to stop; None: let it end."""
+    process = start_train(workdir, overrides)
+    was_watching = True
+    if delay is not None:
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
+            was_watching = is_watching(process.pid)
+            process.send_signal(signal.SIGTERM)
+    return finish(process, was_watching)
+
+
+def finish(process: subprocess.Popen, was_watching: bool = True) -> Attempt:
+    """Wait for the end; a process that hangs is killed."""
+    try:
+        _, stderr = process.communicate(timeout=LIMIT_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return Attempt(process.returncode, stderr, was_watching)
+
+
+def problem_of(attempt: Attempt) -> str:
+    """What is wrong with an end; empty if nothing is."""
+    if "Traceback" in attempt.stderr or "Exception ignored" in attempt.stderr:
+        return f"a traceback: {attempt.stderr[-1500:]}"
+    if attempt.code in (0, PREEMPTED):
+        return ""
+    # The interpreter has not run a line of the package yet: nothing can be saved, and launchers start it again as well.
+    if attempt.code == -signal.SIGTERM and not attempt.was_watching:
+        return ""
+    return f"exit code {attempt.code}: {attempt.stderr[-1500:]}"
+
+
+def is_watching(pid: int) -> bool:
+    """Whether the process catches SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1]
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def main(argv: list[str]) -> None:
+    count, seed = (int(text) for text in (*argv, *("50", "0")[len(argv) :]))
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = terms(count, seed, Path(folder))
+    print(f"terms: {outcome.tried} tried, {outcome.survived} survived (seed {seed})", *outcome.failures, sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
