@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -331,14 +332,23 @@ def _make_orbax() -> ocp.Checkpointer:
 
 @contextlib.contextmanager
 def _quiet_orbax():
-    """Orbax logs the traceback of its writer thread; the error raised here says the same in one line."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
+    """Orbax, asyncio and the threads that write print a traceback for every array that could not be written; the error
+    raised here says the same in one line. The threads fail after it as well, so after an error they stay quiet."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels, hook = [logger.level for logger in loggers], sys.unraisablehook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = _unraisable_but_for_writers
+    yield
+    sys.unraisablehook = hook
+    for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+def _unraisable_but_for_writers(unraisable) -> None:
+    """A write that ends when Orbax has given up the others finds nobody who waits for it."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 @contextlib.contextmanager

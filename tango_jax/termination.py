@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 
 PREEMPTED = 75  # exit code: what can be saved is saved, start again (EX_TEMPFAIL)
 # The commands that go on where an earlier attempt stopped.
@@ -32,7 +31,6 @@ class _Watch:
         self.lock = threading.RLock()  # the handler may run in a thread that has it
         self.is_requested = False
         self.is_held = False
-        self.callbacks: list[Callable[[], None]] = []
 
     def on_signal(self, *_) -> None:
         with self.lock:
@@ -42,9 +40,6 @@ class _Watch:
     def end_if_free(self) -> None:
         if not self.is_requested or self.is_held:
             return
-        for callback in self.callbacks:
-            with contextlib.suppress(OSError):
-                callback()
         message = _MESSAGE
         if os.isatty(2):
             message = _SHOW_CURSOR + message
@@ -99,12 +94,6 @@ def release() -> None:
     with _watch.lock:
         _watch.is_held = False
         _watch.end_if_free()
-
-
-def before_end(callback: Callable[[], None]) -> None:
-    """Call this, which must be quick, before SIGTERM ends the process at once; `atexit` functions are not called then.
-    It may run in any thread, whatever the others are doing."""
-    _watch.callbacks.append(callback)
 
 
 def _wait(reader: socket.socket, writer: socket.socket) -> None:

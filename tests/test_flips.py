@@ -1,7 +1,7 @@
 """A few of the torture suite's flipped bytes, and a check that it would see one that goes unnoticed."""
 
 from tango_jax import manifest
-from tests.torture.flips import flips, make_steps
+from torture.flips import flips, make_steps
 
 
 def test_no_flipped_byte_goes_unnoticed(tmp_path):

@@ -1,25 +1,15 @@
 """Hostile answers through the grader: what kills, hangs or fools it, in one batch with ordinary answers.
-
-    python tests/torture/answers.py [COUNT] [SEED]     # with the repository on PYTHONPATH
 """
 import itertools
 import random
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tango_jax.grading import close_pool, grade_many
+from torture.outcome import Outcome
 
 BATCH = 150
 GOLDS = ("7", "7", "7", "x=7", r"\frac{7}{3}", "(2,5)")  # of the hostile answers, most of which aim at 7
-
-
-class Answers(NamedTuple):
-    """What came of the answers."""
-
-    tried: int
-    survived: int
-    failures: list[str]  # one line each
 
 
 class Case(NamedTuple):
@@ -30,7 +20,7 @@ class Case(NamedTuple):
     is_right: bool
 
 
-def hostile_answers(count: int = 300, seed: int = 0) -> Answers:
+def hostile_answers(count: int = 300, seed: int = 0) -> Outcome:
     """Grade `count` hostile answers, which are all wrong, among as many ordinary ones, half of them right.
 
     An answer survives if it is graded as it should be; an exception loses its whole batch.
@@ -47,7 +37,7 @@ def hostile_answers(count: int = 300, seed: int = 0) -> Answers:
             failures += grade_batch(cases[start : start + BATCH])
     finally:
         close_pool()
-    return Answers(len(cases), len(cases) - len(failures), failures)
+    return Outcome(len(cases), len(cases) - len(failures), failures)
 
 
 def grade_batch(batch: list[Case]) -> list[str]:
@@ -162,8 +152,3 @@ HOSTILE: tuple[tuple[Callable[[random.Random], str], int], ...] = (
     (_huge, 1),
 )  # fmt: skip
 
-
-if __name__ == "__main__":
-    result = hostile_answers(*map(int, sys.argv[1:]))
-    print("\n".join([*result.failures, f"{result.survived} of {result.tried} survived"]))
-    sys.exit(result.survived < result.tried)

@@ -1,35 +1,24 @@
 """Single-byte damage anywhere in the newest step of a checkpoint directory: every one is seen, and the step before is
 restored bit for bit, with a message that names what is damaged.
-
-    python -m tests.torture.flips [COUNT] [SEED]
 """
 
 import logging
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from tango_jax.checkpoint import Checkpointer, tree_fingerprint
 from tango_jax.manifest import MANIFEST, complete_steps
+from torture.outcome import Outcome
 
 STEPS = (10, 20, 30)
 
 
-class Flips(NamedTuple):
-    """What came of the flips."""
-
-    tried: int
-    survived: int
-    failures: list[str]  # one line each
-
-
-def flips(count: int = 1000, seed: int = 0, folder: Path | None = None) -> Flips:
+def flips(count: int = 1000, seed: int = 0, folder: Path | None = None) -> Outcome:
     """Change one random byte of the newest step, restore, put the byte back; `count` times.
 
     Args:
@@ -58,7 +47,7 @@ def flips(count: int = 1000, seed: int = 0, folder: Path | None = None) -> Flips
         if problem:
             name = path.relative_to(folder)
             failures.append(f"seed {seed}, flip {number}: byte {position} of {name} ^ {change:#04x}: {problem}")
-    return Flips(count, count - len(failures), failures)
+    return Outcome(count, count - len(failures), failures)
 
 
 def find_problem(folder: Path, newest: int, before: int) -> str | None:
@@ -115,14 +104,3 @@ def _warnings() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagates
-
-
-def main(argv: list[str]) -> int:
-    count, seed = (int(argv[0]) if argv else 1000), (int(argv[1]) if argv[1:] else 0)
-    done = flips(count, seed)
-    print("\n".join([*done.failures, f"flips: {done.survived} of {done.tried} survived, seed {seed}"]))
-    return int(done.survived < done.tried)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

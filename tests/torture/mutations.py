@@ -1,17 +1,14 @@
 """Mutated model outputs through the parsers, and the step spans that they find through the mapping to sampled tokens.
-
-    python tests/torture/mutations.py [COUNT] [SEED]     # with the repository on PYTHONPATH
 """
 import itertools
 import random
-import sys
 from types import SimpleNamespace
-from typing import NamedTuple
 
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.prompts.read import make_solution
 from tango_jax.records import Problem
+from torture.outcome import Outcome
 
 SOLUTIONS = (
     "<think>\n<step>Let x be 5.</step>\n<step>Then 2x = 10.</step>\n</think>\n<answer>\\boxed{\\frac{1}{2}}</answer>",
@@ -36,15 +33,7 @@ TASK = SimpleNamespace(min_steps=3, gold_steps=None)
 PROBLEM = Problem(id="0", question="", answer="7")
 
 
-class Mutations(NamedTuple):
-    """What came of the outputs."""
-
-    tried: int
-    survived: int
-    failures: list[str]  # one line each
-
-
-def mutated_outputs(count: int = 1_000_000, seed: int = 0) -> Mutations:
+def mutated_outputs(count: int = 1_000_000, seed: int = 0) -> Outcome:
     """Mutate, cut into tokens, decode, parse and map `count` outputs, alternately of a generator and of a verifier.
 
     Every one goes through all of it. An output survives if nothing raises and all that `check` asks for holds.
@@ -61,7 +50,7 @@ def mutated_outputs(count: int = 1_000_000, seed: int = 0) -> Mutations:
             num_failed += 1
             if len(failures) < MAX_SHOWN:
                 failures.append(f"output {index} of seed {seed}: {broken}: {raw!r}")
-    return Mutations(count, count - num_failed, failures)
+    return Outcome(count, count - num_failed, failures)
 
 
 def mutate(rng: random.Random, raw: bytes) -> bytes:
@@ -133,8 +122,3 @@ def check_verification(text: str, num_steps: int) -> str:
         return f"aligned is {parsed.aligned} with {parsed.judgements} for {num_steps} steps"
     return ""
 
-
-if __name__ == "__main__":
-    result = mutated_outputs(*map(int, sys.argv[1:]))
-    print("\n".join([*result.failures, f"{result.survived} of {result.tried} survived"]))
-    sys.exit(result.survived < result.tried)

@@ -1,29 +1,44 @@
-"""Small whole runs in processes of their own, and whether two of them ended with the same results."""
+"""The smallest run that has everything a run can have, and whether two of them ended alike.
+
+Two steps of stage 1 for each role with a checkpoint in between, a step of the verifier's warm-up, two turns of each
+role, evaluations between them and a checkpoint after every turn.
+"""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from tango_jax.checkpoint import read_state
-from tango_jax.config import ARMS, load_config
+from tango_jax.checkpoint import read_state, tree_fingerprint
+from tango_jax.config import load_config
 from tango_jax.metrics import read_metrics
 from tango_jax.workdir import make_policies
 
-ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_S = 900  # a run takes seconds; one that hangs must not hang the suite
-# What a clock or the machine measured, and so may differ between two runs with the same results.
-MEASURED = ("time/", "throughput/", "memory/")
-# Both roles in every stage, in as few turns as have a save, an evaluation and a turn of each kind after another save.
-SMALLEST = ("rl.generator_steps=4", "rl.generator_turns_per_cycle=2", "rl.warmup_steps=1", "eval.every=2")
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = ("generator", "verifier")
+LIMIT_S = 900  # a process that is not over by then hangs
+METRICS = ("metrics.jsonl", "sft/generator/metrics.jsonl", "sft/verifier/metrics.jsonl")
+
+_OF_A_ROLE = (
+    "sft.steps=2", "sft.batch_size=2", "sft.eval_every=1", "sft.eval_examples=2", "sft.checkpoint_every=1",
+    "row_buckets=(4,)", "cache_buckets=()", "model.num_layers=1", "model.width=16", "model.mlp_width=16",
+    "model.num_heads=1",
+)  # fmt: skip
+SMALL = (
+    *(f"{role}.{setting}" for role in ROLES for setting in _OF_A_ROLE),
+    "rl.prompts_per_step=2", "rl.generator_steps=2", "rl.generator_turns_per_cycle=1", "rl.warmup_steps=1",
+    "checkpoint.every=1", "eval.problems=2", "eval.pool=2", "eval.every=1",
+    *(f"task.{split}_words=(1,1)" for split in ("sft", "rl", "test")),
+)  # fmt: skip
 
 
-class Outcome(NamedTuple):
+class Ended(NamedTuple):
     """How a process ended."""
 
     code: int
@@ -31,101 +46,75 @@ class Outcome(NamedTuple):
     stderr: str
 
 
-class Runs:
-    """Runs of `python -m tango_jax.train --config=configs/tiny.py` that share one cache of compiled programs."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._undisturbed: dict[tuple[str, ...], Path] = {}
-        self.environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        self.environment |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-
-    def start(self, workdir: Path, settings: tuple[str, ...] = ()) -> subprocess.Popen:
-        command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
-        command += [f"--config.{setting}" for setting in self.overrides(settings)]
-        return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def run(self, workdir: Path, settings: tuple[str, ...] = ()) -> Outcome:
-        return finish(self.start(workdir, settings))
-
-    def overrides(self, settings: tuple[str, ...]) -> list[str]:
-        return [*SMALLEST, f"compile_cache={self.folder / 'compiled'}", *settings]
-
-    def undisturbed(self, settings: tuple[str, ...] = ()) -> Path:
-        """The workdir of a run with these settings that nothing interrupted; made when first asked for."""
-        if settings not in self._undisturbed:
-            workdir = self.folder / f"undisturbed_{len(self._undisturbed)}"
-            outcome = self.run(workdir, settings)
-            assert outcome.code == 0, f"the run that nothing disturbs failed ({settings}):\n{outcome.stderr}"
-            self._undisturbed[settings] = workdir
-        return self._undisturbed[settings]
-
-    def differences(self, workdir: Path, settings: tuple[str, ...] = ()) -> list[str]:
-        """What of a finished run is not as in the undisturbed one, to the bit."""
-        expected = self.undisturbed(settings)
-        try:
-            return [*different_files(workdir, expected), *self._different_states(workdir, expected, settings)]
-        except (OSError, ValueError) as error:
-            return [f"results cannot be read: {error}"]
-
-    def _different_states(self, workdir: Path, expected: Path, settings: tuple[str, ...]) -> list[str]:
-        policies = make_policies(load_config(str(ROOT / "configs/tiny.py"), self.overrides(settings)))
-        shapes = {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
-        saved, wanted = (read_state(folder / "checkpoints", shapes) for folder in (workdir, expected))
-        names = [name for name in ("turn", "cursor", "label_counts") if saved.meta[name] != wanted.meta[name]]
-        pairs = zip(jax.tree_util.tree_leaves_with_path(saved.state), jax.tree.leaves(wanted.state), strict=True)
-        return names + [
-            jax.tree_util.keystr(path)
-            for (path, array), other in pairs
-            if np.asarray(array).tobytes() != np.asarray(other).tobytes()
-        ]
+def environment() -> dict[str, str]:
+    """One device of the CPU, and this checkout, wherever the process starts."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
 
 
-def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
-    """An arm, and settings that change what a turn computes and when it is saved."""
-    settings = [f"arm={rng.choice(list(ARMS))}", f"seed={rng.integers(100)}", f"checkpoint.every={rng.integers(1, 4)}"]
-    for role in ("generator", "verifier"):
-        loss = f"{role}.loss"
-        settings += [
-            f"{loss}.algorithm={rng.choice(['grpo', 'rloo', 'reinforce_pp'])}",
-            f"{loss}.aggregation={rng.choice(['token_mean', 'seq_mean', 'seq_sum_norm'])}",
-            f"{loss}.minibatches={rng.integers(1, 3)}",
-            f"{loss}.kl_coef={rng.choice([0.0, 0.001])}",
-            f"{role}.share_prompts={rng.choice([True, False])}",
-        ]
-    return tuple(settings)
+def start_train(workdir: Path, overrides: tuple[str, ...]) -> subprocess.Popen:
+    """`python -m tango_jax.train --config=configs/tiny.py` in a process of its own."""
+    command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
+    return subprocess.Popen([*command, *(f"--config.{item}" for item in overrides)], cwd=ROOT, env=environment(),
+                            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def finish(process: subprocess.Popen) -> Outcome:
+def finish(process: subprocess.Popen) -> Ended:
     """Wait for the end of a process, and kill one that hangs."""
     try:
-        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         stdout, stderr = process.communicate()
-        stderr += f"\nkilled: it had not ended after {TIMEOUT_S} s"
-    return Outcome(process.returncode, stdout, stderr)
+        stderr += f"\nkilled: it had not ended after {LIMIT_S} s"
+    return Ended(process.returncode, stdout, stderr)
 
 
-def repeatable_rows(path: Path) -> list[dict]:
-    """The rows of a metrics.jsonl without what a clock or the machine measured."""
-    return [{name: value for name, value in row.items() if not name.startswith(MEASURED)} for row in read_metrics(path)]
+def make_undisturbed(workdir: Path, overrides: tuple[str, ...]) -> float:
+    """Run to the end without any trouble; returns the seconds that it took."""
+    began = time.monotonic()
+    ended = finish(start_train(workdir, overrides))
+    assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
+    return time.monotonic() - began
 
 
-def different_files(workdir: Path, expected: Path) -> list[str]:
-    """The files of a finished run that differ from those of another with the same settings."""
-    tables = [path.relative_to(expected) for path in expected.rglob("metrics.jsonl")]
-    names = [str(name) for name in tables if repeatable_rows(workdir / name) != repeatable_rows(expected / name)]
+def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
+    """What a finished run has otherwise than one that nothing disturbed, clocks apart; empty if nothing."""
+    for name in METRICS:
+        if _repeatable_rows(workdir / name) != _repeatable_rows(expected / name):
+            return f"{name} differs"
     if (workdir / "transcripts.md").read_bytes() != (expected / "transcripts.md").read_bytes():
-        names.append("transcripts.md")
-    dumps, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
-                     for folder in (workdir, expected))
-    names += [f"rollouts/{name}" for name in sorted(dumps.keys() | wanted.keys())
-              if dumps.get(name) != wanted.get(name)]  # fmt: skip
+        return "transcripts.md differs"
     if not (workdir / "curves.png").read_bytes().startswith(b"\x89PNG"):
-        names.append("curves.png")
+        return "curves.png is no picture"
+    dumped, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
+                      for folder in (workdir, expected))  # fmt: skip
+    if dumped != wanted:
+        return f"rollouts differ: {sorted(dumped)} and {sorted(wanted)}"
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, expected)]
     if summaries[0] | {"wall_seconds": 0} != summaries[1] | {"wall_seconds": 0}:
-        names.append("summary.json")
-    return names
+        return f"summary.json differs: {summaries}"
+    saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]
+    if saved[0].step != saved[1].step or tree_fingerprint(saved[0].state) != tree_fingerprint(saved[1].state):
+        return f"the checkpoints of steps {saved[0].step} and {saved[1].step} differ"
+    left = [path.name for path in workdir.rglob("*") if path.suffix in (".partial", ".saving", ".replaced", ".removed")]
+    return f"left behind: {left}" if left else ""
+
+
+def _repeatable_rows(path: Path) -> list[dict]:
+    """The rows without what a clock or the system measured; none where there is no such stage."""
+    rows = read_metrics(path) if path.exists() else []
+    return [
+        {name: value for name, value in row.items() if not name.startswith(("time/", "throughput/", "memory/"))}
+        for row in rows
+    ]
+
+
+def shapes_of(policies: dict) -> dict:
+    """What a checkpoint of stage 2 holds, for `difference`."""
+    return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
+
+
+def policies_of(overrides: tuple[str, ...]) -> dict:
+    """The policies of configs/tiny.py."""
+    return make_policies(load_config(str(ROOT / "configs/tiny.py"), list(overrides)))

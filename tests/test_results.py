@@ -1,0 +1,49 @@
+"""What a finished run leaves behind: the summary last, as the sign of its end, and nothing by halves."""
+
+import json
+
+import pytest
+
+from tango_jax import results
+from tango_jax.config import default_config
+from tango_jax.console import Console
+from tango_jax.metrics import MetricsWriter
+
+ROWS = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": 0.5} for step in (0, 6)]
+
+
+def write(workdir) -> None:
+    results.write_results(default_config(), workdir, ROWS, [], [], 0, 1.0)
+
+
+def test_a_run_that_could_not_draw_its_curves_is_not_finished(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "plot_curves", full)
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+    write(tmp_path)
+    assert all((tmp_path / name).exists() for name in results.FILES)
+    assert json.loads((tmp_path / "summary.json").read_text())["generator"]["accuracy_final"] == 0.5
+
+
+def test_what_a_finished_run_lacks_is_made_where_that_can_be(tmp_path, capsys):
+    write(tmp_path)
+    assert results.is_finished(tmp_path, 10)
+    (tmp_path / "transcripts.md").unlink()
+    assert results.is_finished(tmp_path, 10)  # without a checkpoint it would train again
+    step = tmp_path / "checkpoints" / "10"
+    step.mkdir(parents=True)
+    (step / "manifest.sha256").touch()
+    assert not results.is_finished(tmp_path, 10)  # one evaluation brings the transcripts
+    assert results.is_finished(tmp_path, 12)
+    (tmp_path / "curves.png").unlink()
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for row in ROWS:
+            writer.append(row)
+    results.redraw_missing(default_config(), tmp_path, Console())
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "curves.png was missing and is drawn anew" in capsys.readouterr().out.replace("\n", "")
