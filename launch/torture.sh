@@ -6,4 +6,5 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
 
 say "torture suite (over an hour on two CPU cores; --share=0.05 for a few minutes)"
-PYTHONPATH=$root:$root/tests exec python -m torture "$@"
+export JAX_PLATFORMS=cpu PYTHONPATH=$root:$root/tests
+exec python -m torture "$@"

@@ -1,7 +1,8 @@
 """A few of the torture suite's flipped bytes, and a check that it would see one that goes unnoticed."""
 
-from tango_jax import manifest
 from torture.flips import flips, make_steps
+
+from tango_jax import manifest
 
 
 def test_no_flipped_byte_goes_unnoticed(tmp_path):

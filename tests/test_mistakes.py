@@ -1,6 +1,7 @@
 """A sample of the mistakes that the torture suite makes by the hundred."""
 
-from torture.mistakes import IN_THE_ENVIRONMENT, WRITTEN, mistakes
+from torture.mistake_list import IN_THE_ENVIRONMENT, WRITTEN
+from torture.mistakes import mistakes
 
 
 def test_mistakes_end_in_one_line_and_leave_nothing():

@@ -8,9 +8,9 @@ import time
 
 import pytest
 from conftest import ROOT, finish
+from torture.terms import is_watching
 
 from tango_jax import termination
-from torture.terms import is_watching
 
 
 def run_python(code: str) -> subprocess.CompletedProcess:

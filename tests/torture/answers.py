@@ -1,12 +1,13 @@
-"""Hostile answers through the grader: what kills, hangs or fools it, in one batch with ordinary answers.
-"""
+"""Hostile answers through the grader: what kills, hangs or fools it, in one batch with ordinary answers."""
+
 import itertools
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tango_jax.grading import close_pool, grade_many
 from torture.outcome import Outcome
+
+from tango_jax.grading import close_pool, grade_many
 
 BATCH = 150
 GOLDS = ("7", "7", "7", "x=7", r"\frac{7}{3}", "(2,5)")  # of the hostile answers, most of which aim at 7

@@ -1,4 +1,6 @@
-"""Runs of random arms and settings that are killed at random moments, half of them in the middle of a save."""
+"""Runs of random arms and settings that are killed at random moments, half of them in the middle of a save; started
+again until they end, they end as runs that nothing interrupted, bit for bit.
+"""
 
 import shutil
 import subprocess
@@ -6,73 +8,94 @@ import time
 from pathlib import Path
 
 import numpy as np
-from torture.runs import Outcome, Runs, finish, random_settings
+from torture.outcome import Outcome
+from torture.runs import (
+    ROLES,
+    SMALL,
+    Ended,
+    difference,
+    finish,
+    make_undisturbed,
+    policies_of,
+    shapes_of,
+    start_train,
+)
 
-KILLS_PER_RUN = 10  # most of the time goes into compiling what settings need that no run had before
+from tango_jax.config import ARMS
+
+KILLS_PER_RUN = 10  # most of the time goes into compiling what new settings need
+SAVE_S = 0.03  # about what a save of so small a state takes
 SIGKILLED = -9
 
 
-def kills(count: int = 100, seed: int = 0, folder: Path = Path("torture")) -> tuple[int, int, list[str]]:
-    """(kills tried, kills survived, what went wrong): each run is started again until it ends, and must end like one
-    that nothing interrupted."""
-    rng, runs = np.random.default_rng(seed), Runs(folder)
-    tried, survived, failures = 0, 0, []
+def kills(count: int, seed: int, folder: Path) -> Outcome:
+    """`count` kills, each of a process that is starting, running, saving or finishing."""
+    rng, tried, survived, failures = np.random.default_rng(seed), 0, 0, []
     while tried < count:
-        settings = random_settings(rng)
+        overrides = (*SMALL, *random_settings(rng))
         number = min(KILLS_PER_RUN, count - tried)
-        problems = killed_run(runs, settings, number, rng)
+        problem = killed_run(folder / f"run_{tried}", folder / "cache", overrides, number, rng)
         tried += number
-        survived += 0 if problems else number
-        failures += [f"{' '.join(settings)}: {problem}" for problem in problems]
-    return tried, survived, failures
+        survived += 0 if problem else number
+        failures += [f"seed {seed}, {' '.join(overrides[len(SMALL):])}: {problem}"] if problem else []
+    return Outcome(tried, survived, failures)
 
 
-def killed_run(runs: Runs, settings: tuple[str, ...], number: int, rng: np.random.Generator) -> list[str]:
-    """Kill a run `number` times, let it end, and tell how its results differ."""
-    began = time.monotonic()
-    expected = runs.undisturbed(settings)
-    duration, workdir = time.monotonic() - began, runs.folder / "killed"
-    shutil.rmtree(workdir, ignore_errors=True)
-    done = 0
+def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
+    """An arm, and settings that change what a turn computes and when it is saved."""
+    settings = [f"arm={rng.choice(list(ARMS))}", f"seed={rng.integers(100)}", f"checkpoint.every={rng.integers(1, 4)}"]
+    for role in ROLES:
+        loss = f"{role}.loss"
+        settings += [
+            f"{loss}.algorithm={rng.choice(['grpo', 'rloo', 'reinforce_pp'])}",
+            f"{loss}.aggregation={rng.choice(['token_mean', 'seq_mean', 'seq_sum_norm'])}",
+            f"{loss}.minibatches={rng.integers(1, 3)}",
+            f"{loss}.kl_coef={rng.choice([0.0, 0.001])}",
+            f"{role}.share_prompts={rng.choice([True, False])}",
+        ]
+    return tuple(settings)
+
+
+def killed_run(folder: Path, cache: Path, overrides: tuple[str, ...], number: int, rng: np.random.Generator) -> str:
+    """Kill a run `number` times and let it end; what is wrong then, or an empty text."""
+    overrides = (*overrides, f"compile_cache={cache}")
+    expected, workdir, done = folder / "undisturbed", folder / "killed", 0
+    seconds = make_undisturbed(expected, overrides)
     while done < number:
-        process = runs.start(workdir, settings)
-        wait = wait_for_save if done % 2 else wait_for_moment
-        wait(process, workdir, duration, rng)
+        process = start_train(workdir, overrides)
+        # Compiling, which only the undisturbed run had to do, is a large part of its time.
+        wait_for_save(process, workdir, rng) if done % 2 else wait_for_moment(process, rng.uniform(0, seconds / 2))
         process.kill()
-        outcome = finish(process)
-        if outcome.code == SIGKILLED:
+        ended = finish(process)
+        if ended.code == SIGKILLED:
             done += 1
-        elif outcome.code == 0:  # the moment came after the end: once more from the start
+        elif ended.code == 0:  # it was over before the moment came
             shutil.rmtree(workdir)
         else:
-            return [f"ended with code {outcome.code} before it was killed: {last_line(outcome)}"]
-    outcome = runs.run(workdir, settings)
-    if outcome.code != 0:
-        return [f"did not go on after {number} kills, code {outcome.code}: {last_line(outcome)}"]
-    leftovers = [path.name for path in workdir.rglob("*") if path.suffix in (".saving", ".partial", ".replaced")]
-    differences = [f"differs from {expected.name}: {name}" for name in runs.differences(workdir, settings)]
-    return differences + [f"left behind: {name}" for name in leftovers]
+            return f"it ended by itself with code {ended.code}: {last_line(ended)}"
+    ended = finish(start_train(workdir, overrides))
+    if ended.code != 0:
+        return f"after {number} kills it does not go on, code {ended.code}: {last_line(ended)}"
+    problem = difference(workdir, expected, shapes_of(policies_of(overrides)))
+    if not problem:
+        shutil.rmtree(folder)
+    return problem
 
 
-def wait_for_moment(process: subprocess.Popen, workdir: Path, duration: float, rng: np.random.Generator) -> None:
-    deadline = time.monotonic() + rng.uniform(0, duration)
+def wait_for_moment(process: subprocess.Popen, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
-def wait_for_save(process: subprocess.Popen, workdir: Path, duration: float, rng: np.random.Generator) -> None:
+def wait_for_save(process: subprocess.Popen, workdir: Path, rng: np.random.Generator) -> None:
     """Wait until one of the next saves has begun, and a little longer."""
-    skipped, seen = int(rng.integers(0, 4)), set()
-    while process.poll() is None and len(seen) <= skipped:
-        seen |= {path for path in saves_under_way(workdir)}
+    place, seen = int(rng.integers(1, 5)), set()
+    while process.poll() is None and len(seen) < place:
+        seen.update(workdir.glob("checkpoints/*.saving"), workdir.glob("sft/*/checkpoints/*.saving"))
         time.sleep(0.0005)
-    time.sleep(rng.uniform(0, 0.03))  # about as long as a save of so small a state takes
+    time.sleep(rng.uniform(0, SAVE_S))
 
 
-def saves_under_way(workdir: Path) -> list[Path]:
-    parents = (workdir / "checkpoints", *(workdir / "sft" / role / "checkpoints" for role in ("generator", "verifier")))
-    return [path for parent in parents for path in parent.glob("*.saving")]
-
-
-def last_line(outcome: Outcome) -> str:
-    return (outcome.stderr.strip().splitlines() or ["nothing was said"])[-1]
+def last_line(ended: Ended) -> str:
+    return (ended.stderr.strip().splitlines() or ["nothing was said"])[-1]

@@ -1,14 +1,15 @@
-"""Mutated model outputs through the parsers, and the step spans that they find through the mapping to sampled tokens.
-"""
+"""Mutated model outputs through the parsers, and their step spans through the mapping to sampled tokens."""
+
 import itertools
 import random
 from types import SimpleNamespace
+
+from torture.outcome import Outcome
 
 from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.prompts.read import make_solution
 from tango_jax.records import Problem
-from torture.outcome import Outcome
 
 SOLUTIONS = (
     "<think>\n<step>Let x be 5.</step>\n<step>Then 2x = 10.</step>\n</think>\n<answer>\\boxed{\\frac{1}{2}}</answer>",

@@ -1,42 +1,44 @@
-"""Two starts of the same command in one workdir: one of them must win, and the other must leave it alone."""
+"""Two starts of the same command in one workdir: one of them wins, the other is refused in one line that names it, and
+the run ends as one that nothing disturbed, bit for bit.
+"""
 
+import re
 import shutil
 import time
 from pathlib import Path
 
 import numpy as np
-from torture.runs import Runs, finish
+from torture.outcome import Outcome
+from torture.runs import SMALL, difference, finish, make_undisturbed, policies_of, shapes_of, start_train
 
 
-def two_starts(count: int = 10, seed: int = 0, folder: Path = Path("torture")) -> tuple[int, int, list[str]]:
-    """(tried, survived, what went wrong): every second pair starts at the same moment, the others at random ones."""
-    rng, runs = np.random.default_rng(seed), Runs(folder)
-    began = time.monotonic()
-    runs.undisturbed()
-    duration, failures, survived = time.monotonic() - began, [], 0
+def two_starts(count: int, seed: int, folder: Path) -> Outcome:
+    """`count` pairs; every second pair starts at the same moment, the others at random ones."""
+    rng, failures = np.random.default_rng(seed), []
+    overrides = (*SMALL, f"compile_cache={folder / 'cache'}")
+    expected, workdir = folder / "undisturbed", folder / "started_twice"
+    make_undisturbed(expected, overrides)  # compiles
+    shutil.rmtree(expected)
+    seconds, shapes = make_undisturbed(expected, overrides), shapes_of(policies_of(overrides))
     for number in range(count):
-        problems = started_twice(runs, 0.0 if number % 2 == 0 else rng.uniform(0, 0.8 * duration))
-        survived += not problems
-        failures += problems
-    return count, survived, failures
+        delay = 0.0 if number % 2 == 0 else float(rng.uniform(0, 0.8 * seconds))
+        problem = started_twice(workdir, overrides, delay) or difference(workdir, expected, shapes)
+        if problem:
+            failures.append(f"seed {seed}, pair {number}, {delay:.1f} s apart: {problem}")
+        shutil.rmtree(workdir)
+    return Outcome(count, count - len(failures), failures)
 
 
-def started_twice(runs: Runs, delay_s: float) -> list[str]:
-    workdir = runs.folder / "started_twice"
-    shutil.rmtree(workdir, ignore_errors=True)
-    first = runs.start(workdir)
-    time.sleep(delay_s)
-    over_already = first.poll() is not None
-    outcomes = [finish(process) for process in (runs.start(workdir), first)]
-    if over_already:  # the second one finds a finished run and says so
-        refused = []
-    else:
-        refused = [outcome for outcome in outcomes if outcome.code not in (0,)]
-        if len(refused) != 1 and not any("finished run" in outcome.stdout for outcome in outcomes):
-            return [f"{len(refused)} of two starts {delay_s:.1f} s apart were refused, not one"]
-    problems = [
-        f"{delay_s:.1f} s apart: the refusal was not one line: {outcome.stderr.strip()}"
-        for outcome in refused
-        if outcome.stderr.count("error: ") != 1 or "Traceback" in outcome.stderr or "pid" not in outcome.stderr
-    ]
-    return problems + [f"{delay_s:.1f} s apart: differs: {name}" for name in runs.differences(workdir)]
+def started_twice(workdir: Path, overrides: tuple[str, ...], delay: float) -> str:
+    """What is wrong with how the two ended, or an empty text."""
+    first = start_train(workdir, overrides)
+    time.sleep(delay)
+    ends = [finish(process) for process in (start_train(workdir, overrides), first)]
+    refused = [ended for ended in ends if ended.code != 0]
+    if not refused and any("holds a finished run" in ended.stdout for ended in ends):
+        return ""  # the second one came when all was done
+    if len(refused) != 1:
+        return f"{len(refused)} of 2 were refused: {[ended.stderr for ended in ends]}"
+    error = refused[0].stderr
+    is_one_line = error.startswith("error: ") and error.count("\n") == 1
+    return "" if is_one_line and re.search(r"process \d+ on \S+, since", error) else f"not a clear line: {error}"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-from tango_jax.termination import PREEMPTED
 from torture.outcome import Outcome
 from torture.runs import SMALL, difference, finish, make_undisturbed, policies_of, shapes_of, start_train
+
+from tango_jax.termination import PREEMPTED
 
 
 class Attempt(NamedTuple):
