@@ -200,19 +200,14 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
 
 
 def peek_meta(directory: str | os.PathLike) -> Restored | None:
-    """The number and the JSON record of the newest complete step of another run (`state` is None), without its arrays
-    and unverified: quick, for a check before long work. None where there is no complete step; `meta` is empty where
-    the record cannot be read, which `read_state` will say more of.
+    """The number and the JSON record of the newest step of another run (`state` is None). Of its files only the record
+    is verified: quick, for a check before long work. None when there is no step.
+
+    Raises CheckpointError when steps exist but none has an intact record.
     """
     directory = Path(directory).absolute()
-    step = max(complete_steps(directory), default=None)
-    if step is None:
-        return None
-    try:
-        return Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
-    except (OSError, ValueError, KeyError) as error:
-        log.info("the record of step %d in %s cannot be read: %s", step, directory, error)
-        return Restored(step, None, {})
+    step = _choose_step(directory, below="record")
+    return None if step == NO_STEP else Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
 
 
 def tree_fingerprint(tree: Any) -> str:
@@ -286,9 +281,10 @@ def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]
                           "another directory")
 
 
-def _choose_step(directory: Path) -> int:
-    """The newest step that verifies; the first process reads the bytes and tells the others."""
-    step = _from_first_process(newest_verified(directory) if _is_first_process() else NO_STEP)
+def _choose_step(directory: Path, below: str = "") -> int:
+    """The newest step that verifies; the first process reads the bytes and tells the others. `below`: see
+    `manifest.find_damage`."""
+    step = _from_first_process(newest_verified(directory, below) if _is_first_process() else NO_STEP)
     if step == ALL_DAMAGED:
         raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
                               "directory from a copy, or move it away to start afresh")
