@@ -216,6 +216,7 @@ def test_bandwidth_of_a_group():
     assert clock.bandwidth(tuple(range(32))) == 200e9  # eight cards of a host
     gather = Collective("all-gather", size=8 * 10**9, members=tuple(range(8)), times=3, in_pass=True)
     assert clock.sending(gather) == pytest.approx(3 * 7e9 / (0.8 * 300e9))
-    # Half of 312 TFLOP/s for bfloat16, half of 156 for a head in float32.
-    assert clock.products(Flops(156e12, 78e12), "bfloat16", "float32") == pytest.approx(2.0)
+    # Half of 312 TFLOP/s for bfloat16, half of 156 for float32 as it is, half of 19.5 for a head in full float32.
+    assert clock.products(Flops(156e12, 9.75e12), "bfloat16", "float32") == pytest.approx(2.0)
+    assert clock.products(Flops(78e12, 156e12), "float32", "bfloat16") == pytest.approx(2.0)
     assert clock.reading(2.04e12) == pytest.approx(1 / 0.7)

@@ -1,6 +1,7 @@
 """In which precision products are made and gradients are summed, read from the traced programs: nothing is compiled."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from tango_jax.config import default_config, load_config, validate
+from tango_jax.config import check_same_settings, default_config, load_config, save_config, validate
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.programs import abstract_batch, blank_tokenizer
@@ -16,6 +17,7 @@ from tango_jax.rl.policy import make_policy
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import sampling_params
 from tango_jax.source import Source
+from tango_jax.workdir import read_config
 
 V = 72  # no other axis has this size
 MODEL = ModelConfig(
@@ -91,6 +93,16 @@ def test_gradients_are_summed_over_fsdp_in_the_dtype_that_the_mesh_says(reduce_d
         if equation.primitive.name in found:
             found[equation.primitive.name].add(str(equation.invars[0].aval.dtype))
     assert found == {"reduce_scatter": expected, "all_gather": {"bfloat16", "float32"}}  # the head is float32
+
+
+def test_a_run_of_before_there_was_a_choice_goes_on(tmp_path):
+    config, file = load_config("configs/tiny.py"), tmp_path / "config.json"
+    save_config(config, file)
+    added = ("generator.mesh.grad_reduce_dtype", "verifier.mesh.grad_reduce_dtype", "alarms.shortened")
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in saved.items() if key not in added}))
+    assert read_config(tmp_path).verifier.mesh.grad_reduce_dtype == "float32"
+    check_same_settings(config, file)
 
 
 @pytest.mark.parametrize("override, message", [

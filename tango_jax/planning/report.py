@@ -165,8 +165,9 @@ def assumptions(plan: Plan) -> list[str]:
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
             _lengths(role, turn) for role, turn in plan.turns.items()),
         f"products run at {times.SHARE_OF_FLOPS:.0%} of {target.flops / 1e12:.3g} TFLOP/s (float32 "
-        f"{target.flops_float32 / 1e12:.3g}; a float32 head {target.flops_highest / 1e12:.3g}), memory is read at {times.SHARE_OF_READ:.0%} of {target.read / 1e12:.3g} "
-        f"TB/s, links carry {times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, "
+        f"{target.flops_float32 / 1e12:.3g}; a float32 head {target.flops_highest / 1e12:.3g}), memory is read at "
+        f"{times.SHARE_OF_READ:.0%} of {target.read / 1e12:.3g} TB/s, links carry "
+        f"{times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, "
         f"networks of {target.network / 1e9:.3g} GB/s a device",
         "gathers and scatters of an update run beside its products, sums do not; a layer of a decode step takes "
         f"{times.STEP_OVERHEAD * 1e6:.0f} us beside its reads; parsing, grading and evaluation are not counted",
