@@ -131,10 +131,18 @@ class RunLog:
         return self._writer.position()
 
     def close(self, has_failed: bool = False) -> None:
-        """Close everything; a second call does nothing."""
-        self._writer.close()
-        self._each(lambda follower: follower.close(has_failed))
-        self._followers = []
+        """Close everything; a second call does nothing.
+
+        Raises:
+            ValueError: metrics.jsonl was removed or changed since the last checkpoint, which nobody would notice later.
+        """
+        try:
+            if not has_failed:
+                self._writer.position()
+        finally:
+            self._writer.close()
+            self._each(lambda follower: follower.close(has_failed))
+            self._followers = []
 
     def __enter__(self) -> "RunLog":
         return self

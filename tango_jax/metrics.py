@@ -97,6 +97,7 @@ class MetricsWriter:
         """Close the file; a second call does nothing."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def __enter__(self) -> "MetricsWriter":
         return self

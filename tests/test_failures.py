@@ -15,6 +15,7 @@ from conftest import ROOT
 from tango_jax import failures, hosts, runtime
 from tango_jax.config import default_config
 from tango_jax.console import Console
+from tango_jax.loggers import RunLog
 from tango_jax.metrics import MetricsWriter, read_metrics
 
 
@@ -164,3 +165,12 @@ def test_a_row_that_does_not_fit_on_the_disk_names_the_file_and_is_cut_off_again
     with MetricsWriter(path, resume_at=position) as again:
         again.write(2, "eval", {"a": 2.0})
     assert [row["a"] for row in read_metrics(path)] == [1.0, 2.0]
+
+
+def test_a_log_notices_at_its_end_what_happened_after_the_last_checkpoint(tmp_path):
+    log = RunLog(tmp_path, default_config(), Console(enabled=False), resume_at=0)
+    with pytest.raises(ValueError, match="Its rows are back"), log:
+        log.write(1, "eval", {"a": 1.0})
+        (tmp_path / "metrics.jsonl").unlink()
+    assert [row["a"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1.0]
+    log.close()
