@@ -36,6 +36,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
     (r"\\(?:mathbf|mathit|mathsf|mathtt|boldsymbol|bm|mathnormal)\s*\{([^{}]*)\}", r"\1"),
     (r"\\(?:mathrm|textrm)\s*\{\s*([0-9.]+|[a-zA-Z])\s*\}", r"\1"),
     (r"\\(?:text[a-z]+|mathrm|mbox|hbox)\s*(?=\{)", r"\\text"),
+    (r"\\text\s*\{\s*[.!]?\s*\}", " "),
     (r"(?:,\s*)?(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))(?:\s*,)?", ", "),
     (r"\\(?:land|lor|wedge|vee)(?![a-zA-Z])", ", "),
     (r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|(?<![a-zA-Z])(?:percent(?:age)?|pct)(?![a-zA-Z])", r"\\%"),

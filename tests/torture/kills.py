@@ -9,17 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from torture.outcome import Outcome
-from torture.runs import (
-    ROLES,
-    SMALL,
-    Ended,
-    difference,
-    finish,
-    make_undisturbed,
-    policies_of,
-    shapes_of,
-    start_train,
-)
+from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
 from tango_jax.config import ARMS
 
@@ -32,12 +22,12 @@ def kills(count: int, seed: int, folder: Path) -> Outcome:
     """`count` kills, each of a process that is starting, running, saving or finishing."""
     rng, tried, survived, failures = np.random.default_rng(seed), 0, 0, []
     while tried < count:
-        overrides = (*SMALL, *random_settings(rng))
-        number = min(KILLS_PER_RUN, count - tried)
-        problem = killed_run(folder / f"run_{tried}", folder / "cache", overrides, number, rng)
+        settings, number = random_settings(rng), min(KILLS_PER_RUN, count - tried)
+        undisturbed = make_undisturbed(folder / f"run_{tried}", (*SMALL, *settings), folder / "cache")
+        problem = killed_run(undisturbed, number, rng)
         tried += number
         survived += 0 if problem else number
-        failures += [f"seed {seed}, {' '.join(overrides[len(SMALL):])}: {problem}"] if problem else []
+        failures += [f"seed {seed}, {' '.join(settings)}: {problem}"] if problem else []
     return Outcome(tried, survived, failures)
 
 
@@ -56,15 +46,15 @@ def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
     return tuple(settings)
 
 
-def killed_run(folder: Path, cache: Path, overrides: tuple[str, ...], number: int, rng: np.random.Generator) -> str:
+def killed_run(undisturbed: Undisturbed, number: int, rng: np.random.Generator) -> str:
     """Kill a run `number` times and let it end; what is wrong then, or an empty text."""
-    overrides = (*overrides, f"compile_cache={cache}")
-    expected, workdir, done = folder / "undisturbed", folder / "killed", 0
-    seconds = make_undisturbed(expected, overrides)
+    overrides, workdir, done = undisturbed.overrides, undisturbed.workdir.with_name("killed"), 0
     while done < number:
         process = start_train(workdir, overrides)
-        # Compiling, which only the undisturbed run had to do, is a large part of its time.
-        wait_for_save(process, workdir, rng) if done % 2 else wait_for_moment(process, rng.uniform(0, seconds / 2))
+        if done % 2:
+            wait_for_save(process, workdir, rng)
+        else:  # the undisturbed run had to compile, which takes about half of its time
+            wait_for_moment(process, rng.uniform(0, undisturbed.seconds / 2))
         process.kill()
         ended = finish(process)
         if ended.code == SIGKILLED:
@@ -76,9 +66,9 @@ def killed_run(folder: Path, cache: Path, overrides: tuple[str, ...], number: in
     ended = finish(start_train(workdir, overrides))
     if ended.code != 0:
         return f"after {number} kills it does not go on, code {ended.code}: {last_line(ended)}"
-    problem = difference(workdir, expected, shapes_of(policies_of(overrides)))
+    problem = difference(workdir, undisturbed.workdir, undisturbed.shapes)
     if not problem:
-        shutil.rmtree(folder)
+        shutil.rmtree(workdir)
     return problem
 
 

@@ -70,12 +70,24 @@ def finish(process: subprocess.Popen) -> Ended:
     return Ended(process.returncode, stdout, stderr)
 
 
-def make_undisturbed(workdir: Path, overrides: tuple[str, ...]) -> float:
-    """Run to the end without any trouble; returns the seconds that it took."""
+class Undisturbed(NamedTuple):
+    """A run to the end without any trouble."""
+
+    overrides: tuple[str, ...]  # of configs/tiny.py, the cache of compiled programs among them
+    workdir: Path
+    seconds: float  # that it took
+    shapes: dict  # of what its checkpoints hold
+
+
+def make_undisturbed(folder: Path, overrides: tuple[str, ...], cache: Path) -> Undisturbed:
+    """Make the run in `folder`; what it compiles stays in `cache`."""
+    overrides, workdir = (*overrides, f"compile_cache={cache}"), folder / "undisturbed"
     began = time.monotonic()
     ended = finish(start_train(workdir, overrides))
     assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
-    return time.monotonic() - began
+    seconds = time.monotonic() - began
+    policies = make_policies(load_config(str(ROOT / "configs/tiny.py"), list(overrides)))
+    return Undisturbed(overrides, workdir, seconds, shapes_of(policies))
 
 
 def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
@@ -113,8 +125,3 @@ def _repeatable_rows(path: Path) -> list[dict]:
 def shapes_of(policies: dict) -> dict:
     """What a checkpoint of stage 2 holds, for `difference`."""
     return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
-
-
-def policies_of(overrides: tuple[str, ...]) -> dict:
-    """The policies of configs/tiny.py."""
-    return make_policies(load_config(str(ROOT / "configs/tiny.py"), list(overrides)))

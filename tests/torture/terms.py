@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from torture.outcome import Outcome
-from torture.runs import SMALL, difference, finish, make_undisturbed, policies_of, shapes_of, start_train
+from torture.runs import SMALL, Undisturbed, difference, finish, make_undisturbed, start_train
 
 from tango_jax.termination import PREEMPTED
 
@@ -26,29 +26,31 @@ class Attempt(NamedTuple):
     was_watching: bool  # whether the process had come as far as the package's first line when it got the signal
 
 
-def terms(count: int, seed: int, folder: Path, overrides: tuple[str, ...] = SMALL) -> Outcome:
+def terms(count: int, seed: int, folder: Path) -> Outcome:
     """`count` signals, each to a process that is starting, running or finishing."""
-    overrides = (*overrides, f"compile_cache={folder / 'cache'}")
-    expected, rng, failures, survived, runs = folder / "undisturbed", np.random.default_rng(seed), [], 0, 0
-    make_undisturbed(expected, overrides)  # compiles
-    shutil.rmtree(expected)
-    length, shapes = make_undisturbed(expected, overrides), shapes_of(policies_of(overrides))
-    sent = 0
+    rng, sent, survived, failures = np.random.default_rng(seed), 0, 0, []
+    undisturbed = make_undisturbed(folder, SMALL, folder / "cache")
     while sent < count:
-        workdir, problem, is_over = folder / f"run_{runs}", "", False
-        runs += 1
-        while not is_over and not problem:
-            delay = float(rng.uniform(0, length)) if sent < count else None
-            attempt = one_attempt(workdir, overrides, delay)
-            is_over = attempt.code == 0
-            problem = problem_of(attempt) or (difference(workdir, expected, shapes) if is_over else "")
-            sent += delay is not None
-            survived += delay is not None and not problem
-            if problem:
-                failures.append(f"seed {seed}, signal {sent} after {delay} of {length:.1f} s, run {runs}: {problem}")
-        if not problem:
-            shutil.rmtree(workdir)
+        number, problem = stopped_run(undisturbed, count - sent, rng)
+        sent += number
+        survived += number - bool(problem)
+        failures += [f"seed {seed}, signal {sent}: {problem}"] if problem else []
     return Outcome(sent, survived, failures)
+
+
+def stopped_run(undisturbed: Undisturbed, most: int, rng: np.random.Generator) -> tuple[int, str]:
+    """Stop a run at most so many times, until it ends or something is wrong: (signals sent, what is wrong)."""
+    workdir, sent = undisturbed.workdir.with_name("stopped"), 0
+    shutil.rmtree(workdir, ignore_errors=True)
+    while True:
+        # The undisturbed run had to compile, which takes about half of its time.
+        delay = float(rng.uniform(0, undisturbed.seconds / 2)) if sent < most else None
+        attempt = one_attempt(workdir, undisturbed.overrides, delay)
+        sent += delay is not None
+        if problem := problem_of(attempt):
+            return sent, f"after {delay} s: {problem}"
+        if attempt.code == 0:
+            return sent, difference(workdir, undisturbed.workdir, undisturbed.shapes)
 
 
 def one_attempt(workdir: Path, overrides: tuple[str, ...], delay: float | None) -> Attempt:
