@@ -76,5 +76,6 @@ def shortened(value: Any) -> str:
         return f"a value of type {type(value).__name__} that is too long to show"
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def cut(text: str, most: int = 80) -> str:
+    """The text, or as much of it as stays within `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -12,9 +12,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.checks import local_path, shortened
+from tango_jax.checks import cut, local_path, shortened
 from tango_jax.defaults import default_config
 from tango_jax.model_text import on_one_line
+
+MAX_PATH = 300  # characters of a path in a message
 
 
 def run_config_file(file: str, argument: str) -> ConfigDict:
@@ -24,7 +26,7 @@ def run_config_file(file: str, argument: str) -> ConfigDict:
         ValueError: no such file, a mistake in it (with its line), or a result that is no complete configuration.
     """
     if not file.endswith(".py") or not local_path("--config", file).is_file():
-        raise ValueError(f"{shortened(file)} is not a Python file that exists; try configs/last_letter.py")
+        raise ValueError(f"{cut(repr(file), MAX_PATH)} is not a Python file that exists; try configs/last_letter.py")
     module = types.ModuleType("tango_config")
     module.__file__ = file
     try:

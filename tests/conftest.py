@@ -45,6 +45,7 @@ class TinyTrain:
         self.overrides = [f"{role}.sft.{setting}" for role in ("generator", "verifier") for setting in stage_one]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
         self.overrides += ["rl.format_weight=0.5", f"compile_cache={compile_cache}"]
+        self.compile_cache = compile_cache
         self.environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # one device
 
     def start(self, workdir: Path, *overrides: str) -> subprocess.Popen:

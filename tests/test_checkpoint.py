@@ -219,7 +219,7 @@ def test_a_glance_believes_nothing_that_is_not_verified(two_steps, tmp_path, cap
 
 def test_a_restore_after_a_glance_reads_the_bytes_again_only_where_files_were_touched(two_steps, tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr(checkpoint_lib, "newest_verified", lambda path: reads.append(path) or newest_verified(path))
+    monkeypatch.setattr(checkpoint_lib, "newest_verified", lambda *path: reads.append(path) or newest_verified(*path))
     two_steps.peek(abstract(make_state(2)))
     assert two_steps.restore(abstract(make_state(2))).step == 20 and len(reads) == 1
     two_steps.peek(abstract(make_state(2)))

@@ -95,16 +95,27 @@ def test_a_workdir_without_settings_goes_by_the_settings_here(source):
     check_init_from(starting_from(workdir, "sft.steps=3"))
 
 
-def test_a_newest_step_that_cannot_be_read_is_left_to_the_load(source):
-    """The quick look reads one small file; whether a damaged checkpoint has a good one before it is found out later."""
+def test_a_step_that_cannot_be_read_is_no_start(source):
     workdir = source(6)
     for path in (workdir / "sft/generator/checkpoints/6").rglob("*"):
         if path.is_file() and path.name != MANIFEST:
             path.write_bytes(b"")
-    check_init_from(starting_from(workdir))
+    with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
+        check_init_from(starting_from(workdir))
     policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
     with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
         sft.load_sft(policy, str(workdir))
+
+
+def test_a_flipped_byte_in_the_record_is_not_believed(source, caplog):
+    """The step before is looked at, which is unfinished; what the damaged record says is not."""
+    source(3)
+    workdir = source(6, {"heldout_loss": 0.9})
+    record = next(path for path in (workdir / "sft/generator/checkpoints/6/record").rglob("*") if path.is_file())
+    record.write_bytes(record.read_bytes().replace(b"0.9", b"0.1"))
+    with pytest.raises(ValueError, match="unfinished, at step 3 of 6"):
+        check_init_from(starting_from(workdir, "sft.max_heldout_loss=0.5"))
+    assert "is damaged: record/" in caplog.text and "falling back to step 3" in caplog.text
 
 
 def test_parameters_that_are_not_finite_are_no_start(source):

@@ -22,7 +22,7 @@ from tango_jax.rl.policy import Sft, make_policy
 from tango_jax.workdir import start_source
 
 TINY = str(ROOT / "configs/tiny.py")
-NEVER = SimpleNamespace(is_due=lambda: False)
+NEVER = SimpleNamespace(is_due=lambda: False, saved=lambda: None, unsaved=lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_loss_is_read_while_the_next_step_runs(policies, tmp_path, monkeypatch
 
 
 def test_sigterm_saves_nothing_that_is_broken(policies, tmp_path, monkeypatch):
-    due = SimpleNamespace(is_due=lambda: True)
+    due = SimpleNamespace(**vars(NEVER) | {"is_due": lambda: True})
     with pytest.raises(hosts.Preempted):
         run(monkeypatch, policies["generator"], tmp_path / "good", preemption=due)
     assert saved(tmp_path / "good") == [1]
@@ -164,15 +164,15 @@ def test_a_huge_learning_rate_breaks_the_model(tmp_path):
 
 def test_the_command_ends_with_one_line_whose_advice_works(tmp_path, monkeypatch):
     def make_scripted(policy):
-        return Scripted({2: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)
+        return Scripted({5: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)
 
     monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
     monkeypatch.setattr(sft, "make_sft", make_scripted)
     command = [f"--config={TINY}", "--config.verifier.sft.steps=0"]
-    with pytest.raises(SystemExit, match="^error: step 2 of the generator's stage 1 had a loss of nan.*[^\n]$") as end:
+    with pytest.raises(SystemExit, match="^error: step 5 of the generator's stage 1 had a loss of nan.*[^\n]$") as end:
         sft.main([*command, "--config.generator.sft.optimizer.lr=1e30", f"--workdir={tmp_path / 'run'}"])
     advice = re.search(r"choose a new (--workdir) and lower (generator\.sft\.optimizer\.lr)=1e\+30", str(end.value))
-    assert advice and saved(tmp_path / "run") == []
+    assert advice and saved(tmp_path / "run") == [3]
     lower = f"--config.{advice[2]}=1e-3"
     with pytest.raises(SystemExit, match="other settings"):  # in the same one it would be refused
         sft.main([*command, lower, f"--workdir={tmp_path / 'run'}"])
@@ -210,7 +210,7 @@ def test_what_was_left_out_is_counted_over_restarts(policies, tmp_path, monkeypa
     sft_pairs, stops, lines = sft.sft_pairs, iter([False] * 4 + [True] + [False] * 9), []
     monkeypatch.setattr(sft, "sft_pairs", lambda *args: sft_pairs(*args)[args[2] == "train" :])
     monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
-    preemption = SimpleNamespace(is_due=lambda: next(stops))
+    preemption = SimpleNamespace(**vars(NEVER) | {"is_due": lambda: next(stops)})
     with pytest.raises(hosts.Preempted):
         run(monkeypatch, policies["generator"], tmp_path, preemption=preemption)
     run(monkeypatch, policies["generator"], tmp_path, preemption=preemption)

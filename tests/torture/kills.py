@@ -13,7 +13,7 @@ from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, m
 
 from tango_jax.config import ARMS
 
-KILLS_PER_RUN = 10  # most of the time goes into compiling what new settings need
+KILLS_PER_RUN = 20  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
 SIGKILLED = -9
 

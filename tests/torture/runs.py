@@ -124,4 +124,5 @@ def _repeatable_rows(path: Path) -> list[dict]:
 
 def shapes_of(policies: dict) -> dict:
     """What a checkpoint of stage 2 holds, for `difference`."""
-    return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
+    states = {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)  # on one device
