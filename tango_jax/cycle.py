@@ -59,7 +59,7 @@ def run_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnRe
 
 
 def generator_turn(loop: Loop, states: dict, counters: Counters, turn: Turn) -> TurnResult:
-    """P problems -> M solutions each -> judged step by step -> update of the generator (SPEC section 2)."""
+    """P problems -> M solutions each -> judged step by step -> update of the generator."""
     rl, policy, loss = loop.config.rl, loop.generator, loop.generator.config.loss
     problems, counters = next_problems(loop, counters)
     solutions, rollout, metrics = solve(loop, states, problems, rl.samples_per_prompt, solve_key(loop, turn))

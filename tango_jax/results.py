@@ -17,7 +17,7 @@ FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in whic
 
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
-    """The summary (SPEC section 9) from the run's metrics; the verifier's figures are on the fixed pool."""
+    """The summary of a run from the run's metrics; the verifier's figures are on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
     gaps = [

@@ -1,4 +1,4 @@
-"""The optimizer of either role: AdamW with global-norm clipping (SPEC section 2), from its config."""
+"""The optimizer of either role: AdamW with global-norm clipping, from its config."""
 
 import optax
 

@@ -27,7 +27,7 @@ MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Static settings of the policy loss (SPEC section 5)."""
+    """Static settings of the policy loss (arXiv 2505.15034, and the options that users of GRPO know)."""
 
     temperature: float
     clip_low: float
