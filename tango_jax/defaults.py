@@ -80,7 +80,7 @@ def sft_config() -> ConfigDict:
 
 
 def role_config() -> ConfigDict:
-    """Settings of one policy; generator and verifier have identical keys; the defaults are those published (arXiv 2505.15034)."""
+    """Settings of one policy, those published (arXiv 2505.15034); generator and verifier have identical keys."""
     return ConfigDict(
         {
             # models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, all but the
