@@ -14,7 +14,7 @@ def undisturbed(tiny_train, tiny_run, tmp_path_factory):
     overrides = (*tiny_train.overrides, *(f"{role}.init_from={tiny_run.workdir}" for role in ROLES),
                  "rl.warmup_steps=1", "rl.generator_steps=1", "rl.generator_turns_per_cycle=1", "checkpoint.every=1",
                  "eval.every=1")  # fmt: skip
-    return make_undisturbed(tmp_path_factory.mktemp("torture"), overrides, tiny_train.compile_cache)
+    return make_undisturbed(tmp_path_factory.mktemp("torture"), overrides, tiny_train.compile_cache, True)
 
 
 def test_killed_at_a_random_moment_and_in_a_save(undisturbed):

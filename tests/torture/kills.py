@@ -13,7 +13,7 @@ from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, m
 
 from tango_jax.config import ARMS
 
-KILLS_PER_RUN = 20  # most of the time goes into compiling what new settings need
+KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
 SIGKILLED = -9
 
@@ -53,8 +53,8 @@ def killed_run(undisturbed: Undisturbed, number: int, rng: np.random.Generator) 
         process = start_train(workdir, overrides)
         if done % 2:
             wait_for_save(process, workdir, rng)
-        else:  # the undisturbed run had to compile, which takes about half of its time
-            wait_for_moment(process, rng.uniform(0, undisturbed.seconds / 2))
+        else:
+            wait_for_moment(process, rng.uniform(0, undisturbed.seconds))
         process.kill()
         ended = finish(process)
         if ended.code == SIGKILLED:
@@ -79,8 +79,8 @@ def wait_for_moment(process: subprocess.Popen, seconds: float) -> None:
 
 
 def wait_for_save(process: subprocess.Popen, workdir: Path, rng: np.random.Generator) -> None:
-    """Wait until one of the next saves has begun, and a little longer."""
-    place, seen = int(rng.integers(1, 5)), set()
+    """Wait until the next save or the one after it has begun, and a little longer."""
+    place, seen = int(rng.integers(1, 3)), set()
     while process.poll() is None and len(seen) < place:
         seen.update(workdir.glob("checkpoints/*.saving"), workdir.glob("sft/*/checkpoints/*.saving"))
         time.sleep(0.0005)

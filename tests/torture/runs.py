@@ -75,17 +75,18 @@ class Undisturbed(NamedTuple):
 
     overrides: tuple[str, ...]  # of configs/tiny.py, the cache of compiled programs among them
     workdir: Path
-    seconds: float  # that it took
+    seconds: float  # that it takes where all is compiled
     shapes: dict  # of what its checkpoints hold
 
 
-def make_undisturbed(folder: Path, overrides: tuple[str, ...], cache: Path) -> Undisturbed:
-    """Make the run in `folder`; what it compiles stays in `cache`."""
+def make_undisturbed(folder: Path, overrides: tuple[str, ...], cache: Path, is_compiled: bool = False) -> Undisturbed:
+    """Make the run in `folder`; what it compiles stays in `cache`, unless that has all of it already."""
     overrides, workdir = (*overrides, f"compile_cache={cache}"), folder / "undisturbed"
-    began = time.monotonic()
-    ended = finish(start_train(workdir, overrides))
-    assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
-    seconds = time.monotonic() - began
+    for place in (workdir,) if is_compiled else (workdir.with_name("compiling"), workdir):
+        began = time.monotonic()
+        ended = finish(start_train(place, overrides))
+        assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
+        seconds = time.monotonic() - began
     policies = make_policies(load_config(str(ROOT / "configs/tiny.py"), list(overrides)))
     return Undisturbed(overrides, workdir, seconds, shapes_of(policies))
 

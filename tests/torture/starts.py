@@ -17,8 +17,7 @@ def two_starts(count: int, seed: int, folder: Path) -> Outcome:
     rng, failures = np.random.default_rng(seed), []
     undisturbed = make_undisturbed(folder, SMALL, folder / "cache")
     for number in range(count):
-        # The undisturbed run had to compile, which takes about half of its time.
-        delay = 0.0 if number % 2 == 0 else float(rng.uniform(0, undisturbed.seconds / 2))
+        delay = 0.0 if number % 2 == 0 else float(rng.uniform(0, undisturbed.seconds))
         if problem := started_twice(undisturbed, delay):
             failures.append(f"seed {seed}, pair {number}, {delay:.1f} s apart: {problem}")
     return Outcome(count, count - len(failures), failures)

@@ -23,7 +23,8 @@ class Attempt(NamedTuple):
 
     code: int
     stderr: str
-    was_watching: bool  # whether the process had come as far as the package's first line when it got the signal
+    was_stopped: bool  # whether it was still there to get the signal
+    was_watching: bool  # whether it had come as far as the package's first line by then
 
 
 def terms(count: int, seed: int, folder: Path) -> Outcome:
@@ -43,10 +44,9 @@ def stopped_run(undisturbed: Undisturbed, most: int, rng: np.random.Generator) -
     workdir, sent = undisturbed.workdir.with_name("stopped"), 0
     shutil.rmtree(workdir, ignore_errors=True)
     while True:
-        # The undisturbed run had to compile, which takes about half of its time.
-        delay = float(rng.uniform(0, undisturbed.seconds / 2)) if sent < most else None
+        delay = float(rng.uniform(0, undisturbed.seconds)) if sent < most else None
         attempt = one_attempt(workdir, undisturbed.overrides, delay)
-        sent += delay is not None
+        sent += attempt.was_stopped
         if problem := problem_of(attempt):
             return sent, f"after {delay} s: {problem}"
         if attempt.code == 0:
@@ -56,15 +56,15 @@ def stopped_run(undisturbed: Undisturbed, most: int, rng: np.random.Generator) -
 def one_attempt(workdir: Path, overrides: tuple[str, ...], delay: float | None) -> Attempt:
     """Start the command, and after `delay` seconds tell it to stop; None: let it end."""
     process = start_train(workdir, overrides)
-    was_watching = True
+    was_stopped = was_watching = False
     if delay is not None:
         try:
             process.wait(delay)
         except subprocess.TimeoutExpired:
-            was_watching = is_watching(process.pid)
+            was_stopped, was_watching = True, is_watching(process.pid)
             process.send_signal(signal.SIGTERM)
     ended = finish(process)
-    return Attempt(ended.code, ended.stderr, was_watching)
+    return Attempt(ended.code, ended.stderr, was_stopped, was_watching)
 
 
 def problem_of(attempt: Attempt) -> str:
