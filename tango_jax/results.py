@@ -79,10 +79,11 @@ def is_finished(workdir: Path, num_turns: int) -> bool:
 
 
 def redraw_missing(config: ConfigDict, workdir: Path, console: Console) -> None:
-    """Draw the curves of a finished run if they are gone."""
-    if not (workdir / "curves.png").exists():
+    """Draw the curves of a finished run if they are gone and its metrics are there."""
+    metrics = workdir / "metrics.jsonl"
+    if metrics.exists() and not (workdir / "curves.png").exists():
         console.log(f"{workdir / 'curves.png'} was missing and is drawn anew")
-        draw_curves(config, read_metrics(workdir / "metrics.jsonl"), workdir)
+        draw_curves(config, read_metrics(metrics), workdir)
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:

@@ -207,6 +207,7 @@ def test_a_folder_is_trained_on_gsm8k(run):
 def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     shutil.copytree(run.workdir / "sft", workdir / "sft")
+    shutil.copy(run.workdir / "config.json", workdir)
 
     class Interrupted(Exception):
         pass

@@ -81,7 +81,7 @@ def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module
 def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch, tmp_path):
     wrong = config.copy_and_resolve_references()
     wrong.generator.init_from = str(tmp_path / "nowhere")
-    assert "holds no complete checkpoint" in refused(train.train, wrong, workdir, SILENT)
+    assert "there is no stage-1 checkpoint" in refused(train.train, wrong, workdir, SILENT)
     assert not (workdir / "config.json").exists() and not (workdir / LOCK_FILE).exists()
 
     def no_data(config, tokenizers):
