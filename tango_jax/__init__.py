@@ -6,7 +6,7 @@ XLA flags. Start reading at `tango_jax/train.py`.
 
 import os
 
-from tango_jax import termination
+from tango_jax.runtime import termination
 
 __version__ = "0.1.0"
 

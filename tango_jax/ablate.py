@@ -15,19 +15,20 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import hosts, runtime
-from tango_jax.atomic import write_atomically
+from tango_jax.cli import session as runtime
 from tango_jax.config import check_config, parse_command_line, save_config, validate
-from tango_jax.console import Console
-from tango_jax.data.problems import make_task
-from tango_jax.init_from import check_init_from
-from tango_jax.lock import hold
-from tango_jax.metrics import read_metrics
-from tango_jax.plots import plot_ablation
-from tango_jax.results import has_results
+from tango_jax.loop.init_from import check_init_from
+from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.lock import hold
 from tango_jax.sft import run_stage_one
+from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.plots import plot_ablation
+from tango_jax.tracking.results import has_results
 from tango_jax.train import ROLES, train
-from tango_jax.workdir import make_policies
+from tango_jax.weights.workdir import make_policies
 
 COLUMNS = {  # column title -> name in the evaluation rows
     "generator accuracy": "generator/accuracy",

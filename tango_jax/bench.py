@@ -25,15 +25,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tango_jax import failures, rng, runtime
+from tango_jax.cli import session as runtime
+from tango_jax.cli.ranges import Range, check_options
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
-from tango_jax.prompts.collate import PackShape, TrainSequence, pack
-from tango_jax.ranges import Range, check_options
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
+from tango_jax.runtime import failures, rng
 from tango_jax.sampling.sampler import SamplerConfig, make_sampler
 
 MODEL = ModelConfig(

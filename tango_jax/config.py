@@ -11,13 +11,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax import hosts
-from tango_jax.atomic import write_atomically
-from tango_jax.checks import cut, folder_to_write
-from tango_jax.config_file import did_you_mean, flatten, is_like, run_config_file
+from tango_jax.cli.config_file import did_you_mean, flatten, is_like, run_config_file
 from tango_jax.defaults import ARMS, default_config, optimizer_config, role_config
-from tango_jax.manifest import complete_steps
-from tango_jax.model_text import error_line
+from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.checks import cut, folder_to_write
+from tango_jax.runtime.manifest import complete_steps
+from tango_jax.runtime.model_text import error_line
 
 __all__ = [
     "ARMS", "check_config", "check_same_settings", "default_config", "flatten", "keep_config", "load_config",
@@ -198,6 +198,6 @@ def _as_json(config: ConfigDict) -> str:
 
 def validate(config: ConfigDict) -> None:
     """Every check that needs no data, before any work. Raises ValueError with the numbers and the fix."""
-    from tango_jax import validation
+    from tango_jax.cli import validation
 
     validation.check(config)

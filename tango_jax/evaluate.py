@@ -19,16 +19,17 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from tango_jax import rng, runtime
+from tango_jax.cli import session as runtime
 from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.grading import FAILURES, grade_many
-from tango_jax.lock import hold
-from tango_jax.model_text import error_line
-from tango_jax.prompts.read import make_solution
+from tango_jax.loop.read import make_solution
+from tango_jax.loop.rollouts import solve, verify
 from tango_jax.records import Solution, Verification
-from tango_jax.rollouts import solve, verify
-from tango_jax.scores import generator_scores, verifier_scores
+from tango_jax.runtime import rng
+from tango_jax.runtime.lock import hold
+from tango_jax.runtime.model_text import error_line
+from tango_jax.tracking.scores import generator_scores, verifier_scores
 
 log = logging.getLogger(__name__)
 

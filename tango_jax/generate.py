@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import hosts, rng, runtime
+from tango_jax.cli import session as runtime
 from tango_jax.config import check_config, keep_config, parse_command_line
-from tango_jax.console import Console
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.data.teacher_rows import (
     FILES,
@@ -33,14 +32,16 @@ from tango_jax.data.teacher_rows import (
     write_files,
     write_part,
 )
-from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.grading import check_grader, grade_many, parse_solution
-from tango_jax.lock import hold
-from tango_jax.metrics import write_json_atomic
-from tango_jax.prompts.templates import generator_prompt
 from tango_jax.records import Problem
 from tango_jax.rl.policy import Policy, make_policy
-from tango_jax.workdir import start_source
+from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.lock import hold
+from tango_jax.text.templates import generator_prompt
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.tracking.metrics import write_json_atomic
+from tango_jax.weights.workdir import start_source
 
 _DRAW_STREAM = 3
 

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tango_jax import failures
-from tango_jax.atomic import write_atomically
-from tango_jax.checks import file_to_write, local_path
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
+from tango_jax.runtime import failures
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.checks import file_to_write, local_path
 
 DEFAULT_KIND = "math"
 MAX_SHOWN = 200  # characters of a value in an error message

@@ -21,13 +21,13 @@ import sys
 
 import jax
 
-from tango_jax import failures
-from tango_jax.checks import cut
 from tango_jax.config import load_config, validate
-from tango_jax.console import Console
 from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.report import as_json, show
 from tango_jax.planning.targets import parse_target
+from tango_jax.runtime import failures
+from tango_jax.runtime.checks import cut
+from tango_jax.runtime.console import Console
 
 
 def parse_options(argv: list[str]) -> Options:

@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from tango_jax import failures
-from tango_jax.checks import file_to_write, shortened
-from tango_jax.model_text import on_one_line
-from tango_jax.ranges import COUNT_OR_NONE, Range
+from tango_jax.cli.ranges import COUNT_OR_NONE, Range
+from tango_jax.runtime import failures
+from tango_jax.runtime.checks import file_to_write, shortened
+from tango_jax.runtime.model_text import on_one_line
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
 

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 import rich.console
 from rich.text import Text
 
-from tango_jax import failures, hosts, rng
+from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.grading import parse_solution, parse_verification
-from tango_jax.model_text import for_terminal, on_one_line
-from tango_jax.prompts.templates import generator_prompt, verifier_prompt
-from tango_jax.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.records import Problem
-from tango_jax.speaker import Speaker, SpeakerSettings, open_speaker, with_weights
+from tango_jax.runtime import failures, hosts, rng
+from tango_jax.runtime.model_text import for_terminal, on_one_line
+from tango_jax.sampling.checkpoint_sampler import Speaker, SpeakerSettings, open_speaker, with_weights
+from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}

@@ -18,23 +18,24 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import hosts, rng, runtime
-from tango_jax.checkpoint import Checkpointer, CheckpointError, Restored, read_state
+from tango_jax.cli import session as runtime
 from tango_jax.config import check_config, parse_command_line
-from tango_jax.console import Console
-from tango_jax.data.problems import make_task
-from tango_jax.data.task import SftExample, Task
-from tango_jax.finite import first_not_finite
 from tango_jax.grading import check_grader
-from tango_jax.init_from import ROLES, check_init_from, check_stage_one, passes_gate, sft_directory
-from tango_jax.lock import hold
-from tango_jax.loggers import RunLog
-from tango_jax.prompts.collate import TrainSequence, pack
-from tango_jax.prompts.templates import generator_prompt, verifier_prompt
+from tango_jax.loop.init_from import ROLES, check_init_from, check_stage_one, passes_gate, sft_directory
 from tango_jax.records import Batch, TrainState
+from tango_jax.rl.packing import TrainSequence, pack
 from tango_jax.rl.policy import Policy, Sft, make_sft, sft_pack_shape
-from tango_jax.sharding import place_batch, with_shardings
-from tango_jax.workdir import check_log, make_policies
+from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.finite import first_not_finite
+from tango_jax.runtime.lock import hold
+from tango_jax.sharding.placement import place_batch, with_shardings
+from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.weights.workdir import check_log, make_policies
 
 # Times the loss of guessing every token with the same probability: above it, training has diverged.
 DIVERGED = 10

@@ -16,30 +16,31 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax import hosts, rng, runtime
-from tango_jax.breakdown import check_loaded, check_metrics, check_params, explained
-from tango_jax.checkpoint import Checkpointer, Restored, tree_fingerprint
+from tango_jax.cli import session as runtime
 from tango_jax.config import ANY_PLACE, check_config, parse_command_line
-from tango_jax.console import Console
-from tango_jax.cycle import Counters, action_mask, run_turn, update_policy
-from tango_jax.data.problems import make_task
-from tango_jax.describe import describe_results, describe_run
 from tango_jax.evaluate import evaluate, fixed_pool
-from tango_jax.finite import first_not_finite
 from tango_jax.grading import check_grader
-from tango_jax.init_from import check_init_from
-from tango_jax.lock import hold
-from tango_jax.loggers import RunLog
-from tango_jax.metrics import CompileCounter, PhaseTimer, read_metrics
+from tango_jax.loop.breakdown import check_loaded, check_metrics, check_params, explained
+from tango_jax.loop.describe import describe_results, describe_run
+from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.rollouts import Loop
+from tango_jax.loop.turn import Counters, action_mask, run_turn, update_policy
 from tango_jax.records import Rollout
-from tango_jax.results import is_finished, redraw_missing, write_results
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn, turn_at
-from tango_jax.rollout_dump import RolloutDump
-from tango_jax.rollouts import Loop
+from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.checkpoint import Checkpointer, Restored, tree_fingerprint
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.finite import first_not_finite
+from tango_jax.runtime.lock import hold
 from tango_jax.sft import run_stage_one
-from tango_jax.sharding import park
-from tango_jax.workdir import check_log, make_policies
+from tango_jax.sharding.placement import park
+from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.metrics import CompileCounter, PhaseTimer, read_metrics
+from tango_jax.tracking.results import is_finished, redraw_missing, write_results
+from tango_jax.tracking.rollout_dump import RolloutDump
+from tango_jax.weights.workdir import check_log, make_policies
 
 # What each arm trains: (generator, verifier, turns of the verifier after its warm-up).
 ARM_SCHEDULES = {

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 from small_tokenizers import byte_level
 
-from tango_jax.console import Console
-from tango_jax.data.hf_tokenizer import make_tokenizer
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.evaluation import command
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
-from tango_jax.speaker import Speaker
+from tango_jax.runtime.console import Console
+from tango_jax.sampling.checkpoint_sampler import Speaker
+from tango_jax.text.hf_tokenizer import make_tokenizer
 
 ROWS = Path(__file__).parent / "fixtures/rows"
 FILES = {  # rows of every set to solve

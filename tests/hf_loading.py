@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tango_jax.models import hf_layout, transformer
+from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.models.from_hf import load_hf, model_config_from_hf
+from tango_jax.weights import hf_layout
+from tango_jax.weights.from_hf import load_hf, model_config_from_hf
 
 TOLERANCE = 1e-4  # of logits against PyTorch's
 

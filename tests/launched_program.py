@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tango_jax import hosts, runtime
+from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
-from tango_jax.lock import hold
+from tango_jax.runtime import hosts
+from tango_jax.runtime.lock import hold
 
 
 def sum_over_devices() -> float:

@@ -16,7 +16,7 @@ from tango_jax.config import load_config
 from tango_jax.planning.memory import phases
 from tango_jax.planning.programs import examine, lowered_functions, make_job
 from tango_jax.planning.targets import Devices
-from tango_jax.rng import step_key
+from tango_jax.runtime.rng import step_key
 
 CONFIG = Path(__file__).parent.parent / "configs/tiny.py"
 

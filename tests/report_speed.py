@@ -19,7 +19,7 @@ import numpy as np
 from browser import Page, open_browser
 from report_cases import run_config, write_run
 
-from tango_jax.rollout_dump import dumped_turns
+from tango_jax.tracking.rollout_dump import dumped_turns
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.runs import find_runs
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from tango_jax import alarms
-from tango_jax.alarm_rules import RULES
 from tango_jax.config import default_config, flatten
+from tango_jax.tracking import alarms
+from tango_jax.tracking.alarm_rules import RULES
 
 LIMITS = default_config().alarms
 # One turn of a run that is well; 100 solutions are graded in it.

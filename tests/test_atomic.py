@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tango_jax.atomic import write_atomically
+from tango_jax.runtime.atomic import write_atomically
 
 
 def test_content_arrives_in_a_folder_that_is_made(tmp_path):

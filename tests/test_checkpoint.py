@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tango_jax import checkpoint as checkpoint_lib
-from tango_jax.checkpoint import Checkpointer, CheckpointError, read_state, tree_fingerprint
-from tango_jax.manifest import MANIFEST, SEAL, newest_verified, write_manifest
-from tango_jax.metrics import CompileCounter
+from tango_jax.runtime import checkpoint as checkpoint_lib
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state, tree_fingerprint
+from tango_jax.runtime.manifest import MANIFEST, SEAL, newest_verified, write_manifest
+from tango_jax.tracking.metrics import CompileCounter
 
 
 class Moments(NamedTuple):
@@ -95,10 +95,10 @@ def test_damaged_step_is_reported_and_skipped(two_steps, tmp_path, caplog, damag
     else:
         name = MANIFEST
         (tmp_path / "20" / name).write_text("not a manifest\n" if damage == "manifest" else "")
-    with caplog.at_level(logging.WARNING, "tango_jax.manifest"):
+    with caplog.at_level(logging.WARNING, "tango_jax.runtime.manifest"):
         restored = two_steps.restore(abstract(make_state(1)))
     assert restored.step == 10 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(1))
-    [record] = [record for record in caplog.records if record.name == "tango_jax.manifest"]
+    [record] = [record for record in caplog.records if record.name == "tango_jax.runtime.manifest"]
     assert name in record.getMessage() and "falling back to step 10" in record.getMessage()
 
 
@@ -213,7 +213,7 @@ def test_a_glance_believes_nothing_that_is_not_verified(two_steps, tmp_path, cap
     checkpointer = Checkpointer(tmp_path)
     assert checkpointer.peek(abstract(make_state(1))).step == 10
     assert checkpointer.restore(abstract(make_state(1))).step == 10
-    [record] = [record for record in caplog.records if record.name == "tango_jax.manifest"]  # said once
+    [record] = [record for record in caplog.records if record.name == "tango_jax.runtime.manifest"]  # said once
     assert "record/metadata has changed since it was written; falling back to step 10" in record.getMessage()
 
 

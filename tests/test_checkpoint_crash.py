@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.checkpoint import Checkpointer
+from tango_jax.runtime.checkpoint import Checkpointer
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -24,7 +24,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
 FULL_DISK = """
     import json, resource, signal, sys
     import numpy as np, jax
-    from tango_jax.checkpoint import Checkpointer, CheckpointError
+    from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     checkpointer = Checkpointer(sys.argv[1])
@@ -55,7 +55,7 @@ def test_failed_write_names_the_directory_and_keeps_the_last_step(tmp_path):
 KILLED = """
     import os, signal, sys
     import numpy as np
-    from tango_jax import checkpoint as checkpoint_lib
+    from tango_jax.runtime import checkpoint as checkpoint_lib
 
     checkpointer = checkpoint_lib.Checkpointer(sys.argv[1])
     checkpointer.save(1, {"w": np.full(3, 1, np.float32)}, {})

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax import ablate, generate, sft, task_validation, train, validation
+from tango_jax import ablate, generate, sft, train
+from tango_jax.cli import task_validation, validation
 from tango_jax.config import (
     ANY_PLACE,
     check_config,

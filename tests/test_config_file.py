@@ -5,7 +5,7 @@ import os
 import pytest
 from conftest import ROOT
 
-from tango_jax import config_file
+from tango_jax.cli import config_file
 from tango_jax.config import load_config, parse_command_line
 from tango_jax.defaults import default_config
 

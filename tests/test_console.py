@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tango_jax.console import Console, format_number, format_seconds
+from tango_jax.runtime.console import Console, format_number, format_seconds
 
 
 class Clock:

@@ -17,7 +17,7 @@ from tiny_checkpoints import save_run, write_tiny_folder
 
 from tango_jax.config import load_config
 from tango_jax.evaluate import main
-from tango_jax.hosts import PREEMPTED
+from tango_jax.runtime.hosts import PREEMPTED
 
 SHORT = ["--template=last_letter", "--verifier_template=last_letter", "--max_new=8", "--verifier_max_new=8",
          "--max_prompt=250", "--verifier_max_prompt=250", "--samples=2", "--rows=2"]  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_workdir_brings_its_settings_and_judges_itself(folder, tmp_path, monke
         role.checkpoint, role.max_prompt, role.max_response = str(folder), 128, 8
     config.task.test_words = (2, 3)
     save_run(tmp_path / "run", config)
-    monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     main([f"--checkpoint={tmp_path / 'run'}", "--sets=last_letter,last_letter_steps", "--problems=2", "--rows=2",
           f"--out={tmp_path / 'out'}"])  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "out/rows/last_letter.jsonl").read_text().splitlines()]

@@ -12,11 +12,12 @@ import jax
 import pytest
 from conftest import ROOT
 
-from tango_jax import failures, hosts, runtime
+from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
-from tango_jax.console import Console
-from tango_jax.loggers import RunLog
-from tango_jax.metrics import MetricsWriter, read_metrics
+from tango_jax.runtime import failures, hosts
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.metrics import MetricsWriter, read_metrics
 
 
 def end_of(error: BaseException, workdir, monkeypatch) -> object:

@@ -2,7 +2,7 @@
 
 from torture.flips import flips, make_steps
 
-from tango_jax import manifest
+from tango_jax.runtime import manifest
 
 
 def test_no_flipped_byte_goes_unnoticed(tmp_path):

@@ -12,8 +12,8 @@ from gguf_files import file_arrays, model_metadata, plain_arrays, write_gguf, wr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tango_jax.models import transformer
-from tango_jax.models.from_gguf import load_gguf, model_config_from_gguf
 from tango_jax.models.transformer import ModelConfig, RopeScaling
+from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 
 CONFIG = ModelConfig(
     vocab_size=24, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, mlp_width=48, rope_base=5e4,

@@ -13,9 +13,9 @@ import pytest
 from hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
 
-from tango_jax.models import hf_layout, safetensors_files
-from tango_jax.models.from_hf import load_hf, model_config_from_hf
 from tango_jax.models.transformer import RopeScaling
+from tango_jax.weights import hf_layout, safetensors_files
+from tango_jax.weights.from_hf import load_hf, model_config_from_hf
 
 LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral"))
 

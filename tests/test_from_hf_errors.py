@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hf_cases import CASES, make_tensors, write_checkpoint
 
-from tango_jax.models.from_hf import load_hf, model_config_from_hf, resolve_folder
+from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
 
 LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral"))
 

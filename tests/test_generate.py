@@ -14,17 +14,17 @@ from test_math_task import SHORT, math_config
 from tiny_checkpoints import write_tiny_folder
 
 from tango_jax.config import validate
-from tango_jax.console import Console
-from tango_jax.data.problems import make_task
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import MAX_SAMPLES, TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
 from tango_jax.grading import close_pool
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
+from tango_jax.runtime.console import Console
 from tango_jax.sampling.sampler import Sampler
 from tango_jax.sft import sft_batch
-from tango_jax.workdir import start_source
+from tango_jax.tasks.registry import make_task
+from tango_jax.weights.workdir import start_source
 
 SILENT = Console(enabled=False)
 ANSWERS = [11, 16, 21, 26, 31, 36, 41, 46]  # of gsm8k_short.jsonl
@@ -307,7 +307,7 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """The tiny model writes nothing that is tagged: one line says so."""
     config = teacher_config(folder)
     monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda doc, argv, default: (config, tmp_path / "run"))
-    monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     with pytest.raises(SystemExit, match="^error: no solution is left for training .problems 8, over long prompts 0, "):
         main([])
     assert "8 problems to solve, 0 left out" in capsys.readouterr().out

@@ -11,9 +11,9 @@ from small_tokenizers import CHAT_TEMPLATE, byte_level, random_text, sentencepie
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from tango_jax.data.bpe import PieceKind
-from tango_jax.data.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
-from tango_jax.data.hf_tokenizer import apply_chat, load_hf_tokenizer
+from tango_jax.text.bpe import PieceKind
+from tango_jax.text.hf_tokenizer import apply_chat, load_hf_tokenizer
+from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 
 SPLITS = {"smollm": "smollm", "llama-bpe": "llama3", "qwen2": "qwen2"}
 ROWS = 448  # of the embedding: more than there are tokens, as for Qwen2

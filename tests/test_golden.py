@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax.metrics import read_metrics
+from tango_jax.tracking.metrics import read_metrics
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden_tiny.json"
 NAMES = (

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax.data.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
-from tango_jax.data.gsm8k import gsm8k_solution_text, gsm8k_verifier_example
-from tango_jax.data.gsm8k_examples import make_gsm8k_examples
 from tango_jax.data.rows import read_rows
 from tango_jax.grading import close_pool, grade, parse_solution, parse_verification
+from tango_jax.tasks.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
+from tango_jax.tasks.gsm8k import gsm8k_solution_text, gsm8k_verifier_example
+from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
 
 FILE = Path(__file__).parent / "fixtures/rows/gsm8k.jsonl"
 ROWS = [json.loads(line) for line in FILE.open(encoding="utf-8")]

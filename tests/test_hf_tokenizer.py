@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tango_jax.data.hf_tokenizer import apply_chat, byte_letters, load_hf_tokenizer
+from tango_jax.text.hf_tokenizer import apply_chat, byte_letters, load_hf_tokenizer
 
 FAMILIES = ("qwen2", "llama3", "smollm", "llama2", "mistral")
 BYTE_LEVEL = FAMILIES[:3]

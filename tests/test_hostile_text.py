@@ -12,19 +12,19 @@ from small_tokenizers import byte_level
 from test_templates import LETTERS
 
 from tango_jax.config import default_config
-from tango_jax.data.hf_tokenizer import make_tokenizer
-from tango_jax.data.last_letter import gold_steps
-from tango_jax.data.last_letter_tokenizer import last_letter_model
-from tango_jax.data.prompt_lengths import make_num_tokens
-from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece
-from tango_jax.prompts.read import make_solution, read_verifications
-from tango_jax.prompts.templates import MANY_STEPS, TEMPLATES, verifier_prompt
+from tango_jax.loop.read import make_solution, read_verifications
+from tango_jax.loop.rollouts import verifier_prompts
 from tango_jax.records import Problem, Rollout, Signal
-from tango_jax.results import transcripts
 from tango_jax.rl.schedule import Turn
-from tango_jax.rollout_rows import turn_rows
-from tango_jax.rollouts import verifier_prompts
-from tango_jax.scores import generator_scores, verifier_scores
+from tango_jax.tasks.last_letter import gold_steps
+from tango_jax.tasks.last_letter_tokenizer import last_letter_model
+from tango_jax.tasks.prompt_lengths import make_num_tokens
+from tango_jax.text.hf_tokenizer import make_tokenizer
+from tango_jax.text.templates import MANY_STEPS, TEMPLATES, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece
+from tango_jax.tracking.results import transcripts
+from tango_jax.tracking.rollout_rows import turn_rows
+from tango_jax.tracking.scores import generator_scores, verifier_scores
 from tango_jax.viewer.pack import chunks_of, columns_of, encode_json, pack_rollout
 
 PROBLEM = Problem("p/1", "cat#1 dog#2", "tg", size=2)

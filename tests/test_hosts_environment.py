@@ -9,8 +9,8 @@ import jax
 import pytest
 from conftest import ROOT
 
-from tango_jax import hosts
 from tango_jax.config import default_config
+from tango_jax.runtime import hosts
 
 RIGHT = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
 

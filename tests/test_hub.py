@@ -11,9 +11,9 @@ from tiny_checkpoints import tiny_params, write_tiny_folder
 
 from tango_jax.config import load_config, validate
 from tango_jax.data.rows import PARQUET_BRANCH, read_rows
-from tango_jax.hub import HubId, parse_hub_id
-from tango_jax.models.from_hf import resolve_folder
-from tango_jax.source import kind_of, open_source
+from tango_jax.runtime.hub import HubId, parse_hub_id
+from tango_jax.weights.from_hf import resolve_folder
+from tango_jax.weights.source import kind_of, open_source
 
 COMMIT, NEWER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 
@@ -37,9 +37,9 @@ def warned(caplog):
     """What this module alone has said so far."""
 
     def messages() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "tango_jax.hub"]
+        return [record.getMessage() for record in caplog.records if record.name == "tango_jax.runtime.hub"]
 
-    caplog.set_level(logging.WARNING, "tango_jax.hub")
+    caplog.set_level(logging.WARNING, "tango_jax.runtime.hub")
     return messages
 
 

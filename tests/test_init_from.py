@@ -6,14 +6,14 @@ import pytest
 from conftest import ROOT
 
 from tango_jax import ablate, sft
-from tango_jax.checkpoint import Checkpointer
 from tango_jax.config import load_config, save_config
-from tango_jax.console import Console
-from tango_jax.init_from import check_init_from
-from tango_jax.manifest import MANIFEST
+from tango_jax.loop.init_from import check_init_from
 from tango_jax.rl.policy import make_policy
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.manifest import MANIFEST
 from tango_jax.train import train
-from tango_jax.workdir import start_source
+from tango_jax.weights.workdir import start_source
 
 TINY = str(ROOT / "configs/tiny.py")
 LENGTH = 6  # sft.steps of configs/tiny.py
@@ -141,7 +141,7 @@ def test_parameters_that_are_not_finite_are_no_start(source):
 ])  # fmt: skip
 def test_the_command_for_stage_one_says_when_there_is_none(tmp_path, monkeypatch, overrides, message):
     """Before, it read the weights of both models and left nothing."""
-    monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     arguments = [f"--config={TINY}", f"--workdir={tmp_path / 'run'}", *(f"--config.{item}" for item in overrides)]
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         sft.main(arguments)

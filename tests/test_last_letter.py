@@ -6,15 +6,15 @@ import string
 import pytest
 from conftest import ROOT
 
+from tango_jax.cli.task_validation import longest_last_letter
 from tango_jax.config import default_config, load_config
-from tango_jax.data import last_letter
-from tango_jax.data.last_letter import LastLetterConfig
-from tango_jax.data.last_letter_tokenizer import last_letter_model
-from tango_jax.data.problems import make_task
-from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
-from tango_jax.task_validation import longest_last_letter
+from tango_jax.tasks import last_letter
+from tango_jax.tasks.last_letter import LastLetterConfig
+from tango_jax.tasks.last_letter_tokenizer import last_letter_model
+from tango_jax.tasks.registry import make_task
+from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
 
 CONFIG = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
 HARD = set("bdfhjlnpr")

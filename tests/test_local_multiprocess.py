@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tango_jax.lock import LOCK_FILE
+from tango_jax.runtime.lock import LOCK_FILE
 from tests.launching import LAUNCH, finish, run, scripted, start, starts, wait_for
 
 JAX_PROGRAM = ["python", "-m", "tests.launched_program"]

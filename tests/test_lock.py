@@ -10,17 +10,17 @@ import time
 
 import pytest
 
-from tango_jax import lock
-from tango_jax.console import Console
-from tango_jax.lock import LOCK_FILE, hold
+from tango_jax.runtime import lock
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.lock import LOCK_FILE, hold
 from tests.launching import wait_for
 
 SILENT = Console(enabled=False)
 HOLDER = """
     import sys, time
     from pathlib import Path
-    from tango_jax.console import Console
-    from tango_jax.lock import hold
+    from tango_jax.runtime.console import Console
+    from tango_jax.runtime.lock import hold
 
     folder, go, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     (go.parent / f"ready_{name}").touch()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax import hosts, validation
+from tango_jax.cli import validation
 from tango_jax.config import default_config, load_config
-from tango_jax.console import Console
-from tango_jax.loggers import RunLog, check_installed
-from tango_jax.metrics import read_metrics
+from tango_jax.runtime import hosts
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.loggers import RunLog, check_installed
+from tango_jax.tracking.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,16 +13,16 @@ from hf_loading import assert_equal_trees
 from ml_collections import ConfigDict
 from tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 
-from tango_jax.checkpoint import read_state
 from tango_jax.config import load_config, validate
-from tango_jax.console import Console
-from tango_jax.data.problems import make_task
 from tango_jax.grading import close_pool, parse_solution, parse_verification
-from tango_jax.metrics import read_metrics
-from tango_jax.models.hf_layout import abstract_params
-from tango_jax.source import open_source
+from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.train import train
-from tango_jax.workdir import make_policies, open_checkpoint
+from tango_jax.weights.hf_layout import abstract_params
+from tango_jax.weights.source import open_source
+from tango_jax.weights.workdir import make_policies, open_checkpoint
 
 ROWS = ROOT / "tests/fixtures/rows"
 SHORT = ROWS / "gsm8k_short.jsonl"
@@ -216,7 +216,7 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr("tango_jax.cycle.generator_turn", stop)
+        patch.setattr("tango_jax.loop.turn.generator_turn", stop)
         with pytest.raises(Interrupted):
             train(run.config, workdir, Console(enabled=False), run.policies)
     assert [row["phase"] for row in read_metrics(workdir / "metrics.jsonl")] == ["eval", "warmup", "eval"]

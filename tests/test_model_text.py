@@ -16,15 +16,22 @@ from markdown_it import MarkdownIt
 from rich.console import Console as RichConsole
 
 from tango_jax import sample
-from tango_jax.console import Console
 from tango_jax.evaluation.tables import table
 from tango_jax.grading import parse_verification
-from tango_jax.metrics import MetricsWriter, write_json_atomic
-from tango_jax.model_text import error_line, for_terminal, markdown_cell, markdown_code, markdown_fence, on_one_line
-from tango_jax.prompts.read import make_solution
+from tango_jax.loop.read import make_solution
 from tango_jax.records import Problem, Verification
-from tango_jax.results import transcripts
-from tango_jax.rollout_dump import _line
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.model_text import (
+    error_line,
+    for_terminal,
+    markdown_cell,
+    markdown_code,
+    markdown_fence,
+    on_one_line,
+)
+from tango_jax.tracking.metrics import MetricsWriter, write_json_atomic
+from tango_jax.tracking.results import transcripts
+from tango_jax.tracking.rollout_dump import _line
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of controls and of what has no shape
 # What each of these does to a terminal, a reader or a page when it is passed on as it is.

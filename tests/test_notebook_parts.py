@@ -5,7 +5,6 @@ import types
 import numpy as np
 import pytest
 
-from tango_jax.metrics import MetricsWriter
 from tango_jax.notebook import install
 from tango_jax.notebook.install import install_requirements, missing_packages
 from tango_jax.notebook.live import draw_stage_one, draw_turns, inline_page, last_line, live_curves
@@ -19,6 +18,7 @@ from tango_jax.notebook.pictures import (
 )
 from tango_jax.notebook.shapes import describe
 from tango_jax.records import Problem, Rollout
+from tango_jax.tracking.metrics import MetricsWriter
 
 REQUIREMENTS = """# a comment
 jax>=0.10.2,<0.13,!=0.11.1

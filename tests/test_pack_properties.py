@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tango_jax.config import load_config, validate
-from tango_jax.prompts.collate import PackShape, TrainSequence, pack
+from tango_jax.rl.packing import PackShape, TrainSequence, pack
 
 
 @st.composite

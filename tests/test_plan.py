@@ -11,8 +11,6 @@ from conftest import ROOT
 
 from tango_jax import bench, plan
 from tango_jax.config import load_config
-from tango_jax.console import Console
-from tango_jax.models.presets import CONFIG_JSON, preset_model
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.memory import Phase
@@ -23,6 +21,8 @@ from tango_jax.planning.report import as_json, show
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_target
 from tango_jax.planning.times import Clock
 from tango_jax.planning.workload import Segment, segments_of, spread
+from tango_jax.runtime.console import Console
+from tango_jax.weights.presets import CONFIG_JSON, preset_model
 
 A100 = TARGETS["a100-80gb"]
 GIB = 2**30

@@ -14,7 +14,7 @@ from tango_jax.planning.programs import abstract_batch, blank_tokenizer, compile
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.update import make_nll_loss
-from tango_jax.source import Source
+from tango_jax.weights.source import Source
 
 MODEL = ModelConfig(
     vocab_size=512, width=128, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, mlp_width=256, attention="xla",

@@ -14,7 +14,7 @@ from tango_jax.planning import needs
 from tango_jax.planning.needs import Tokens
 from tango_jax.planning.programs import abstract_batch, abstract_sampling, blank_tokenizer
 from tango_jax.rl.policy import make_policy
-from tango_jax.source import Source
+from tango_jax.weights.source import Source
 
 HERE = Path(__file__).parent
 GIB = 2**30

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from tango_jax import curves
-from tango_jax.plots import plot_ablation, plot_curves
+from tango_jax.tracking import curves
+from tango_jax.tracking.plots import plot_ablation, plot_curves
 
 
 def eval_row(step: int, accuracy: float | None, **more) -> dict:

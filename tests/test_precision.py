@@ -16,8 +16,8 @@ from tango_jax.planning.programs import abstract_batch, blank_tokenizer
 from tango_jax.rl.policy import make_policy
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import sampling_params
-from tango_jax.source import Source
-from tango_jax.workdir import read_config
+from tango_jax.weights.source import Source
+from tango_jax.weights.workdir import read_config
 
 V = 72  # no other axis has this size
 MODEL = ModelConfig(

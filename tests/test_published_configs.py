@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from tango_jax.config import load_config, validate
-from tango_jax.data import last_letter
 from tango_jax.data.problem_sets import BENCHMARKS
-from tango_jax.models.presets import preset_model
 from tango_jax.planning.programs import blank_tokenizer
-from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.rl.optimizer import learning_rate
+from tango_jax.rl.packing import TrainSequence, pack
 from tango_jax.rl.policy import make_policy, make_sft, pack_shape, sft_pack_shape
 from tango_jax.rl.schedule import alpha_at
-from tango_jax.sharding import TRAIN_AXES, check_model, resolve_axes
-from tango_jax.source import NUMERICS, Source
+from tango_jax.sharding.placement import TRAIN_AXES, check_model, resolve_axes
+from tango_jax.tasks import last_letter
 from tango_jax.train import make_schedule
+from tango_jax.weights.presets import preset_model
+from tango_jax.weights.source import NUMERICS, Source
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("generator", "verifier")

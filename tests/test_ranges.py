@@ -6,9 +6,9 @@ import math
 import pytest
 from conftest import ROOT
 
-from tango_jax import ranges
+from tango_jax.cli import ranges
+from tango_jax.cli.ranges import LARGEST_INT, RANGES, check_numbers, numbers_of, range_of
 from tango_jax.config import default_config, flatten, load_config, validate
-from tango_jax.ranges import LARGEST_INT, RANGES, check_numbers, numbers_of, range_of
 
 DEFAULTS = flatten(default_config())
 NUMERIC = [

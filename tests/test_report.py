@@ -16,7 +16,7 @@ from report_cases import HOSTILE, run_config, write_run
 
 from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
-from tango_jax.rollout_dump import read_rollouts
+from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, panels, performance, quality
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.quality import Judged

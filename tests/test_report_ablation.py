@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from tango_jax.report import main
-from tango_jax.rollout_dump import read_rollouts
+from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer.pack import FLAGS, flags_of
 from tango_jax.viewer.runs import find_runs
 

@@ -8,7 +8,7 @@ import pytest
 from report_cases import HOSTILE, run_config, write_run
 
 from tango_jax.notebook.live import inline_page
-from tango_jax.rollout_dump import read_rollouts
+from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.pack import FLAGS, flags_of
 from tango_jax.viewer.runs import find_runs

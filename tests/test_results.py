@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tango_jax import results
 from tango_jax.config import default_config
-from tango_jax.console import Console
-from tango_jax.metrics import MetricsWriter
+from tango_jax.runtime.console import Console
+from tango_jax.tracking import results
+from tango_jax.tracking.metrics import MetricsWriter
 
 ROWS = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": 0.5} for step in (0, 6)]
 

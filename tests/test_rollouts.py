@@ -6,13 +6,13 @@ import types
 import numpy as np
 import pytest
 
-from tango_jax import hosts
 from tango_jax.config import default_config
-from tango_jax.prompts.read import make_solution
+from tango_jax.loop.read import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl.schedule import Turn
-from tango_jax.rollout_dump import RolloutDump, dumped_turns, read_rollouts
-from tango_jax.rollout_rows import block_spans, turn_rows
+from tango_jax.runtime import hosts
+from tango_jax.tracking.rollout_dump import RolloutDump, dumped_turns, read_rollouts
+from tango_jax.tracking.rollout_rows import block_spans, turn_rows
 
 PROBLEM = Problem("p0", "ab#1 cd#2", "bd", size=2)
 STEPS = ["<think>", "<step>b</step>", "<step>c</step>", "</think>", r"<answer>\boxed{bc}</answer>", ""]

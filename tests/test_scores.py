@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tango_jax.records import Problem, Solution, Verification
-from tango_jax.scores import class_scores, generator_scores, verifier_scores
+from tango_jax.tracking.scores import class_scores, generator_scores, verifier_scores
 
 T, F, N = True, False, None
 

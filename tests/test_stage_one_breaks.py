@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from tango_jax import hosts, sft
-from tango_jax.checkpoint import Checkpointer, read_state
+from tango_jax import sft
 from tango_jax.config import load_config
-from tango_jax.console import Console
-from tango_jax.data.problems import make_task
-from tango_jax.data.task import SftExample
-from tango_jax.metrics import read_metrics
 from tango_jax.records import Problem, TrainState
 from tango_jax.rl.policy import Sft, make_policy
-from tango_jax.workdir import start_source
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import Checkpointer, read_state
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.task import SftExample
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.weights.workdir import start_source
 
 TINY = str(ROOT / "configs/tiny.py")
 NEVER = SimpleNamespace(is_due=lambda: False, saved=lambda: None, unsaved=lambda: None)
@@ -166,7 +167,7 @@ def test_the_command_ends_with_one_line_whose_advice_works(tmp_path, monkeypatch
     def make_scripted(policy):
         return Scripted({5: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)
 
-    monkeypatch.setattr("tango_jax.runtime.configure", lambda config: None)
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     monkeypatch.setattr(sft, "make_sft", make_scripted)
     command = [f"--config={TINY}", "--config.verifier.sft.steps=0"]
     with pytest.raises(SystemExit, match="^error: step 5 of the generator's stage 1 had a loss of nan.*[^\n]$") as end:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tango_jax.data.tokenizer import Tokenizer
-from tango_jax.prompts.templates import TEMPLATES, generator_prompt, load_template, verifier_prompt
 from tango_jax.records import Problem
+from tango_jax.text.templates import TEMPLATES, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer
 
 BOS, EOS = 0x110000, 0x110001
 NASTY = [

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, finish
 from torture.terms import is_watching
 
-from tango_jax import termination
+from tango_jax.runtime import termination
 
 
 def run_python(code: str) -> subprocess.CompletedProcess:

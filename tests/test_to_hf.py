@@ -11,9 +11,9 @@ from hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
 from safetensors.numpy import load_file
 
-from tango_jax.models import to_hf
-from tango_jax.models.from_hf import load_hf, model_config_from_hf
-from tango_jax.models.to_hf import export_hf, family_of, hf_config, model_card
+from tango_jax.weights import to_hf
+from tango_jax.weights.from_hf import load_hf, model_config_from_hf
+from tango_jax.weights.to_hf import export_hf, family_of, hf_config, model_card
 
 LLAMA, QWEN2, QWEN3 = (CASES[name] for name in ("llama2", "qwen2", "qwen3"))
 

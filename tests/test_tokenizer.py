@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from tango_jax.data import last_letter
-from tango_jax.data.tokenizer import Tokenizer, load_sentencepiece, token_of_character, train_sentencepiece
-from tango_jax.prompts.read import make_solution
+from tango_jax.loop.read import make_solution
 from tango_jax.records import Problem
+from tango_jax.tasks import last_letter
+from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character, train_sentencepiece
 
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 GEQ = "\N{GREATER-THAN OR EQUAL TO}"  # e2 89 a5

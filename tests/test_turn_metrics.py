@@ -7,14 +7,16 @@ import types
 import numpy as np
 import pytest
 
-from tango_jax import cycle, evaluate, rollouts
+from tango_jax import evaluate
 from tango_jax.config import default_config
-from tango_jax.console import Console
 from tango_jax.grading import GradeReport
-from tango_jax.loggers import RunLog
-from tango_jax.metrics import PhaseTimer, read_metrics
+from tango_jax.loop import rollouts
+from tango_jax.loop import turn as cycle
 from tango_jax.records import Problem, Rollout, Solution
 from tango_jax.rl.schedule import Turn
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.metrics import PhaseTimer, read_metrics
 from tango_jax.train import sampled_per_second
 
 

@@ -10,22 +10,22 @@ import numpy as np
 import optax
 import pytest
 
-from tango_jax import alarms
 from tango_jax.config import default_config, optimizer_config
-from tango_jax.cycle import action_mask, over_updates, update_policy
-from tango_jax.data.tokenizer import Tokenizer
-from tango_jax.metrics import PhaseTimer
+from tango_jax.loop.turn import action_mask, over_updates, update_policy
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.prompts.collate import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack
 from tango_jax.records import Rollout
 from tango_jax.rl.losses import token_weights_BT
 from tango_jax.rl.optimizer import learning_rate, make_optimizer
+from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack
 from tango_jax.rl.policy import make_policy, pack_shape
 from tango_jax.rl.score import make_score, micro_batch, token_logps
 from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update
-from tango_jax.source import Source
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.tracking import alarms
+from tango_jax.tracking.metrics import PhaseTimer
+from tango_jax.weights.source import Source
 
 MODEL = ModelConfig(
     vocab_size=20, width=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=6, mlp_width=16, remat="none"

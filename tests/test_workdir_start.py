@@ -12,14 +12,14 @@ import pytest
 from conftest import ROOT
 
 from tango_jax import ablate, sft, train
-from tango_jax.checkpoint import Restored
 from tango_jax.config import keep_config, load_config
-from tango_jax.console import Console
 from tango_jax.evaluation import settings as evaluation_settings
-from tango_jax.lock import LOCK_FILE, hold
-from tango_jax.loggers import RunLog
-from tango_jax.metrics import MetricsWriter
-from tango_jax.workdir import check_log
+from tango_jax.runtime.checkpoint import Restored
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.lock import LOCK_FILE, hold
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.metrics import MetricsWriter
+from tango_jax.weights.workdir import check_log
 
 SILENT = Console(enabled=False)
 
@@ -65,7 +65,7 @@ def busy(workdir, config):
 
 @pytest.mark.parametrize("module, name", [(train, "train"), (sft, "sft"), (ablate, "ablate")])
 def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module, name, monkeypatch, capsys):
-    monkeypatch.setattr("tango_jax.lock.SETTLE_S", 0.1)  # the other one never writes its name
+    monkeypatch.setattr("tango_jax.runtime.lock.SETTLE_S", 0.1)  # the other one never writes its name
     monkeypatch.setattr(module.runtime, "configure", lambda config: None)
     before = contents(busy)
     with pytest.raises(SystemExit) as stopped:

@@ -8,11 +8,11 @@ from gguf_files import file_arrays, model_metadata, write_gguf
 from small_tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 from test_gguf_tokenizer import ROWS, gpt2_metadata
 
-from tango_jax.checkpoint import Checkpointer
 from tango_jax.config import save_config
-from tango_jax.models.hf_layout import LAYOUTS, path_name, stored_tensors, to_stored
-from tango_jax.models.to_hf import export_hf
 from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.weights.hf_layout import LAYOUTS, path_name, stored_tensors, to_stored
+from tango_jax.weights.to_hf import export_hf
 
 MODEL = ModelConfig(
     vocab_size=ROWS, width=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, mlp_width=48, norm_eps=1e-5,

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
-from tango_jax.data.prompt_lengths import Over
 from tango_jax.data.row_formats import ROW_FORMATS, detect_format, to_problem
 from tango_jax.data.rows import read_rows
 from tango_jax.records import Problem
-from tango_jax.rng import MAX_SEED
+from tango_jax.runtime.rng import MAX_SEED
+from tango_jax.tasks.prompt_lengths import Over
 
 _VALIDATION_STREAM = 1
 

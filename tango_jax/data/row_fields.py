@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from tango_jax.checks import shortened
+from tango_jax.runtime.checks import shortened
 
 Fields = dict[str, Any]
 Content = tuple[str, str, int]  # question, gold answer, size (see records.Problem)

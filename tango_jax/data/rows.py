@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tango_jax import hub
-from tango_jax.checks import local_path
-from tango_jax.hub import REVISION
+from tango_jax.runtime import hub
+from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.hub import REVISION
 
 HUB_PREFIX = "hub:"
 HUB_FORM = "hub:owner/name[:config]/split, or hub:owner/name/path/of/a/file.jsonl; owner/name@COMMIT pins either"

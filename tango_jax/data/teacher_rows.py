@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.atomic import write_atomically
 from tango_jax.data.problem_sets import question_key
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
+from tango_jax.runtime.atomic import write_atomically
 
 MAX_SAMPLES = 1024  # of a problem; a row's number is that of its problem times this, plus that of the sample
 MAX_PROBLEMS = 2**31 // MAX_SAMPLES  # a row's number is an int32

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from tango_jax import hosts, runtime
-from tango_jax.atomic import write_atomically
+from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
-from tango_jax.console import Console
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.lengths import check_room
 from tango_jax.evaluation.plot import plot_samples
@@ -24,7 +22,10 @@ from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, finish
 from tango_jax.evaluation.tables import csv_text, markdown, percent
 from tango_jax.evaluation.verifier import first_wrong, judge_shard, read_judged
 from tango_jax.grading import check_grader
-from tango_jax.speaker import Speaker, open_speaker, with_weights
+from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.console import Console
+from tango_jax.sampling.checkpoint_sampler import Speaker, open_speaker, with_weights
 
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
            "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tango_jax import rng
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import grade_many, parse_solution
-from tango_jax.prompts.read import make_solution
-from tango_jax.prompts.templates import generator_prompt
+from tango_jax.loop.read import make_solution
 from tango_jax.records import Problem
-from tango_jax.speaker import Speaker, write_many
+from tango_jax.runtime import rng
+from tango_jax.sampling.checkpoint_sampler import Speaker, write_many
+from tango_jax.text.templates import generator_prompt
 
 
 def samples_of(settings: Settings) -> list[int]:

@@ -7,9 +7,9 @@ be zeros. Stage: before weights are read.
 from collections.abc import Iterable
 
 from tango_jax.evaluation.sets import JudgeSet, SolveSet
-from tango_jax.prompts.templates import generator_prompt, verifier_prompt
 from tango_jax.records import Problem
-from tango_jax.speaker import Speaker
+from tango_jax.sampling.checkpoint_sampler import Speaker
+from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 _NO_LIMIT = 1 << 30
 

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tango_jax.atomic import write_atomically
 from tango_jax.evaluation.results import SetResult
 from tango_jax.evaluation.tables import title_of
-from tango_jax.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.tracking.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
 
 # Colour, line and marker each tell the rules apart.
 STYLES = {

@@ -26,7 +26,7 @@ from tango_jax.evaluation.statistics import (
 from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
 from tango_jax.evaluation.voting import Ballot, rules
 from tango_jax.records import Solution
-from tango_jax.scores import generator_scores, verifier_scores
+from tango_jax.tracking.scores import generator_scores, verifier_scores
 
 AVERAGE = "average"
 VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}

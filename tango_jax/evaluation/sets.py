@@ -14,17 +14,17 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import default_config
 from tango_jax.data.problem_sets import BENCHMARKS, load_problems
-from tango_jax.data.problems import make_task
 from tango_jax.data.processbench import SUBSETS, hub_source, load_processbench, solution_text
 from tango_jax.data.rows import SUFFIXES
 from tango_jax.data.teacher_rows import MAX_PROBLEMS
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
 from tango_jax.grading import grade_many
-from tango_jax.prompts.read import make_solution
+from tango_jax.loop.read import make_solution
 from tango_jax.records import Problem, Solution
-from tango_jax.source import kind_of
-from tango_jax.speaker import MIN_STEPS
-from tango_jax.workdir import read_config
+from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
+from tango_jax.tasks.registry import make_task
+from tango_jax.weights.source import kind_of
+from tango_jax.weights.workdir import read_config
 
 GROUPS = {"math": MATHEMATICS, "out_of_domain": OUT_OF_DOMAIN, "processbench": PROCESSBENCH}
 LAST_LETTER, LAST_LETTER_STEPS = "last_letter", "last_letter_steps"

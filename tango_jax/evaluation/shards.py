@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tango_jax import hosts
-from tango_jax.console import Console
 from tango_jax.data.teacher_rows import write_part
+from tango_jax.runtime import hosts
+from tango_jax.runtime.console import Console
 
 GREEDY = -1  # the number of the greedy attempt among a problem's samples
 

@@ -12,7 +12,7 @@ from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBE
 from tango_jax.evaluation.results import AVERAGE, Metric, SetResult, value_of
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.statistics import Estimate
-from tango_jax.model_text import markdown_cell, markdown_code
+from tango_jax.runtime.model_text import markdown_cell, markdown_code
 
 LABELS = {
     "pass": "pass@k: an oracle picks (upper bound)",

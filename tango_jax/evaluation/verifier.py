@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tango_jax import rng
 from tango_jax.data.processbench import NO_ERROR
 from tango_jax.evaluation.generator import samples_of
 from tango_jax.evaluation.sets import Claim
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import JudgedRow, Shard, digest, read_shard
 from tango_jax.grading import parse_verification
-from tango_jax.prompts.templates import verifier_prompt
 from tango_jax.records import Verification
-from tango_jax.speaker import Speaker, write_many
+from tango_jax.runtime import rng
+from tango_jax.sampling.checkpoint_sampler import Speaker, write_many
+from tango_jax.text.templates import verifier_prompt
 
 
 def judge_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[JudgedRow]:

@@ -26,8 +26,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from tango_jax import sharding
 from tango_jax.models.attention import KINDS as ATTENTION_KINDS
+from tango_jax.sharding.placement import placement as sharding
 
 REMAT_MODES = ("none", "dots", "full")
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.console import Console
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.memory import Phase, phases
@@ -16,6 +15,7 @@ from tango_jax.planning.needs import update_collectives
 from tango_jax.planning.programs import ROLES, Job, Program, compile_job, make_job
 from tango_jax.planning.targets import Target, open_devices
 from tango_jax.planning.times import TurnPlan, plan_turn
+from tango_jax.runtime.console import Console
 from tango_jax.train import make_schedule
 
 

@@ -18,22 +18,22 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from tango_jax.data.tokenizer import Tokenizer
-from tango_jax.models.from_gguf import model_config_from_gguf
-from tango_jax.models.from_hf import model_config_from_hf
-from tango_jax.models.gguf_file import open_gguf
-from tango_jax.models.presets import preset_model
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, collectives
 from tango_jax.planning.targets import Devices
-from tango_jax.prompts.collate import TrainSequence, pack
 from tango_jax.records import Batch, TrainState
+from tango_jax.rl.packing import TrainSequence, pack
 from tango_jax.rl.policy import Policy, make_policy, pack_shape
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import sampling_params
-from tango_jax.sharding import batch_sharding, decode_shardings, with_shardings
-from tango_jax.source import NUMERICS, Source, kind_of
-from tango_jax.workdir import read_config, start_source
+from tango_jax.sharding.placement import batch_sharding, decode_shardings, with_shardings
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights.from_gguf import model_config_from_gguf
+from tango_jax.weights.from_hf import model_config_from_hf
+from tango_jax.weights.gguf_file import open_gguf
+from tango_jax.weights.presets import preset_model
+from tango_jax.weights.source import NUMERICS, Source, kind_of
+from tango_jax.weights.workdir import read_config, start_source
 
 ROLES = ("generator", "verifier")
 COMPILERS = 2  # programs compiled at a time; a third would not be quicker on two cores and takes memory

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from tango_jax.console import Console, format_seconds
 from tango_jax.planning import times
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import decode_flops, prefill_flops
@@ -10,6 +9,7 @@ from tango_jax.planning.planner import Plan, comparison
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
 from tango_jax.planning.times import TurnPlan, function_flops, scores_of
 from tango_jax.planning.workload import Sampled
+from tango_jax.runtime.console import Console, format_seconds
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from tango_jax.checks import cut
+from tango_jax.runtime.checks import cut
 
 GIB = 2**30
 

@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.data.tokenizer import Tokenizer
 from tango_jax.models.attention import attention_of
 from tango_jax.models.transformer import ModelConfig, init_params
-from tango_jax.prompts.collate import PackShape
-from tango_jax.prompts.templates import load_template
 from tango_jax.records import TrainState
 from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.packing import PackShape
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.sharding import (
+from tango_jax.sharding.placement import (
     Placement,
     check_host_memory,
     check_model,
@@ -29,7 +27,9 @@ from tango_jax.sharding import (
     park,
     with_shardings,
 )
-from tango_jax.source import Source
+from tango_jax.text.templates import load_template
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights.source import Source
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tango_jax import sharding
 from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of, make_packed_attention, make_shared_prefix_attention
 from tango_jax.records import Batch
+from tango_jax.sharding.placement import placement as sharding
 
 
 def micro_batch(batch: Batch, index) -> Batch:

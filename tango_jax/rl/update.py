@@ -14,11 +14,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tango_jax import sharding
-from tango_jax.prompts.collate import MAX_SEGMENTS
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl import losses
+from tango_jax.rl.packing import MAX_SEGMENTS
 from tango_jax.rl.score import micro_batch, token_logps
+from tango_jax.sharding.placement import placement as sharding
 
 RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share

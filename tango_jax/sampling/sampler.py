@@ -13,12 +13,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tango_jax.data.tokenizer import PAD_ID
 from tango_jax.models import transformer
 from tango_jax.records import Rollout
 from tango_jax.sampling import decode
 from tango_jax.sampling.logits import SamplingParams
-from tango_jax.sharding import Placement, decode_shardings, to_local
+from tango_jax.sharding.placement import Placement, decode_shardings, to_local
+from tango_jax.text.tokenizer import PAD_ID
 
 
 @dataclasses.dataclass(frozen=True)

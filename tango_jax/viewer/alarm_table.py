@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from tango_jax.alarms import TURN_PHASES, Period, periods
+from tango_jax.tracking.alarms import TURN_PHASES, Period, periods
 from tango_jax.viewer.runs import Run
 
 

@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.atomic import write_atomically
-from tango_jax.model_text import on_one_line
-from tango_jax.rollout_dump import read_rollouts
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, performance, quality
 from tango_jax.viewer.runs import Run
 

@@ -5,7 +5,7 @@ Where a run did not log a figure its curve is missing, and a panel without curve
 
 from collections.abc import Sequence
 
-from tango_jax.curves import (
+from tango_jax.tracking.curves import (
     ARM_LABELS,
     BLUE,
     GREEN,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tango_jax.curves import Series, smooth
+from tango_jax.tracking.curves import Series, smooth
 
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 LEAST_SPAN = 0.2  # of a score's axis: a flat curve shall look flat

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.curves import Series
-from tango_jax.scores import class_scores
+from tango_jax.tracking.curves import Series
+from tango_jax.tracking.scores import class_scores
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 LEAST_OF_CLASS = 5  # right ones, or wrong ones, behind an F1 or a share: of fewer it is 0, 1 or chance

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.checks import local_path
 from tango_jax.config import default_config, flatten
-from tango_jax.metrics import read_metrics
+from tango_jax.runtime.checks import local_path
+from tango_jax.tracking.metrics import read_metrics
 
 
 class Run(NamedTuple):

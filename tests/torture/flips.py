@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from torture.outcome import Outcome
 
-from tango_jax.checkpoint import Checkpointer, tree_fingerprint
-from tango_jax.manifest import MANIFEST, complete_steps
+from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
+from tango_jax.runtime.manifest import MANIFEST, complete_steps
 
 STEPS = (10, 20, 30)
 
@@ -94,7 +94,7 @@ def _abstract(state: dict) -> dict:
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """What is logged about damage while the block runs, instead of printing it."""
-    messages, logger = [], logging.getLogger("tango_jax.manifest")
+    messages, logger = [], logging.getLogger("tango_jax.runtime.manifest")
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logger.addHandler(handler)

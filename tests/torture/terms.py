@@ -15,7 +15,7 @@ import numpy as np
 from torture.outcome import Outcome
 from torture.runs import SMALL, Undisturbed, difference, finish, make_undisturbed, start_train
 
-from tango_jax.termination import PREEMPTED
+from tango_jax.runtime.termination import PREEMPTED
 
 
 class Attempt(NamedTuple):

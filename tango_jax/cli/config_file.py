@@ -1,0 +1,108 @@
+"""A config file, run: a path in, the ConfigDict of its `get_config` out, with every mistake in it as one line.
+
+Config files are Python, so that anything can go wrong in them. Stage: the start of every command that takes --config.
+"""
+
+import difflib
+import importlib.util
+import re
+import traceback
+import types
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tango_jax.defaults import default_config
+from tango_jax.runtime.checks import cut, local_path, shortened
+from tango_jax.runtime.model_text import on_one_line
+
+MAX_PATH = 300  # characters of a path in a message
+
+
+def run_config_file(file: str, argument: str) -> ConfigDict:
+    """The result of `get_config(argument)` in a Python file; it has the keys and types of `default_config`.
+
+    Raises:
+        ValueError: no such file, a mistake in it (with its line), or a result that is no complete configuration.
+    """
+    if not file.endswith(".py") or not local_path("--config", file).is_file():
+        raise ValueError(f"{cut(repr(file), MAX_PATH)} is not a Python file that exists; try configs/last_letter.py")
+    module = types.ModuleType("tango_config")
+    module.__file__ = file
+    try:
+        # Not by an import, which would take a version that was compiled within the same second for the new one.
+        source = importlib.util.decode_source(local_path("--config", file).read_bytes())
+        exec(compile(source, file, "exec"), module.__dict__)
+        get_config = module.__dict__.get("get_config")
+        config = get_config(argument) if callable(get_config) else None
+        if isinstance(config, ConfigDict):
+            flatten(config)  # a file can make one that cannot be read
+    except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
+        raise ValueError(_what_failed(file, error)) from error
+    if not callable(get_config):
+        raise ValueError(f"{file} has no function get_config(arg)")
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"{file}: get_config returned {shortened(config)}, and not a ConfigDict: start it with "
+                         "config = default_config() and end it with return config")
+    try:
+        check_keys(config)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return config
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError where keys of the configuration are missing, unknown, or of another type than their default.
+
+    A locked ConfigDict lets all of it pass where a file unlocks it, replaces a group, or sets None.
+    """
+    found, known = flatten(config), flatten(default_config())
+    if missing := [key for key in known if key not in found]:
+        raise ValueError(f"the config lacks {', '.join(missing[:5])}: start from default_config() and take nothing out")
+    for key in found:
+        if key not in known:
+            raise ValueError(f"unknown config key {key!r}{did_you_mean(key)}")
+    for key, value in found.items():
+        if not is_like(known[key], value, key):
+            raise ValueError(f"{key}={shortened(value)} must be of type {type(known[key]).__name__}, like its default "
+                             f"{known[key]!r}")
+
+
+def is_like(default: Any, value: Any, key: str) -> bool:
+    """Whether a value has the type of its default, and a tuple's elements theirs."""
+    if type(value) is not type(default):
+        return False
+    # Every tuple of the config holds integers, but for the names of arms.
+    kind = str if key == "ablation.arms" else int
+    return not isinstance(value, tuple) or all(type(item) is kind for item in value)
+
+
+def did_you_mean(key: str) -> str:
+    """The end of an error message about a key that does not exist."""
+    near = difflib.get_close_matches(key, flatten(default_config()), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else "; see tango_jax/defaults.py for every key"
+
+
+def flatten(config: ConfigDict) -> dict:
+    """{'rl.gamma': 0.8, ...}"""
+    flat = {}
+    for key, value in config.items():
+        nested = flatten(value) if isinstance(value, ConfigDict) else None
+        flat |= {f"{key}.{inner}": leaf for inner, leaf in nested.items()} if nested is not None else {key: value}
+    return flat
+
+
+def _what_failed(file: str, error: BaseException) -> str:
+    """One line: the file, the last of its lines that took part, and the error."""
+    if isinstance(error, SyntaxError):
+        line, text = error.lineno, on_one_line(error.msg)
+    else:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        line, text = lines[-1] if lines else None, on_one_line(str(error.args[0]) if error.args else "no message")
+    if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
+        text, _, keys = text.partition(" Other fields present")
+        text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))
+    place = f"{file}, line {line}" if line else file
+    # The text of a ValueError is meant for people; that of a KeyError, say, needs its name.
+    name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{place}: {name}{text}"

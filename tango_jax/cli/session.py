@@ -1,0 +1,158 @@
+"""Process settings made once at start: memory allocator, compile cache, and the description of the machine."""
+
+import contextlib
+import ctypes
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from tango_jax.runtime import failures, hosts, termination
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.model_text import on_one_line
+
+# glibc's mallopt parameters (malloc.h).
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory instead of giving it back to the system; True where that was possible.
+
+    XLA takes large temporaries for every step on CPU. With glibc's defaults each step pays a page fault for every page
+    of them, which can double its time. Results do not change. Environment variables of the same meaning
+    (MALLOC_MMAP_MAX_ ...) work only if set before the process starts; this works from inside.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28), (_M_ARENA_MAX, 1))
+    return all([libc.mallopt(parameter, value) == 1 for parameter, value in settings])
+
+
+def configure(config: ConfigDict) -> str:
+    """Call before the first array is made. Returns a warning, or an empty text.
+
+    Raises:
+        ValueError: what the environment says of other processes is incomplete, or jax finds no device.
+    """
+    hosts.connect(config.distributed)
+    hosts.check_devices()
+    # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
+    if jax.default_backend() == "cpu" and not (config.generator.checkpoint or config.verifier.checkpoint):
+        keep_freed_memory()
+    return use_compile_cache(config.compile_cache) if config.compile_cache else ""
+
+
+def use_compile_cache(name: str) -> str:
+    """Keep compiled programs in this folder. One that cannot be written costs time and nothing else: a warning then."""
+    folder = Path(os.path.expanduser(name))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"can this be written?")
+    except OSError as error:
+        return (f"warning: compile_cache={name} cannot be used ({failures.describe(error)}): this run compiles "
+                "everything itself. Name a folder that can be written, or none")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    return ""
+
+
+@contextlib.contextmanager
+def _one_cache_warning(console: Console) -> Iterator[None]:
+    """jax warns of each program that it could not keep or read back; the first of them says it all."""
+    show, first = warnings.showwarning, []
+
+    def show_once(message, category, *place, **options):
+        text = str(message)
+        if "persistent compilation cache entry" not in text:
+            show(message, category, *place, **options)
+        elif not first:
+            first.append(text)
+            console.log(f"warning: the compile cache fails, which costs time and nothing else ({text.splitlines()[0]})")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_once
+        yield
+
+
+@contextlib.contextmanager
+def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
+    """Everything around the work of a command that resumes: settings of the process, and how it ends.
+
+    Exit codes: 1 for a mistake of the user's or what the machine lacks, in one line; hosts.PREEMPTED and
+    hosts.PEER_LOST where it should be started again. An error of this program's own keeps its traceback.
+    """
+    console = Console(enabled=False)
+    termination.watch()
+    try:
+        warning = configure(config)
+        termination.watch()  # joining other processes takes the signal's handler
+        console = Console(enabled=hosts.is_first())
+        if warning:
+            console.log(warning)
+        with _one_cache_warning(console):
+            yield console
+    except KeyboardInterrupt:
+        _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", 1)
+    except hosts.Preempted:
+        console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
+        sys.exit(hosts.PREEMPTED)
+    except Exception as error:
+        if not hosts.is_alone() and _is_loss(error):
+            _leave(_describe_loss(error, console.doing, workdir), hosts.PEER_LOST)
+        if not failures.is_bug(error):
+            # A mistake in the settings says itself what to do, as does a checkpoint that could not be written.
+            then = "" if isinstance(error, (ValueError, FloatingPointError)) else _then(workdir)
+            _leave(f"error: {failures.describe(error)}{then}", 1)
+        if hosts.is_alone():
+            raise
+        traceback.print_exc()
+        _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", 1)
+
+
+def _then(workdir: Path) -> str:
+    return f". What is saved in {workdir} is kept: the same command goes on from there" if workdir.is_dir() else ""
+
+
+def _describe_loss(error: Exception, doing: str, workdir: Path) -> str:
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
+    first_line = str(error).splitlines()[0]
+    return (f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
+            f"{doing or 'the start'} ({place.name}): {first_line}. Start all of them again; "
+            f"the run resumes from the last checkpoint in {workdir}")
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether another process may be the cause. Memory that ran out and wrong arguments are of this one's own making:
+    they would only be repeated."""
+    own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
+    return isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(own)
+
+
+def _leave(message: str, code: int) -> None:
+    """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
+    wait for this one."""
+    failures.drop_broken_output()
+    message = on_one_line(message)
+    if hosts.is_alone():
+        sys.exit(message)
+    print(message, file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+def describe_machine() -> str:
+    device = jax.devices()[0]
+    # Those that this process may use, where the system tells: containers and launchers give it a part.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"

@@ -1,0 +1,130 @@
+"""Checks of the task's settings, made before any work: sizes of last_letter, data files of math, and their lengths."""
+
+from ml_collections import ConfigDict
+
+from tango_jax.data.problem_sets import BENCHMARKS, load_problems
+from tango_jax.data.row_formats import ROW_FORMATS
+from tango_jax.data.rows import HUB_PREFIX, check_hub_id
+from tango_jax.rl.policy import pack_shape, sft_pack_shape
+from tango_jax.runtime.checks import at_least, one_of, require
+from tango_jax.tasks.registry import TASKS
+from tango_jax.tasks.tagged_examples import read_stage_one
+
+ROLES = ("generator", "verifier")
+
+
+def check_task(config: ConfigDict) -> None:
+    """Raises ValueError on the first mistake. Local data files are read; the hub is not asked."""
+    one_of("task.name", config.task.name, TASKS)
+    if config.task.name == "last_letter":
+        _check_last_letter(config.task)
+        _check_last_letter_lengths(config)
+    else:
+        _check_math(config)
+
+
+def _check_math(config: ConfigDict) -> None:
+    task = config.task
+    for role in ROLES:
+        require(bool(config[role].checkpoint), f"{role}.checkpoint is empty, and task.name=math has no tokenizer: "
+                "name a folder, a hub id or a .gguf file")
+        require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
+                f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to gsm8k or "
+                "a file, or the steps to 0")
+    require(config.arm != "gold_steps", "arm=gold_steps needs a task with step labels; task.name=math has none: choose "
+            "another arm, or task.name=last_letter")
+    if task.row_format:
+        one_of("task.row_format", task.row_format, ROW_FORMATS)
+    if task.stage_one or not task.test:
+        at_least("task.validation", task.validation, 1)
+    require(bool(task.train), f"task.train is empty: name a problem file, a hub id or one of {', '.join(BENCHMARKS)}")
+    aside = task.validation * (bool(task.stage_one) + (not task.test))
+    wanted = config.rl.prompts_per_step + aside
+    count = _count_problems("task.train", task.train, task.row_format)
+    require(count is None or count >= wanted, f"task.train={task.train} has {count} problems; a batch takes "
+            f"rl.prompts_per_step={config.rl.prompts_per_step}, and {aside} are set aside (task.validation): lower "
+            "them, or give more problems")
+    if task.test:
+        _count_problems("task.test", task.test, task.row_format)
+    if task.stage_one not in ("", "gsm8k"):
+        _check_tagged(config)
+
+
+def _count_problems(name: str, source: str, row_format: str) -> int | None:
+    """Problems of a local file; None for what the hub holds."""
+    try:
+        if source in BENCHMARKS:
+            return None
+        if source.startswith(HUB_PREFIX):
+            check_hub_id(source)
+            return None
+        return len(load_problems(source, row_format or None).problems)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _check_tagged(config: ConfigDict) -> None:
+    task = config.task
+    if task.stage_one.startswith(HUB_PREFIX):
+        check_hub_id(task.stage_one)
+        return
+    is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
+    rows, heldout = read_stage_one(task.stage_one, is_for_verifier)
+    require(len(rows) > task.validation or bool(heldout), f"task.stage_one={task.stage_one} has {len(rows)} rows, of "
+            f"which task.validation={task.validation} are set aside: give more rows, or lower it")
+
+
+def _check_last_letter(task: ConfigDict) -> None:
+    for name in ("sft_words", "sft_letters", "rl_words", "rl_letters", "test_words", "test_letters"):
+        value = tuple(task[name])
+        require(
+            len(value) == 2 and value[0] <= value[1],
+            f"task.{name}={value} must be (low, high) with 1 <= low <= high",
+        )
+
+
+def longest_last_letter(words: int, letters: int) -> dict[str, int]:
+    """Tokens of the longest texts of a last_letter split: question, solution, verification (BOS and EOS included)."""
+    question = 1 + words * (letters + 2)
+    solution = 6 * words + 7
+    return {
+        "generator prompt": question,
+        "generator response": solution,
+        "verifier prompt": question + solution + 3,
+        "verifier response": 11 * words + 8,
+    }
+
+
+def _check_last_letter_lengths(config: ConfigDict) -> None:
+    """No problem of any split may be longer than its role's limits."""
+    task = config.task
+    for split in ("sft", "rl", "test"):
+        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
+        for what, tokens in longest_last_letter(words, letters).items():
+            role, kind = what.split()
+            if config[role].checkpoint:  # its tokenizer counts otherwise: problems.make_task checks
+                continue
+            limit = config[role][f"max_{kind}"]
+            # A sampled response is cut at its limit and a sampled solution may be longer than the gold one; what must
+            # fit is the material itself.
+            require(
+                tokens <= limit,
+                f"{role}.max_{kind}={limit} cannot hold the longest {what} of task.{split}_words="
+                f"{tuple(task[f'{split}_words'])}, task.{split}_letters={tuple(task[f'{split}_letters'])}: "
+                f"{tokens} tokens; raise the limit or shorten the problems",
+            )
+        sizes = longest_last_letter(words, letters)
+        for role in [role for role in ROLES if not config[role].checkpoint]:
+            length = {
+                "sft": (sft_pack_shape(config[role]).row_length, "sft.pack_length", sizes[f"{role} response"]),
+                "rl": (pack_shape(config[role]).row_length, "pack_length", config[role].max_response),
+            }.get(split)
+            if length is None or (split == "rl" and config[role].share_prompts):
+                continue
+            limit, key, response = length
+            longest = sizes[f"{role} prompt"] + response
+            require(
+                longest <= limit,
+                f"{role}.{key}={limit} cannot hold the longest training sequence of the {split} "
+                f"split: {longest} tokens; raise it or set it to 0",
+            )

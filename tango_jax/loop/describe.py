@@ -1,0 +1,79 @@
+"""What a run says of itself to a person: at start what it is about to do, at the end what came out."""
+
+from collections import Counter
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from tango_jax.cli import session as runtime
+from tango_jax.config import ARMS
+from tango_jax.rl.policy import Policy
+from tango_jax.rl.schedule import Schedule
+from tango_jax.runtime.console import Console
+from tango_jax.sft import sft_sequence
+from tango_jax.text.templates import generator_prompt, verifier_prompt
+
+
+def describe_run(console: Console, config, policies: dict, task, schedule: Schedule) -> None:
+    """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
+    rl = config.rl
+    console.log(f"machine: {runtime.describe_machine()}")
+    console.log(f"arm {config.arm}: {ARMS[config.arm]}; seed {config.seed}")
+    turns = Counter(turn.phase for turn in schedule.turns())
+    console.log(
+        f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "
+        f"{turns['verifier']} verifier (N_g : N_v = {rl.generator_turns_per_cycle} : {rl.verifier_turns_per_cycle})"
+    )
+    console.log(
+        f"batch: {rl.prompts_per_step} prompts x {rl.samples_per_prompt} samples = "
+        f"{rl.prompts_per_step * rl.samples_per_prompt} rows"
+    )
+    for note in task.notes:
+        console.log(note)
+    for role, policy in policies.items():
+        if config[role].checkpoint:
+            console.log(f"the {role} starts from {config[role].checkpoint}")
+        describe_parameters(console, role, policy)
+    generator, verifier = policies["generator"], policies["verifier"]
+    prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
+    console.log(f"a generator prompt: {generator.tokenizer.decode(prompt)!r}")
+    if "verifier" in task.sft_roles:
+        prompt, *_ = sft_sequence(verifier, task.sft_example("verifier", "train", 0))
+    else:
+        problem, text = task.train_problem(0), "<think><step>a step</step></think><answer>\\boxed{an answer}</answer>"
+        prompt, _ = verifier_prompt(verifier.template, verifier.tokenizer, problem, text, 1, verifier.config.max_prompt)
+    console.log(f"a verifier prompt: {verifier.tokenizer.decode(prompt)!r}")
+
+
+def describe_parameters(console: Console, role: str, policy: Policy) -> None:
+    shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
+    rows = [
+        (
+            jax.tree_util.keystr(path, simple=True, separator="/"),
+            str(leaf.shape),
+            str(leaf.dtype),
+            int(np.prod(leaf.shape)),
+        )
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    ]
+    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {policy.model_config.attention}"
+    console.table(title, ("parameter", "shape", "dtype", "count"), rows)
+
+
+def describe_results(console: Console, workdir: Path, summary: dict) -> None:
+    generator, verifier = summary["generator"], summary["verifier"]
+    console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
+    for name, key in (("step F1", "step_f1"), ("outcome F1", "outcome_f1")):
+        if verifier[f"{key}_initial"] is not None:
+            console.log(f"verifier {name} on the fixed pool {verifier[f'{key}_initial']:.3f} -> "
+                        f"{verifier[f'{key}_final']:.3f}")
+    console.log(
+        f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
+        f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
+    )
+    console.log(f"look at it: python -m tango_jax.report {workdir}")
+    console.log("files:")
+    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints", "sft"):
+        if (workdir / name).exists():
+            console.log(f"  {workdir / name}")

@@ -1,1 +1,0 @@
-"""Prompt builders of both roles, and the packing of finished sequences into training batches."""

@@ -1,0 +1,174 @@
+"""Packing: whole sequences (prompt + response, with their per-token numbers) into rows of fixed length.
+
+Comes after rewards and before score and update. Several sequences share a row, told apart by segment ids, so that
+little padding is computed. Where prompts are shared, a row holds responses of one prompt only and the prompt stands
+beside the rows, computed once for all of them. How sequences are packed changes no result: weights are fixed before.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tango_jax.records import Batch
+from tango_jax.runtime import hosts
+from tango_jax.text.tokenizer import PAD_ID
+
+MAX_SEGMENTS = 32  # sequences that a packed row may hold; sequence-level ratios are computed for so many
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSequence:
+    """One sequence to train on; the float arrays run over the response's tokens."""
+
+    prompt: Sequence[int]
+    response: np.ndarray  # int32[T]
+    weight: np.ndarray  # float32[T], the token's share of the loss; 0 leaves it out
+    adv: np.ndarray | float = 0.0
+    sampler_logp: np.ndarray | float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PackShape:
+    """Static sizes of a Batch; together with the number of sequences they fix its shape."""
+
+    row_length: int  # T
+    rows: int  # R, of a micro-batch
+    prompts: int = 0  # Q, shared prompts of a micro-batch; 0: every sequence carries its own prompt
+    prompt_buckets: tuple[int, ...] = ()  # X is the smallest that holds the batch's longest shared prompt
+
+
+def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """First-fit decreasing: indices of the sequences of each row. Deterministic; ties keep their order."""
+    rows, room = [], []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = lengths[index]
+        assert length <= row_length, f"a sequence of {length} tokens does not fit a row of {row_length}"
+        row = next((r for r, free in enumerate(room) if free >= length and len(rows[r]) < MAX_SEGMENTS), None)
+        if row is None:
+            rows.append([])
+            room.append(row_length)
+            row = len(rows) - 1
+        rows[row].append(index)
+        room[row] -= length
+    return rows
+
+
+def deal(sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1) -> list[list]:
+    """Sequences for each shard, in their order: as many for each as can be, and about as many tokens.
+
+    Where prompts are shared, those of one prompt stay together, up to `group_size` of them: a prompt that a batch
+    holds several times has several groups, or one shard could get more than its arrays hold.
+    """
+    groups, seen = {}, Counter()
+    for index, sequence in enumerate(sequences):
+        prompt = tuple(sequence.prompt) if is_shared else index
+        groups.setdefault((prompt, seen[prompt] // group_size), []).append(index)
+        seen[prompt] += 1
+    sizes = [sum(len(sequences[i].response) for i in members) + len(sequences[members[0]].prompt)
+             for members in groups.values()]
+    heaviest_first = sorted(range(len(sizes)), key=lambda group: -sizes[group])
+    dealt, members_of = [[] for _ in range(num_shards)], list(groups.values())
+    for place, group in enumerate(heaviest_first):
+        turn, shard = divmod(place, num_shards)
+        # To and fro: who got the heavier one in this round gets the lighter one in the next.
+        dealt[shard if turn % 2 == 0 else num_shards - 1 - shard] += members_of[group]
+    return [[sequences[i] for i in sorted(members)] for members in dealt]
+
+
+def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[list[tuple[int, list]]]:
+    """A shard's sequences in rows, each with the number of its prompt, and these in micro-batches of at most R rows and
+    (where shared) Q different prompts."""
+    groups = {}
+    for sequence in sequences:
+        groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
+    micros, prompts = [[]] if sequences else [], set()
+    for number, members in enumerate(groups.values()):
+        lengths = [len(item.response) + (1 if shape.prompts else len(item.prompt)) for item in members]
+        for row in assign_rows(lengths, shape.row_length):
+            is_full = len(micros[-1]) == shape.rows
+            needs_prompt = shape.prompts and number not in prompts and len(prompts) == shape.prompts
+            if is_full or needs_prompt:
+                micros.append([])
+                prompts = set()
+            micros[-1].append((number, [members[j] for j in row]))
+            prompts.add(number)
+    return micros
+
+
+def pack(
+    sequences: Sequence[TrainSequence],
+    shape: PackShape,
+    max_sequences: int,
+    max_prompts: int = 0,
+    num_shards: int = 1,
+) -> Batch:
+    """This process's part of a Batch. Every process calls it, with as many sequences and prompts as the two maxima say
+    or fewer; `num_shards` counts the shards of this process. Prompts may be equal; each counts, and each has at most
+    max_sequences / max_prompts responses.
+
+    The shape depends on `shape`, the prompt bucket, the maxima and the shards, never on how well the batch packs. Only
+    `num_micro` micro-batches are computed, so the empty rest of N costs nothing.
+    """
+    assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
+    R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
+    group_size = math.ceil(max_sequences / max_prompts) if Q else 1
+    shards = [_micro_batches(dealt, shape) for dealt in deal(sequences, Q > 0, Z, group_size)]
+    longest = max((len(sequence.prompt) for sequence in sequences), default=1) - 1 if Q else 0
+    # Of all processes: they run one program.
+    longest, num_micro = hosts.agree_max(longest, max(map(len, shards)))
+    if Q:
+        prompts_of_shard = math.ceil(max_prompts / Z)
+        full = math.ceil(prompts_of_shard * group_size / R)
+        N = full + math.ceil((prompts_of_shard + full) / Q) + 1
+        X = next(bucket for bucket in shape.prompt_buckets if bucket >= longest)
+    else:
+        N, X = math.ceil(math.ceil(max_sequences / Z) / R), 0
+    assert num_micro <= N, (num_micro, N)
+    batch = Batch(
+        prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),
+        prefix_length_NZQ=np.zeros((N, Z, Q), np.int32),
+        prefix_of_NZR=np.zeros((N, Z, R), np.int32),
+        is_action_NZRT=np.zeros((N, Z, R, T), bool),
+        **{f"{name}_NZRT": np.zeros((N, Z, R, T), np.int32) for name in ("token", "position", "segment")},
+        **{f"{name}_NZRT": np.zeros((N, Z, R, T), np.float32)
+           for name in ("weight", "adv", "sampler_logp", "old_logp", "ref_logp")},
+        num_micro=np.int32(num_micro),
+    )
+    for z, micros in enumerate(shards):
+        for n, micro in enumerate(micros):
+            _fill_micro_batch(batch, n, z, micro)
+    return batch
+
+
+def _fill_micro_batch(batch: Batch, n: int, z: int, micro: list[tuple[int, list[TrainSequence]]]) -> None:
+    Q = batch.prefix_token_NZQX.shape[2]
+    places = {number: q for q, number in enumerate(dict.fromkeys(number for number, _ in micro))}
+    for r, (number, row) in enumerate(micro):
+        if Q:
+            prompt, q = row[0].prompt, places[number]
+            batch.prefix_of_NZR[n, z, r] = q
+            batch.prefix_length_NZQ[n, z, q] = len(prompt) - 1
+            batch.prefix_token_NZQX[n, z, q, : len(prompt) - 1] = prompt[:-1]
+        _fill_row(batch, (n, z, r), row, is_shared=Q > 0)
+
+
+def _fill_row(batch: Batch, place: tuple[int, int, int], row: list[TrainSequence], is_shared: bool) -> None:
+    start = 0
+    for segment, sequence in enumerate(row, 1):
+        # The last prompt token stays with the response: its hidden state scores the response's first token.
+        prompt = sequence.prompt[-1:] if is_shared else sequence.prompt
+        skipped = len(sequence.prompt) - len(prompt)
+        answer = start + len(prompt)
+        end = answer + len(sequence.response)
+        batch.token_NZRT[*place, start:answer] = prompt
+        batch.token_NZRT[*place, answer:end] = sequence.response
+        batch.position_NZRT[*place, start:end] = skipped + np.arange(end - start)
+        batch.segment_NZRT[*place, start:end] = segment
+        batch.weight_NZRT[*place, answer:end] = sequence.weight
+        batch.adv_NZRT[*place, answer:end] = sequence.adv
+        batch.sampler_logp_NZRT[*place, answer:end] = sequence.sampler_logp
+        batch.is_action_NZRT[*place, answer:end] = sequence.weight > 0
+        start = end

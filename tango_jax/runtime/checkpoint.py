@@ -1,0 +1,385 @@
+"""Checkpoints that survive a kill, a full disk and a flipped byte.
+
+In: the whole training state (a pytree of arrays), a JSON-able record beside it, a directory on a mounted file system.
+Out: one folder per step, `<directory>/<step>/`, written by Orbax under another name, sealed with a manifest of sha256
+sums and only then renamed. So a folder named by a number is complete, and a restore that finds a changed byte falls
+back to the step before. Stage: between two turns of the loop, and at the start of every run.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from tango_jax.runtime.manifest import (
+    ALL_DAMAGED,
+    NO_STEP,
+    SAVING,
+    clean_up,
+    commit,
+    complete_steps,
+    fingerprint_of_files,
+    newest_verified,
+    remove,
+    write_manifest,
+    write_seal,
+)
+
+log = logging.getLogger(__name__)
+
+LISTED_DIFFERENCES = 5
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be written, or what is on disk cannot be used by this run."""
+
+
+class Restored(NamedTuple):
+    """What a restore returns: the step it was saved at, the arrays, and the JSON record saved beside them."""
+
+    step: int
+    state: Any
+    meta: dict
+
+
+class Checkpointer:
+    """The only writer of a checkpoint directory; every process makes one and calls it at the same points."""
+
+    def __init__(self, directory: str | os.PathLike, keep: int = 2):
+        """Open or create `directory`, keeping the newest `keep` steps; leftovers of a killed save are removed."""
+        if keep < 1:
+            raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
+        if "://" in str(directory):
+            raise ValueError(f"checkpoint directory {directory} is a bucket address; mount the bucket, give its path")
+        self._directory = Path(directory).absolute()
+        self._keep = keep
+        self._orbax = _make_orbax()
+        self._verified: tuple[int, tuple] | None = None  # the step that `peek` chose, and its files as they were then
+        if _is_first_process():
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                clean_up(self._directory)
+            except OSError as error:
+                raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
+        # Every process must hold the same number, and the first collective compiles: better here than in the loop.
+        self._newest = _from_first_process(max(complete_steps(self._directory), default=NO_STEP))
+        _barrier("checkpoint_open")
+
+    def steps(self) -> list[int]:
+        """Steps on disk, oldest first; each was complete once and may turn out to be damaged."""
+        return complete_steps(self._directory)
+
+    def latest_step(self) -> int | None:
+        """The newest step on disk, or None."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, state: Any, meta: dict) -> None:
+        """Write one step and wait for it; a key of `meta` comes back as a string and a tuple in it as a list.
+
+        Raises CheckpointError when the write fails (full disk) or the directory holds a later step of another run.
+        """
+        if step < self._newest:
+            raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
+                                  f"{self._newest}; resume from it or use another directory")
+        for name, leaf in _flatten(state).items():
+            assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
+        record = {"arrays": _array_table(state), "meta": meta}
+        json.dumps(record)  # a value that JSON cannot hold must not fail half-way through the write
+        committed, self._verified = False, None
+        try:
+            with _interrupt_waits():
+                self._write(step, state, record)
+                committed = True
+        except (OSError, ValueError, RuntimeError) as error:  # what Orbax and tensorstore raise for a failed write
+            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                raise  # another process is gone: nothing is wrong with the disk
+            raise CheckpointError(self._describe_failure(step, error)) from error
+        finally:
+            if committed:
+                self._newest = step
+            elif _is_first_process():  # a second Ctrl-C comes through here as well
+                clean_up(self._directory)
+        if _is_first_process():
+            self._prune(step)
+        _barrier(f"checkpoint_{step}")
+
+    def restore(self, abstract_state: Any) -> Restored | None:
+        """Load the newest step that verifies, or None when there is none; a damaged step is reported and skipped.
+
+        `abstract_state` holds a jax.ShapeDtypeStruct per array, with the sharding it shall have. Raises
+        CheckpointError when steps exist but none verifies, and when names, shapes or dtypes differ from it.
+        """
+        step = self._choose_step()
+        self._newest = step  # whatever is later on disk is damaged, and the next save may replace it
+        return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
+
+    def peek(self, abstract_state: Any) -> Restored | None:
+        """What the step that `restore` would load says of itself, without its arrays (`state` is None): for a check
+        before long work. None when there is no step.
+
+        Its bytes are verified, which reads all of them; a restore that follows does not read them twice. Raises
+        CheckpointError like `restore`.
+        """
+        step = self._choose_step()
+        if step == NO_STEP:
+            return None
+        record = _read_record(self._orbax, self._directory / str(step))
+        _check_same_arrays(self._directory / str(step), record["arrays"], _array_table(abstract_state))
+        return Restored(step, None, record["meta"])
+
+    def _choose_step(self) -> int:
+        """See the function of this name; bytes that `peek` has verified are not read again for `restore`."""
+        if self._verified is not None:
+            step, files = self._verified
+            is_untouched = _is_first_process() and fingerprint_of_files(self._directory / str(step)) == files
+            if _from_first_process(int(is_untouched)):
+                return step
+        step = _choose_step(self._directory)
+        files = fingerprint_of_files(self._directory / str(step)) if _is_first_process() else ()
+        self._verified = None if step == NO_STEP else (step, files)
+        return step
+
+    def _write(self, step: int, state: Any, record: dict) -> None:
+        saving = self._directory / f"{step}{SAVING}"
+        with _quiet_orbax():
+            self._orbax.save(saving, force=True, args=ocp.args.Composite(
+                state=ocp.args.PyTreeSave(_flatten(state)), record=ocp.args.JsonSave(record)))
+        if _is_first_process():
+            write_seal(saving, step)
+            write_manifest(saving)
+            commit(saving, self._directory / str(step))
+
+    def _prune(self, saved: int) -> None:
+        """Delete what is older than the newest `keep` steps, and the damaged steps later than the one just saved.
+
+        Orbax's own policy would delete the old step before the manifest of the new one is written.
+        """
+        steps = self.steps()
+        kept = [step for step in steps if step <= saved][-self._keep:]
+        for step in set(steps) - set(kept):
+            remove(self._directory / str(step))
+
+    def _describe_failure(self, step: int, error: Exception) -> str:
+        if not self._directory.is_dir():
+            return (f"could not save step {step}: {self._directory} is gone: was it removed meanwhile? The same "
+                    "command starts afresh")
+        free_gib = shutil.disk_usage(self._directory).free / 2**30
+        # Not what is on disk: a later step that was found damaged may still be there.
+        good = self._newest != NO_STEP
+        kept = f"the last good checkpoint (step {self._newest}) is kept" if good else "there is no earlier checkpoint"
+        return (f"could not save step {step} in {self._directory} ({free_gib:.2f} GiB free): "
+                f"{f'{type(error).__name__}: {error}'.splitlines()[0]}; the half-written step is removed, {kept}. "
+                "If the disk is full, free some space or give another directory, then start again to resume")
+
+
+def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
+    """Load the newest good step of a directory that another run may be writing to; nothing on disk is touched.
+
+    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read and `abstract_state`
+    describes the branch. Raises CheckpointError like Checkpointer.restore, and when there is no complete step.
+    """
+    directory = Path(directory).absolute()
+    step = _choose_step(directory)
+    if step == NO_STEP:
+        raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
+                              "by step numbers")
+    return _load(_make_orbax(), directory, step, abstract_state, part)
+
+
+def peek_meta(directory: str | os.PathLike) -> Restored | None:
+    """The number and the JSON record of the newest step of another run (`state` is None). Of its files only the record
+    is verified: quick, for a check before long work. None when there is no step.
+
+    Raises CheckpointError when steps exist but none has an intact record.
+    """
+    directory = Path(directory).absolute()
+    step = _choose_step(directory, below="record")
+    return None if step == NO_STEP else Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
+
+
+def tree_fingerprint(tree: Any) -> str:
+    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, whatever the mesh.
+
+    Computed where the arrays lie, so that a large model need not be brought to one place. It tells checkpoints apart;
+    it is no protection against someone who wants to deceive.
+    """
+    flat = dict(sorted(_flatten(tree).items()))
+    # One at a time: sums over more virtual devices than there are cores wait for each other for ever.
+    sums = [int(_mixed_sum(leaf)) for leaf in flat.values()]
+    lines = [f"{name} {_describe(leaf)} {total}" for (name, leaf), total in zip(flat.items(), sums, strict=True)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@jax.jit
+def _mixed_sum(leaf: jax.Array) -> jax.Array:
+    """uint32 sum of every element's bits, each mixed with its place: whole numbers, so in any order the same."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if leaf.dtype == jnp.bool_:
+        leaf = leaf.astype(jnp.uint8)
+    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")).astype(jnp.uint32)
+    place = jnp.zeros(leaf.shape, jnp.uint32)
+    for axis, size in enumerate(leaf.shape):
+        place = place * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+    mixed = (bits ^ (place * np.uint32(0x9E3779B1))) * np.uint32(0x85EBCA77)
+    return jnp.sum(mixed ^ (mixed >> 15), dtype=jnp.uint32)
+
+
+def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
+          part: tuple[str, ...] = ()) -> Restored:
+    path = directory / str(step)
+    record = _read_record(orbax, path)
+    prefix = "".join(f"{name}/" for name in part)
+    saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
+    if not saved:
+        roots = sorted({name.split("/")[0] for name in record["arrays"]})
+        raise CheckpointError(f"checkpoint {path} has no part {prefix!r}; its top-level names are {', '.join(roots)}")
+    _check_same_arrays(path, saved, _array_table(abstract_state))
+    wanted = {prefix + name: _with_sharding(leaf) for name, leaf in _flatten(abstract_state).items()}
+    arrays = orbax.restore(path, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(
+        item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
+    state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+    return Restored(step, state, record["meta"])
+
+
+def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
+    """{"arrays": name -> type and shape, "meta": what was saved beside them}."""
+    try:
+        record = orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+        return {"arrays": record["arrays"], "meta": record["meta"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        # Its bytes are as its manifest says, but manifests of before there was a seal may have lost lines.
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"checkpoint {path} is incomplete ({reason}): move this folder away to go on from the "
+                              "step before it") from error
+
+
+def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
+    """Compare before a byte is read: Orbax casts a wrong dtype silently."""
+    names = sorted(saved.keys() | wanted.keys())
+    differing = [name for name in names if saved.get(name) != wanted.get(name)]
+    if not differing:
+        return
+    clauses = [f"{name}: checkpoint {saved.get(name, 'has none')}, this run {wanted.get(name, 'has none')}"
+               for name in differing[:LISTED_DIFFERENCES]]
+    if len(differing) > LISTED_DIFFERENCES:
+        clauses.append(f"and {len(differing) - LISTED_DIFFERENCES} more")
+    raise CheckpointError(f"{path} is the checkpoint of another model/optimizer: {len(differing)} of {len(names)} "
+                          f"arrays differ ({'; '.join(clauses)}). Start with the config it was saved with, or give "
+                          "another directory")
+
+
+def _choose_step(directory: Path, below: str = "") -> int:
+    """The newest step that verifies; the first process reads the bytes and tells the others. `below`: see
+    `manifest.find_damage`."""
+    step = _from_first_process(newest_verified(directory, below) if _is_first_process() else NO_STEP)
+    if step == ALL_DAMAGED:
+        raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
+                              "directory from a copy, or move it away to start afresh")
+    return step
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    """Arrays by slash-separated name, so that files on disk depend on no container type of this version."""
+    leaves = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+              for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    flat = dict(leaves)
+    assert len(flat) == len(leaves), f"two arrays share a name among {[name for name, _ in leaves]}"
+    return flat
+
+
+def _array_table(tree: Any) -> dict[str, str]:
+    return {name: _describe(leaf) for name, leaf in _flatten(tree).items()}
+
+
+def _describe(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        assert jax.process_count() == 1, f"with {jax.process_count()} processes every array needs a sharding: {leaf}"
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _make_orbax() -> ocp.Checkpointer:
+    # Arrays that several devices hold are written by one of them: dividing them up would compile slices in mid-run.
+    arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+    )
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(
+        state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry), record=ocp.JsonCheckpointHandler()))
+
+
+@contextlib.contextmanager
+def _quiet_orbax():
+    """Orbax, asyncio and the threads that write print a traceback for every array that could not be written; the error
+    raised here says the same in one line. The threads fail after it as well, so after an error they stay quiet."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels, hook = [logger.level for logger in loggers], sys.unraisablehook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = _unraisable_but_for_writers
+    yield
+    sys.unraisablehook = hook
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+def _unraisable_but_for_writers(unraisable) -> None:
+    """A write that ends when Orbax has given up the others finds nobody who waits for it."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+@contextlib.contextmanager
+def _interrupt_waits():
+    """Hold back one Ctrl-C until the block is done; a second one ends the block at once."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # Python allows signal handlers in the main thread only
+        return
+    held = []
+
+    def hold(signum, frame):
+        if held:
+            handler(signum, frame)
+        held.append((signum, frame))
+        log.warning("stopping once the checkpoint is written; press Ctrl-C again to stop without it")
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[0])
+
+
+def _is_first_process() -> bool:
+    return jax.process_index() == 0
+
+
+def _from_first_process(value: int) -> int:
+    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)

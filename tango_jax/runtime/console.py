@@ -1,0 +1,169 @@
+"""Progress of a long run, for a person at a terminal and for a log file.
+
+In: stages with a number of steps, and after each step its phase and a few numbers. Out: on a terminal a live bar with a
+line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds. What a message
+quotes of models and data files can neither steer the terminal nor fail to be encoded. Stage: all of them.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+import rich.console
+from rich.box import SIMPLE
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tango_jax.runtime.model_text import for_terminal, on_one_line
+
+# Steps the speed is taken from: enough for a turn of both roles, few enough to forget the time spent compiling.
+SPEED_WINDOW = 20
+PLAIN_WIDTH = 160
+
+
+class Console:
+    """Where a run speaks; with `enabled` false (every process but the first) it is silent."""
+
+    def __init__(self, enabled: bool = True, stream: TextIO | None = None, interval_s: float = 5.0,
+                 clock: Callable[[], float] = time.monotonic):
+        self.enabled = enabled
+        self.doing = ""  # title of the newest stage, for a message at the end
+        self.interval_s = interval_s
+        self.clock = clock
+        stream = stream or sys.stdout
+        self.live = stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.separator = " · " if "utf" in self.encoding.lower() else " | "
+        self.rich = rich.console.Console(file=stream, quiet=not enabled, highlight=False, markup=False, emoji=False,
+                                         force_terminal=self.live, force_jupyter=False,
+                                         width=None if self.live else PLAIN_WIDTH)
+
+    def log(self, text: str) -> None:
+        """Print text; above the bar if one is shown."""
+        self.rich.print(Text(for_terminal(text, self.encoding)), soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Print a table; columns that hold only numbers are aligned to the right."""
+        def cell(value: Any) -> Text:
+            return Text(on_one_line(format_number(value), self.encoding))
+
+        table = Table(box=SIMPLE, title=cell(title), title_justify="left")
+        for index, name in enumerate(columns):
+            numeric = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
+            table.add_column(cell(name), justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(cell, row))
+        self.rich.print(table)
+
+    def stage(self, title: str, total: int, done: int = 0) -> "Stage":
+        """A context manager for `total` steps, `done` of which an earlier run has made."""
+        return Stage(self, title, total, done)
+
+
+class Stage:
+    """Progress through one stage; made by Console.stage."""
+
+    def __init__(self, console: Console, title: str, total: int, done: int):
+        self._console, self._total, self._done = console, total, done
+        self._title = on_one_line(title, console.encoding)
+        self._phase, self._metrics = "step", {}
+        self._marks: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW + 1)
+        self._first_step = True
+        self._started = 0.0
+        self._printed_at: float | None = None
+        self._printed_done = -1
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Stage":
+        self._console.doing = self._title
+        self._started = self._console.clock()
+        self._marks.append((self._started, self._done))
+        if self._console.enabled and self._console.live:
+            self._live = Live(console=self._console.rich, get_renderable=self._render, refresh_per_second=4)
+            self._live.start()
+        elif self._done:
+            self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}resuming at step "
+                              f"{self._done}/{self._total}")
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._live is not None:
+            self._live.stop()
+        elif self._printed_done != self._done and not self._first_step:
+            self._print_line()
+        seconds = format_seconds(self._console.clock() - self._started)
+        verb = "finished" if self._done >= self._total else f"stopped at step {self._done}/{self._total}"
+        self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{verb} after {seconds}")
+
+    def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
+        """Note that `n` more steps are done; the key metrics shown are those of the last call."""
+        self._done += n
+        self._phase, self._metrics = on_one_line(phase, self._console.encoding), key_metrics
+        now = self._console.clock()
+        if self._first_step:  # it includes compiling and would spoil the estimate of the rest
+            self._first_step = False
+            self._marks.clear()
+        self._marks.append((now, self._done))
+        if self._live is not None or not self._console.enabled:
+            return
+        waited = self._printed_at is None or now - self._printed_at >= self._console.interval_s
+        if waited or self._done == self._total:
+            self._print_line()
+
+    def seconds_per_step(self) -> float | None:
+        """Mean over the recent steps, or None before the first one."""
+        (start, first), (end, last) = self._marks[0], self._marks[-1]
+        return (end - start) / (last - first) if last > first else None
+
+    def _numbers(self) -> str:
+        text = " ".join(f"{name.replace('_', ' ')} {format_number(value)}" for name, value in self._metrics.items())
+        return on_one_line(text, self._console.encoding)
+
+    def _speed(self) -> list[str]:
+        seconds = self.seconds_per_step()
+        if seconds is None:
+            return []
+        left = format_seconds(seconds * max(self._total - self._done, 0))
+        return [f"{seconds:.2f} s/step", f"{left} left"]
+
+    def _print_line(self) -> None:
+        parts = [f"{_wall_clock()} {self._title}", f"{self._phase} {self._done}/{self._total}", self._numbers(),
+                 *self._speed()]
+        self._console.log(self._console.separator.join(part for part in parts if part))
+        self._printed_at, self._printed_done = self._console.clock(), self._done
+
+    def _render(self) -> Table:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(Text(self._title, style="bold"), ProgressBar(total=self._total, completed=self._done, width=30),
+                    Text(f"{self._phase} {self._done}/{self._total}", style="cyan"),
+                    Text(self._console.separator.join(self._speed()), style="dim"))
+        both = Table.grid()
+        both.add_row(bar)
+        both.add_row(Text(f"  {self._numbers()}", style="green"))
+        return both
+
+
+def format_number(value: Any) -> str:
+    """Three significant digits for a float, everything for the rest."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """12.3 s, 2 min 05 s, 3 h 07 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    seconds = round(seconds)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+
+
+def _wall_clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,86 @@
+"""Errors that the surroundings or the user cause, as one line: what happened, to what, and what to do.
+
+In: an exception. Out: text for `error: ...`. A mistake of this program's own (AssertionError, AttributeError, ...) is
+none of these and keeps its traceback. Stage: the end of every command; nothing here imports jax.
+"""
+
+import errno
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from tango_jax.runtime.model_text import error_line
+
+# FloatingPointError: a loss that is not finite. RuntimeError: XLA, jax and the grader.
+EXPECTED = (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError)
+_BUGS = (NotImplementedError, RecursionError)  # RuntimeErrors by inheritance
+
+_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for more",
+    errno.EFBIG: "see `ulimit -f`",
+    errno.EROFS: "mount the file system for writing, or name another folder",
+    errno.EACCES: "see its permissions",
+    errno.EPERM: "see its permissions",
+    errno.ENOENT: "was it removed meanwhile?",
+    errno.ESTALE: "was it removed meanwhile?",
+    errno.EIO: "the disk or the network file system fails",
+    errno.EMFILE: "see `ulimit -n`",
+}
+_MEMORY = ("the memory does not suffice: `python -m tango_jax.plan` shows what a run needs; row_buckets, "
+           "rows_per_micro_batch and the lengths decide it")  # fmt: skip
+_MAX_LENGTH = 400  # of a library's message
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether the traceback matters more than one line."""
+    return not isinstance(error, EXPECTED) or isinstance(error, _BUGS)
+
+
+def describe(error: Exception) -> str:
+    """The error in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename is not None else f"{_place(error)}: "
+        advice = _ADVICE.get(error.errno)
+        return _line(f"{place}{error.strerror}{f' ({advice})' if advice else ''}")
+    if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):
+        return f"{_line(str(error)) or 'out of memory'} (in {_place(error)}); {_MEMORY}"
+    if isinstance(error, RuntimeError):
+        return f"{_line(str(error)) or type(error).__name__} (in {_place(error)})"
+    return " ".join(str(error).splitlines())
+
+
+def last_line(error: Exception) -> str:
+    """What a command says at its end, for `sys.exit`; a bug is raised again."""
+    if is_bug(error):
+        raise error
+    drop_broken_output()
+    return error_line(describe(error))
+
+
+def report(error: Exception, code: int) -> int:
+    """Print `last_line` on standard error and return the exit code."""
+    print(last_line(error), file=sys.stderr)
+    return code
+
+
+def drop_broken_output() -> None:
+    """Give up standard output if it takes nothing more (full disk, closed pipe): Python would complain at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _place(error: BaseException) -> str:
+    """File and function of this package in which it happened."""
+    package = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(package)] or frames
+    return f"{Path(own[-1].filename).name}, {own[-1].name}" if own else "this program"
+
+
+def _line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]} ..."

@@ -1,0 +1,209 @@
+"""Several processes, one program: joining them, what each one works on, and what all of them must know.
+
+Every process samples, parses and grades its own share of a turn's problems. The small records that come out are then
+exchanged, so that group statistics, batch-wide statistics, metrics and counters are computed from the whole batch by
+every process, with the code of a single one, and are the same everywhere. Arrays on devices never pass through here.
+"""
+
+import faulthandler
+import os
+import pickle
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from tango_jax.runtime import termination
+
+PREEMPTED = termination.PREEMPTED
+PEER_LOST = 76  # exit code: another process is gone, start all again
+
+_EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# jax's own assertion fails where a platform is asked for by name whose package is missing.
+_NO_DEVICE = (RuntimeError, AssertionError)
+_LETTER, _HEADER, _PARCEL = 4096, 8, 2**20  # bytes
+
+
+class Preempted(Exception):
+    """SIGTERM came, and the state is saved."""
+
+
+class Preemption:
+    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save.
+
+    Several processes end at the same place, or the others would wait for the one that is gone: with them the signal is
+    only noted, and all of them ask `is_due` between two steps.
+    """
+
+    def __init__(self):
+        termination.watch()
+        self.saved()
+
+    def is_due(self) -> bool:
+        """Whether any process was told to stop; all of them must ask."""
+        return agree_max(termination.is_requested())[0]
+
+    def check(self) -> None:
+        """Raises Preempted if any process was told to stop; for places where nothing has been done since a save."""
+        if self.is_due():
+            raise Preempted
+
+    def unsaved(self) -> None:
+        """A step is done that the last checkpoint does not have."""
+        termination.hold()
+
+    def saved(self) -> None:
+        """The last checkpoint has all that was done."""
+        if jax.process_count() > 1:
+            termination.hold()
+        else:
+            termination.release()
+
+
+def connect(settings: ConfigDict) -> None:
+    """Join the other processes of the job, before the first array is made. Alone, without settings, it does nothing.
+
+    The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
+    with `distributed.enabled`, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
+
+    Raises:
+        ValueError: some of the three variables are missing, or one has a value that cannot be.
+    """
+    given = [name for name in _EXPLICIT if os.environ.get(name)]
+    if not given and not settings.enabled:
+        return
+    explicit = {}
+    if given:
+        missing = [name for name in _EXPLICIT if name not in given]
+        if missing:
+            raise ValueError(f"{', '.join(given)} is set, but {', '.join(missing)} is not: set all three or none")
+        explicit = _explicit_settings()
+    # The abort of a process that has lost its peers then shows what it was doing.
+    faulthandler.enable()
+    jax.distributed.initialize(
+        **explicit,
+        heartbeat_timeout_seconds=settings.heartbeat_s,
+        initialization_timeout=settings.connect_s,
+    )
+
+
+def _explicit_settings() -> dict[str, str | int]:
+    """What the three variables say, as `jax.distributed.initialize` takes it. It would wait for minutes, or end the
+    process, over a number that is out of range."""
+    address = os.environ["JAX_COORDINATOR_ADDRESS"]
+    host, _, port = address.rpartition(":")
+    if not host or host != host.strip() or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise ValueError(f"JAX_COORDINATOR_ADDRESS={address!r} must be the first process's HOST:PORT, such as "
+                         "10.0.0.1:1234")
+    numbers = {}
+    for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        if not re.fullmatch(r"[0-9]{1,9}", os.environ[name]):
+            raise ValueError(f"{name}={os.environ[name]!r} must be a whole number that is not negative")
+        numbers[name] = int(os.environ[name])
+    count, index = numbers.values()
+    if not index < count:
+        raise ValueError(f"JAX_PROCESS_ID={index} must be below JAX_NUM_PROCESSES={count}: the first process is 0")
+    return {"coordinator_address": address, "num_processes": count, "process_id": index}
+
+
+def is_first() -> bool:
+    """Whether this process writes logs and results."""
+    return jax.process_index() == 0
+
+
+def check_devices() -> None:
+    """Raises ValueError where jax finds nothing to run on; among several processes, what jax raises."""
+    try:
+        jax.devices()
+    except _NO_DEVICE as error:
+        if jax.distributed.is_initialized():
+            raise  # the other processes may be the cause
+        platforms = os.environ.get("JAX_PLATFORMS")
+        wanted = f" of JAX_PLATFORMS={platforms}" if platforms else ""
+        reason = " ".join(str(error).split()) or "its package is not installed"
+        raise ValueError(f"jax finds no device{wanted} ({reason}): install jax for it, such as jax[cuda12] or "
+                         "jax[tpu], see that the driver runs, or choose another with JAX_PLATFORMS") from error
+
+
+def is_alone() -> bool:
+    """Whether there are no other processes; known even where jax finds no device."""
+    try:
+        return jax.process_count() == 1
+    except _NO_DEVICE:
+        return not jax.distributed.is_initialized()
+
+
+def own_part(items: Sequence) -> Sequence:
+    """This process's share of what all of them hold: consecutive, in the order of processes, sizes differ by one."""
+    start, stop = own_range(len(items))
+    return items[start:stop]
+
+
+def own_range(count: int) -> tuple[int, int]:
+    """First and last-plus-one index of this process's share of `count` items."""
+    index, processes = jax.process_index(), jax.process_count()
+    return count * index // processes, count * (index + 1) // processes
+
+
+def gather(items: Sequence) -> list:
+    """The lists of all processes joined in their order: the inverse of `own_part`. All of them must call it.
+
+    Items are sent as Python objects; keep them small (records and texts, not arrays of a model).
+    """
+    if jax.process_count() == 1:
+        return list(items)
+    return [item for part in _exchange(list(items)) for item in part]
+
+
+def agree_max(*values: int) -> tuple[int, ...]:
+    """The largest of the processes' values, for each of them."""
+    return tuple(map(max, zip(*gather([values]), strict=True)))
+
+
+def from_first(value: Any) -> Any:
+    """The first process's value, in all of them."""
+    return gather([value])[0]
+
+
+def in_first(work_fn: Callable[[], None]) -> None:
+    """Run `work_fn` in the first process alone; all of them must call this.
+
+    Raises:
+        ValueError: in all of them, where it raises ValueError or OSError.
+    """
+    mistake = ""
+    if is_first():
+        try:
+            work_fn()
+        except (ValueError, OSError) as error:
+            mistake = str(error)
+    if mistake := from_first(mistake):
+        raise ValueError(mistake)
+
+
+def warm_up() -> None:
+    """Compile both sizes of an exchange."""
+    gather([bytes(2 * _LETTER)])
+
+
+def _exchange(value: Any) -> list:
+    """Every process's value, in their order: a letter of fixed size that begins with the length of the message, then
+    parcels of fixed size for what did not fit. Two shapes, so that no message compiles anything new."""
+    message = pickle.dumps(value)
+    first = _allgather(struct.pack("<Q", len(message)) + message[: _LETTER - _HEADER], _LETTER)
+    sizes = [struct.unpack("<Q", letter[:_HEADER])[0] for letter in first]
+    messages = [letter[_HEADER:] for letter in first]
+    for start in range(_LETTER - _HEADER, max(sizes), _PARCEL):
+        parcels = _allgather(message[start : start + _PARCEL], _PARCEL)
+        messages = [done + parcel for done, parcel in zip(messages, parcels, strict=True)]
+    return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
+
+
+def _allgather(data: bytes, size: int) -> list[bytes]:
+    padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
+    return [row.tobytes() for row in multihost_utils.process_allgather(padded).reshape(-1, size)]

@@ -1,0 +1,149 @@
+r"""Stage-1 text from GSM8K's own worked answers: rows in; tagged solutions and brief verifications of them out.
+
+Stage of the loop: SFT of both roles, where no teacher is at hand. A worked answer is lines of text in which every
+computation is repeated for a calculator, `She sold 48/2 = <<48/2=24>>24 clips.`, and a last line `#### 72`.
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tango_jax.data.row_fields import GSM8K_MARK, answer_text
+from tango_jax.tasks.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
+
+_MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")  # expression, value
+_OPERATION = re.compile(r"[\d)]\s*[-+*/]")
+
+
+class VerifierExample(NamedTuple):
+    """What the verifier imitates."""
+
+    solution: str
+    verification: str
+    is_right: tuple[bool, ...]  # per step
+
+
+class _Worked(NamedTuple):
+    """A worked answer, right or with a mistake in it."""
+
+    lines: tuple[str, ...]  # with calculator marks
+    answer: str
+
+
+def gsm8k_solution_text(row: dict[str, Any]) -> str:
+    r"""The generator's response: each line of the worked answer is a step, the calculator's marks are removed.
+
+    The row must be one that `row_formats` reads as gsm8k. Fewer than three lines cost format score, as everywhere.
+    """
+    return _solution_text(_worked(row))
+
+
+def gsm8k_verifier_example(row: dict[str, Any], seed: int, index: int) -> VerifierExample:
+    """A solution, right or with one wrong step, and its verification; the same for the same (row, seed, index).
+
+    Half of the solutions get one wrong result. The steps after it go on with the wrong number, as a person would: they
+    follow from what stands before them and count as right, and the final answer is wrong. So the verdict is always the
+    grade of the answer. A row in which no such mistake can be made stays right.
+    """
+    rng = np.random.default_rng((seed, index))
+    worked, wrong_position, remarks = _worked(row), None, {}
+    if rng.random() < 0.5:
+        for position in map(int, rng.permutation(len(worked.lines))):
+            mistaken = _with_mistake(worked, position, row["question"], rng)
+            if mistaken is not None:
+                remarks = {position: _remark_on(worked.lines[position], mistaken.lines[position])}
+                worked, wrong_position = mistaken, position
+                break
+    is_right = tuple(position != wrong_position for position in range(len(worked.lines)))
+    for position, line in enumerate(worked.lines):
+        mark = _result_mark(line)
+        remarks.setdefault(position, "This holds." if mark is None else f"{mark[1].strip()} = {mark[2].strip()}.")
+    verification = _verification_text([remarks[position] for position in range(len(is_right))], is_right)
+    return VerifierExample(_solution_text(worked), verification, is_right)
+
+
+def _worked(row: dict[str, Any]) -> _Worked:
+    lines = row["answer"].rsplit(GSM8K_MARK, 1)[0].splitlines()
+    return _Worked(tuple(line.strip() for line in lines if line.strip()), answer_text(row["answer"]))
+
+
+def _solution_text(worked: _Worked) -> str:
+    steps = "".join(f"<step>{_MARK.sub('', line)}</step>\n" for line in worked.lines)
+    return f"<think>\n{steps}</think>\n<answer>\\boxed{{{worked.answer}}}</answer>"
+
+
+def _verification_text(remarks: Sequence[str], is_right: Sequence[bool]) -> str:
+    verdicts = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
+    pairs = zip(remarks, verdicts[:-1], strict=True)
+    blocks = "".join(f"<step>{remark} \\boxed{{{verdict}}}</step>\n" for remark, verdict in pairs)
+    final = f"<final_verification>\\boxed{{{verdicts[-1]}}}</final_verification>"
+    return f"<step_verification>\n{blocks}</step_verification>\n{final}"
+
+
+def _remark_on(line: str, mistaken: str) -> str:
+    mark, wrong = _result_mark(line), _result_mark(mistaken)
+    return f"{mark[1].strip()} = {mark[2].strip()}, not {wrong[2].strip()}."
+
+
+def _result_mark(line: str) -> re.Match | None:
+    """The last computation of the line; `<<24=24>>` is none."""
+    marks = [mark for mark in _MARK.finditer(line) if _OPERATION.search(mark[1])]
+    return marks[-1] if marks else None
+
+
+def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.Generator) -> _Worked | None:
+    """The worked answer with a wrong result in one line, carried on to the answer; None where that cannot be done."""
+    mark = _result_mark(worked.lines[position])
+    value = None if mark is None else evaluate(mark[2])
+    if value is None or value <= 0 or evaluate(mark[1]) != value:
+        return None
+    # A number that also means something else would be replaced in the wrong places.
+    known = {*numbers_in(question), *(number for line in worked.lines[:position] for number in numbers_in(line))}
+    if position + 1 < len(worked.lines) and value in known:
+        return None
+    for wrong in rng.permutation([value + 1, value - 1, value + 2, value + 10, value - 10, value * 2, value / 2]):
+        mistaken = _carry_on(worked, position, value, wrong, known) if wrong > 0 and is_even(wrong) else None
+        if mistaken is not None:
+            return mistaken
+    return None
+
+
+def _carry_on(
+    worked: _Worked, position: int, value: Fraction, wrong: Fraction, known: set[Fraction]
+) -> _Worked | None:
+    """Replace `value` from the result of line `position` on, and recompute everything that depends on it."""
+    changed = {value: wrong}
+    head, mark = worked.lines[position], _result_mark(worked.lines[position])
+    rest = replace_numbers(head[mark.end() :], changed)
+    if rest == head[mark.end() :]:
+        return None
+    lines = [*worked.lines[:position], f"{head[: mark.start()]}<<{mark[1]}={number_text(wrong)}>>{rest}"]
+    for later in worked.lines[position + 1 :]:
+        line = _recomputed(later, changed, known)
+        if line is None:
+            return None
+        lines.append(line)
+    answer = replace_numbers(worked.answer, changed)
+    return None if answer == worked.answer else _Worked(tuple(lines), answer)
+
+
+def _recomputed(line: str, changed: dict[Fraction, Fraction], known: set[Fraction]) -> str | None:
+    """The line with the changed numbers in place, its results added to `changed`; None where that is unclear."""
+    parts, end = [], 0
+    for mark in _MARK.finditer(line):
+        parts.append(replace_numbers(line[end : mark.start()], changed))
+        expression, value, end = replace_numbers(mark[1], changed), evaluate(mark[2]), mark.end()
+        result = evaluate(expression) if expression != mark[1] else value
+        if value is None or result is None or result <= 0 or not is_even(result) or not is_even(value):
+            return None
+        if evaluate(mark[1]) != value or changed.get(value, result) != result:
+            return None
+        if result != value:
+            if value in known:
+                return None
+            changed[value] = result
+        parts.append(f"<<{expression}={number_text(result)}>>")
+    return "".join([*parts, replace_numbers(line[end:], changed)])

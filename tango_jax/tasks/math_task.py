@@ -1,0 +1,136 @@
+"""The math task: problem files, text to imitate and a fixed pool, put together for one run.
+
+In: the `task` part of a config and each role's tokenizer. Out: a Task. Stage of the loop: once, at the start of a run.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from tango_jax.data.problem_sets import (
+    draw_questions,
+    load_problems,
+    make_problem_order,
+    question_key,
+    resolve,
+    split_problems,
+)
+from tango_jax.data.rows import read_rows
+from tango_jax.data.teacher_rows import FILES
+from tango_jax.records import Problem
+from tango_jax.tasks.gsm8k_examples import Gsm8kExamples, make_gsm8k_examples
+from tango_jax.tasks.prompt_lengths import make_num_tokens, make_over
+from tango_jax.tasks.tagged_examples import TaggedExamples, make_tagged_examples, read_stage_one
+from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.tokenizer import Tokenizer
+
+
+class _StageOne(NamedTuple):
+    """Text to imitate, and what is measured on it."""
+
+    sft_example: Callable
+    roles: tuple[str, ...]
+    note: str
+    heldout: frozenset[str] = frozenset()  # `question_key` of what is measured on
+    pool_solution: Callable | None = None
+    gold_steps: Callable | None = None
+
+
+def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+    """The task of `config.task` with name math.
+
+    Raises:
+        ValueError: a file that cannot be read, too few problems within the limits, or two sets that are graded
+            differently.
+    """
+    task, limit = config.task, config.generator.max_prompt
+    num_tokens_fn, row_format = make_num_tokens(config, tokenizers), task.row_format or None
+    train_set = load_problems(task.train, row_format)
+    # Nothing that is measured on is trained on, in either stage: neither as it stands nor in another row.
+    num_validation = 0 if task.test else task.validation
+    validation = draw_questions(train_set.problems, num_validation, task.data_seed)
+    stage_one = _make_stage_one(config, tokenizers, validation)
+    problems = [problem for problem in train_set.problems if question_key(problem.question) not in stage_one.heldout]
+    split = split_problems(
+        problems, num_tokens_fn, limit, num_validation, config.rl.prompts_per_step, task.data_seed, validation
+    )
+    notes, test = [f"{task.train}: {split.describe()}"], split.validation
+    if task.test:
+        test_set = load_problems(task.test, row_format)
+        if test_set.grade_kind != train_set.grade_kind:
+            raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
+                             f"{test_set.grade_kind}: take two sets that are graded alike")
+        test_split = split_problems(test_set.problems, num_tokens_fn, limit, 0, 1, seed=task.data_seed)
+        test = test_split.train
+        notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out for their length; "
+                     f"evaluation takes {min(len(test), config.eval.problems)}")
+        if known := _shared(test, split.train):
+            notes.append(f"warning: {known} of the test problems of {task.test} are also in {task.train}")
+    return Task(
+        name=task.name,
+        grade_kind=train_set.grade_kind,
+        min_steps=task.min_steps,
+        train_problem=make_problem_order(split.train, config.seed),
+        # Shuffled too: some files are sorted by subject, and an evaluation may take the first few only.
+        test_problem=make_problem_order(test, task.data_seed),
+        num_test=len(test),
+        pool_solution=stage_one.pool_solution,
+        gold_steps=stage_one.gold_steps,
+        sft_example=stage_one.sft_example,
+        sft_roles=stage_one.roles,
+        notes=(*notes, stage_one.note),
+    )
+
+
+def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
+    """How many of the problems have a question of the others."""
+    known = {question_key(problem.question) for problem in others}
+    return sum(question_key(problem.question) in known for problem in problems)
+
+
+def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], excluded: frozenset[str]) -> _StageOne:
+    """`excluded`: `question_key` of the problems that the generator is evaluated on."""
+    task = config.task
+    if not task.stage_one:
+
+        def no_example(role: str, part: str, index: int) -> SftExample:
+            raise ValueError(f"task.stage_one is empty: there is nothing to imitate in stage 1 of the {role}")
+
+        return _StageOne(no_example, (), "no text to imitate and no fixed pool (task.stage_one is empty)")
+    over_fn = make_over(config, tokenizers)
+    if task.stage_one == "gsm8k":
+        source, row_format = resolve(task.train, task.row_format or None)
+        rows = read_rows(source)
+        if row_format not in (None, "gsm8k"):
+            raise ValueError(f"task.stage_one=gsm8k needs worked answers with #### n, and the rows of {task.train} "
+                             f"are of the kind {row_format}: give a file of tagged solutions")
+        made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, over_fn, excluded)
+        return _StageOne(
+            made.sft_example,
+            ("generator", "verifier"),
+            f"stage 1: {made.num_train} worked answers, {made.num_heldout} held out for loss and pool; "
+            f"{_left_out(made)}",
+            made.heldout,
+            made.pool_solution,
+            made.gold_steps,
+        )
+    is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
+    rows = read_stage_one(task.stage_one, is_for_verifier)
+    tagged = make_tagged_examples(rows, task.validation, task.data_seed, over_fn, excluded)
+    return _StageOne(
+        tagged.sft_example,
+        ("generator", "verifier") if is_for_verifier else ("generator",),
+        f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out"
+        f"{f' ({FILES[1]})' if rows.heldout else ''}; {_left_out(tagged)}; no fixed pool",
+        tagged.heldout,
+    )
+
+
+def _left_out(made: Gsm8kExamples | TaggedExamples) -> str:
+    text = f"{made.num_too_long} left out for their length"
+    if made.num_shortened:
+        text += f", {made.num_shortened} of them because the verifier's prompt would cut off the solution"
+    if made.num_excluded:
+        text += f"; {made.num_excluded} left out because something is measured on their questions"
+    return text

@@ -1,0 +1,80 @@
+"""The tasks by name. Stage of the loop: once, at the start of a run."""
+
+from ml_collections import ConfigDict
+
+from tango_jax.records import Problem
+from tango_jax.tasks import last_letter
+from tango_jax.tasks.math_task import make_math
+from tango_jax.tasks.prompt_lengths import make_num_tokens
+from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.tokenizer import Tokenizer
+
+TASKS = ("last_letter", "math")
+ROLES = ("generator", "verifier")
+
+
+def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+    """The task named by `config.task`; `tokenizers`: each role's, by which lengths are measured.
+
+    Raises:
+        ValueError: files that cannot be read, or limits that leave too few problems.
+    """
+    if config.task.name == "math":
+        return make_math(config, tokenizers)
+    is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
+    if tokenizers and not is_counted:  # validation counted the tokens of the template and tokenizer made for this task
+        _check_last_letter_prompts(config, tokenizers)
+    return _make_last_letter(config)
+
+
+def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
+    """The prompts of a few problems of the largest size, counted by tokenizers that split words as they like."""
+    task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
+    for split in ("sft", "rl", "test"):
+        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
+        rates = (task.hard_error, task.easy_error, task.reading_error)
+        largest = last_letter.LastLetterConfig((words, words), (letters, letters), *rates)
+        longest = max(num_tokens_fn(last_letter.problem(largest, task.data_seed, "test", index)) for index in range(64))
+        if longest > config.generator.max_prompt:
+            raise ValueError(
+                f"task.{split}_words={tuple(task[f'{split}_words'])} and task.{split}_letters="
+                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, or as much over "
+                f"verifier.max_prompt={config.verifier.max_prompt} as that is over generator.max_prompt="
+                f"{config.generator.max_prompt}: raise the limits or shorten the problems"
+            )
+
+
+def _make_last_letter(config: ConfigDict) -> Task:
+    task = config.task
+
+    def ranges(words, letters, claim_noise=0.0):
+        rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
+        return last_letter.LastLetterConfig(words, letters, *rates)
+
+    rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words, task.test_letters)
+    sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
+    seed, stream = task.data_seed, config.seed
+
+    def pool_solution(index: int) -> tuple[Problem, str]:
+        return last_letter.mixed_solution(test, seed, "pool", index)[:2]
+
+    def sft_example(role: str, split: str, index: int) -> SftExample:
+        name = f"sft_{role}" + ("" if split == "train" else "_heldout")
+        if role == "generator":
+            problem, solution = last_letter.generator_example(sft, seed, name, index)
+            return SftExample(problem, "", 0, solution)
+        problem, solution, verification = last_letter.verifier_example(sft, seed, name, index)
+        return SftExample(problem, solution, problem.size, verification)
+
+    return Task(
+        name=task.name,
+        grade_kind="string",
+        min_steps=task.min_steps,
+        train_problem=lambda index: last_letter.problem(rl, seed, "rl", index, stream),
+        test_problem=lambda index: last_letter.problem(test, seed, "test", index),
+        num_test=None,
+        pool_solution=pool_solution,
+        gold_steps=last_letter.gold_steps,
+        sft_example=sft_example,
+        sft_roles=("generator", "verifier"),
+    )

@@ -1,0 +1,286 @@
+"""Tokenizers of published models: a Hugging Face folder in, the loop's `Tokenizer` out. Read once, at start.
+
+Two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM2) and SentencePiece's BPE with byte fallback (Llama-2,
+Mistral). Text that holds special tokens is encoded as transformers does with `add_special_tokens=False`: they are found
+and become their ids.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from tango_jax.text.bpe import METASPACE, read_sentencepiece
+from tango_jax.text.tokenizer import Tokenizer
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ANSWER = "an answer"  # to find where a template puts it
+# Letters, blanks, digits, an accent, Chinese, an emoji, LaTeX: what a tokenizer must give back as it got it.
+_PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
+
+
+def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = False) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder: tokenizer.json, or else the SentencePiece model tokenizer.model.
+
+    Args:
+        vocab_size: rows of the model's embedding; ids above the tokenizer's own stand for no text.
+        use_chat: wrap every prompt, as the user's turn, in the model's chat template.
+
+    Raises:
+        ValueError: files missing, broken or of another family; more tokens than `vocab_size`; no end-of-sequence id; no
+            chat template where one is asked for.
+    """
+    folder = Path(folder)
+    settings = _read_json(folder / "tokenizer_config.json")
+    backend = load_backend(folder)
+    chat = _chat_of_folder(folder, settings, backend) if use_chat else None
+    return make_tokenizer(
+        backend,
+        vocab_size,
+        bos_ids=_bos_ids(backend, settings, folder),
+        stop_ids=_stop_ids(backend, settings, folder),
+        chat=chat,
+        source=str(folder),
+    )
+
+
+class Chat(NamedTuple):
+    """A model's chat template, reduced to one user turn and the answer to it."""
+
+    wrap_fn: Callable[[str], str]  # the text as the user's turn of a new conversation, up to where the answer begins
+    end_ids: tuple[int, ...]  # the special token that closes the answer; empty where that is plain text
+
+
+def load_backend(folder: Path) -> tokenizers.Tokenizer:
+    """The `tokenizers` object of a folder."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        if (folder / "tokenizer.model").is_file():
+            return read_sentencepiece(folder / "tokenizer.model")
+        raise ValueError(f"{folder} has neither tokenizer.json nor tokenizer.model: copy one from the model's page")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer ({error}): copy it from the model's page again") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def make_tokenizer(
+    backend: tokenizers.Tokenizer,
+    vocab_size: int,
+    bos_ids: Sequence[int],
+    stop_ids: Sequence[int],
+    chat: Chat | None = None,
+    source: str = "the tokenizer",
+) -> Tokenizer:
+    """Reduce a `tokenizers` object to what the loop needs, and see that its text comes back.
+
+    The first of `stop_ids` ends the responses of stage 1. With `chat` it is the token that the template closes an
+    answer with, which a base model's `stop_ids` need not have: sampling then stops at either.
+
+    Raises:
+        ValueError: more tokens than `vocab_size`, stop ids outside it, or a family whose bytes are not understood.
+    """
+    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > vocab_size:
+        raise ValueError(
+            f"{source} has {size} tokens but the model has {vocab_size} rows in its embedding: use the tokenizer that "
+            "was published with the model"
+        )
+    stop_ids = [*(chat.end_ids if chat else ()), *stop_ids]
+    outside = [token for token in (*bos_ids, *stop_ids) if not 0 <= token < vocab_size]
+    if outside or not stop_ids:
+        raise ValueError(
+            f"{source} has stop ids {list(stop_ids)} and BOS ids {list(bos_ids)}; it needs a stop id, and each must be "
+            f"below {vocab_size}: set eos_token_id in generation_config.json"
+        )
+    token_bytes = _token_bytes(backend, vocab_size, source)
+
+    def encode_fn(text: str) -> list[int]:
+        return backend.encode(text, add_special_tokens=False).ids
+
+    raw = b"".join(token_bytes[token] for token in encode_fn("a"))
+    tokenizer = Tokenizer(
+        encode_fn=encode_fn,
+        token_bytes=token_bytes,
+        bos_ids=tuple(bos_ids),
+        stop_ids=tuple(dict.fromkeys(stop_ids)),
+        strips_blank=raw == b" a" and backend.decode(encode_fn("a")) == "a",
+        chat_fn=chat.wrap_fn if chat else None,
+    )
+    ids = encode_fn(_PROBE)
+    if tokenizer.decode(ids) != backend.decode(ids, skip_special_tokens=True):
+        raise ValueError(
+            f"{source} decodes {_PROBE!r} to {backend.decode(ids)!r}, its tokens' bytes say {tokenizer.decode(ids)!r}: "
+            "only byte-level BPE and SentencePiece BPE with byte fallback are supported"
+        )
+    return tokenizer
+
+
+def make_chat(
+    backend: tokenizers.Tokenizer, template: str | None, special_tokens: dict[str, str], source: str
+) -> Chat:
+    """The chat template of a model.
+
+    What `wrap_fn` returns holds special tokens as text, BOS included where the template writes it: encode it without
+    adding any.
+
+    Raises:
+        ValueError: there is no template, or it does not accept a conversation that is one user turn.
+    """
+    from transformers import PreTrainedTokenizerFast  # a second to import, and only chat prompts need it
+
+    if not template:
+        raise ValueError(f"{source} has no chat template: use raw prompts, or the instruction-tuned model's tokenizer")
+    renderer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special_tokens)
+    wrap_fn = functools.partial(_render, renderer)
+    try:
+        text = wrap_fn("question")
+    except Exception as error:  # a template is a program: it can fail in any way
+        raise ValueError(f"the chat template of {source} fails on one user turn ({error}): use raw prompts") from error
+    if "question" not in text:
+        raise ValueError(f"the chat template of {source} leaves the user's turn out ({text!r}): use raw prompts")
+    return Chat(wrap_fn, _answer_end(backend, renderer))
+
+
+def _answer_end(backend: tokenizers.Tokenizer, renderer) -> tuple[int, ...]:
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = renderer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # a template is a program: one for a single user turn will do for prompts
+        return ()
+    _, found, rest = text.rpartition(_ANSWER)
+    ids = backend.encode(rest.lstrip(), add_special_tokens=False).ids if found else []
+    added = backend.get_added_tokens_decoder()
+    return tuple(ids[:1]) if ids and ids[0] in added and added[ids[0]].special else ()
+
+
+def apply_chat(folder: str | Path, user_text: str) -> str:
+    """One prompt in a folder's chat template; for many, load the tokenizer with `use_chat=True`.
+
+    Raises:
+        ValueError: as `load_hf_tokenizer`.
+    """
+    folder = Path(folder)
+    chat = _chat_of_folder(folder, _read_json(folder / "tokenizer_config.json"), load_backend(folder))
+    return chat.wrap_fn(user_text)
+
+
+def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer) -> Chat:
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special = {name: text for name in names if (text := _token_text(settings.get(name)))}
+    return make_chat(backend, _chat_template(folder, settings), special, str(folder))
+
+
+def _render(renderer, text: str) -> str:
+    messages = [{"role": "user", "content": text}]
+    return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) -> tuple[bytes, ...]:
+    """The bytes of every id; none for special tokens and for ids that the tokenizer does not have."""
+    state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    decoders = [state, *state.get("decoders", [])]
+    if any(decoder.get("type") == "ByteLevel" for decoder in decoders):
+        letters = {letter: byte for byte, letter in enumerate(byte_letters())}
+        to_bytes = functools.partial(_byte_level_bytes, letters)
+    elif METASPACE in json.dumps(decoders, ensure_ascii=False):
+        to_bytes = _metaspace_bytes
+    else:
+        raise ValueError(
+            f"{source} has a decoder of type {state.get('type')}: only byte-level BPE and SentencePiece BPE with byte "
+            "fallback are supported"
+        )
+    out = [b""] * vocab_size
+    for piece, token in backend.get_vocab(with_added_tokens=True).items():
+        out[token] = to_bytes(piece)
+    for token, added in backend.get_added_tokens_decoder().items():
+        out[token] = b"" if added.special else added.content.encode()
+    return tuple(out)
+
+
+def byte_letters() -> str:
+    """The letter that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's alphabet)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256))
+
+
+def _byte_level_bytes(letters: dict[str, int], piece: str) -> bytes:
+    if all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    return piece.encode()
+
+
+def _metaspace_bytes(piece: str) -> bytes:
+    byte = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(METASPACE, " ").encode()
+
+
+def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
+    """What the model's own tokenizer puts before a text: by `add_bos_token`, else by its post-processor."""
+    adds_bos = settings.get("add_bos_token")
+    if adds_bos is None:
+        bare = backend.encode("a", add_special_tokens=False).ids
+        ids = backend.encode("a", add_special_tokens=True).ids
+        return tuple(ids[: next((k for k in range(len(ids)) if ids[k : k + len(bare)] == bare), 0)])
+    if not adds_bos:
+        return ()
+    return (_id_of(backend, _token_text(settings.get("bos_token")), "bos_token", folder),)
+
+
+def _stop_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
+    """End-of-sequence ids: the tokenizer's own, which a response is trained to end with, and all that the model's
+    generation stops at. Llama-3.1-Instruct lists <|end_of_text|> first there, and closes its turns with <|eot_id|>."""
+    settings = _read_json(folder / "special_tokens_map.json") | settings
+    own_text = _token_text(settings.get("eos_token"))
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            listed = tuple(ids) if isinstance(ids, list) else (ids,)
+            own = None if own_text is None or not listed else backend.token_to_id(own_text)
+            return listed if own is None else (own, *listed)
+    return (_id_of(backend, own_text, "eos_token", folder),)
+
+
+def _id_of(backend: tokenizers.Tokenizer, text: str | None, name: str, folder: Path) -> int:
+    token = None if text is None else backend.token_to_id(text)
+    if token is None:
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'} names {text!r} as {name}, which is no token: set {name} there, or "
+            "eos_token_id in generation_config.json"
+        )
+    return token
+
+
+def _token_text(token: str | dict | None) -> str | None:
+    """A special token is written as its text or as a record with its text."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _chat_template(folder: Path, settings: dict) -> str | None:
+    """The folder's template, from the three places where it may be; of several named ones the default."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): copy it from the model's page again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object: copy it from the model's page again")
+    return value

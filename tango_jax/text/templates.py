@@ -1,0 +1,128 @@
+"""Prompt text of both roles, and its tokens. Comes before sampling.
+
+A template is the name of one below or the path of a text file. It may use {problem}, {solution}, {num_steps}; they are
+replaced literally, so LaTeX braces need no escaping.
+"""
+
+import re
+
+from tango_jax.records import Problem
+from tango_jax.runtime.checks import local_path
+from tango_jax.text.tokenizer import Tokenizer
+
+GENERATOR_MATH = """Solve the problem below. Think in small steps and wrap every step in its own tags, then give the \
+final answer in a box. Use exactly this layout:
+<think>
+<step>first step</step>
+<step>second step</step>
+</think>
+<answer>\\boxed{final answer}</answer>
+
+Problem:
+{problem}
+
+Solution:
+"""
+
+VERIFIER_MATH = """You are given a problem and a proposed solution in {num_steps} steps. Check the steps in order: \
+say briefly what each step does, whether it is right given the problem and the steps before it, and close it with \
+\\boxed{CORRECT} or \\boxed{INCORRECT}. Then judge the final answer in the same way. Write exactly {num_steps} step \
+blocks, one for each step of the solution, in this layout:
+<step_verification>
+<step>what the step does and whether it holds. \\boxed{CORRECT}</step>
+</step_verification>
+<final_verification>\\boxed{CORRECT}</final_verification>
+
+Example. Problem: A box holds 3 red and 4 blue balls, and 2 more red balls are put in. How many balls are there?
+Solution: <think><step>At first there are 3 + 4 = 7 balls.</step><step>With 2 more there are 7 + 2 = 10.</step></think>\
+<answer>\\boxed{10}</answer>
+Verification:
+<step_verification>
+<step>It adds the two colours: 3 + 4 = 7, which is right. \\boxed{CORRECT}</step>
+<step>It adds the 2 new balls, but 7 + 2 is 9, not 10. \\boxed{INCORRECT}</step>
+</step_verification>
+<final_verification>\\boxed{INCORRECT}</final_verification>
+
+Problem:
+{problem}
+
+Solution in {num_steps} steps:
+{solution}
+
+Verification:
+"""
+
+# The last_letter task trains its models from scratch: wording would teach them nothing and cost tokens, so the prompt
+# is the material alone. The format is learned in stage 1.
+TEMPLATES = {
+    ("generator", "math"): GENERATOR_MATH,
+    ("verifier", "math"): VERIFIER_MATH,
+    ("generator", "last_letter"): "{problem}\n",
+    ("verifier", "last_letter"): "{problem}\n{solution}\n{num_steps}\n",
+}
+# The number of steps that a problem is counted with when problems are filtered by the length of their prompts.
+MANY_STEPS = 99
+FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
+
+
+def load_template(role: str, name: str) -> str:
+    """The template's text.
+
+    Raises:
+        ValueError: neither a known name nor a readable file, or a field that the role needs is missing from it.
+    """
+    if (role, name) in TEMPLATES:
+        return TEMPLATES[role, name]
+    path = local_path(f"{role}.template", name)
+    if not path.is_file():
+        known = ", ".join(known for known_role, known in TEMPLATES if known_role == role)
+        raise ValueError(f"{role}.template={name!r} is neither one of {known} nor a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
+    missing = [field for field in FIELDS[role] if field not in text]
+    if missing:
+        raise ValueError(f"{role}.template file {name} lacks {', '.join(missing)}")
+    return text
+
+
+def _fill(template: str, **fields: str) -> str:
+    # In one pass: a problem or a solution that happens to contain a field's name must stay as it is.
+    return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
+
+
+def generator_prompt(template: str, tokenizer: Tokenizer, problem: Problem) -> list[int]:
+    return tokenizer.encode_prompt(_fill(template, problem=problem.question))
+
+
+def verifier_prompt(
+    template: str, tokenizer: Tokenizer, problem: Problem, solution: str, num_steps: int, max_prompt: int
+) -> tuple[list[int], bool]:
+    """Prompt ids, and whether the solution had to be shortened (from its end) to fit `max_prompt` tokens.
+
+    What a model wrote never makes it fail. A number of steps that takes more tokens than MANY_STEPS may leave no room
+    even for an empty solution: the prompt then says MANY_STEPS, with which the problem was found to be short enough.
+
+    Raises:
+        ValueError: the prompt is too long with MANY_STEPS and without the solution.
+    """
+
+    def build(text: str, count: int) -> list[int]:
+        return tokenizer.encode_prompt(_fill(template, num_steps=str(count), problem=problem.question, solution=text))
+
+    ids = build(solution, num_steps)
+    if len(ids) <= max_prompt:
+        return ids, False
+    lengths = {count: len(build("", count)) for count in (num_steps, MANY_STEPS)}
+    stated = next((count for count, length in lengths.items() if length <= max_prompt), None)
+    if stated is None:
+        raise ValueError(
+            f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
+            f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
+        )
+    low, high = 0, len(solution)  # longest prefix that fits
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(build(solution[:middle], stated)) <= max_prompt else (low, middle - 1)
+    return build(solution[:low], stated), True

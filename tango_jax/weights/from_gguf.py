@@ -1,0 +1,258 @@
+"""GGUF checkpoints of llama and qwen2 models: a file in, a ModelConfig and a parameter tree out.
+
+llama.cpp rotates interleaved pairs where this project rotates the two halves of a head. Its converter reorders the rows
+of q and k of llama models for that, which is undone here; qwen2 models are stored as they are.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tango_jax.models.transformer import ModelConfig, RopeScaling, init_params, rope_frequencies
+from tango_jax.weights.gguf_file import GgufFile, dequantize, open_gguf
+
+ARCHITECTURES = ("llama", "qwen2")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+class Target(NamedTuple):
+    """Where a tensor of the file goes."""
+
+    leaf: str  # name in the parameter tree
+    layer: int | None  # index on that leaf's L axis
+    shape: tuple[int, ...]  # in the file
+    convert_fn: Callable[[np.ndarray], np.ndarray]  # to the leaf's layout
+
+
+def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
+    """The architecture in a file's metadata; `numerics` are the fields of ModelConfig that no file decides: those of
+    source.NUMERICS, and a shorter max_position.
+
+    Raises:
+        ValueError: not a GGUF file, a foreign architecture, or a variant that this decoder does not compute.
+    """
+    file = open_gguf(path)
+    arch = _architecture(file)
+    width, heads = file.require(f"{arch}.embedding_length"), file.require(f"{arch}.attention.head_count")
+    head_dim = file.get(f"{arch}.attention.key_length", None) or width // _one(file, "head_count", heads)
+    _check_variant(file, arch, head_dim)
+    tensors = file.tensors
+    context = file.get(f"{arch}.context_length", 32_768)
+    config = ModelConfig(
+        vocab_size=_shape(_tensor(file, "token_embd.weight"))[0],
+        width=width,
+        num_layers=file.require(f"{arch}.block_count"),
+        num_heads=_one(file, "head_count", heads),
+        num_kv_heads=_one(file, "head_count_kv", file.get(f"{arch}.attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        mlp_width=_one(file, "feed_forward_length", file.require(f"{arch}.feed_forward_length")),
+        rope_base=file.get(f"{arch}.rope.freq_base", 10_000.0),
+        # Rounded to the digits that float32 holds, so that 1e-5 is the same number as in a config.json.
+        norm_eps=float(f"{file.require(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
+        tied_head="output.weight" not in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        # Inside its window, attention with a sliding window is full attention.
+        max_position=min(context, file.get(f"{arch}.attention.sliding_window", 0) or context),
+    )
+    if _ROPE_FACTORS in tensors:
+        config = dataclasses.replace(config, rope_scaling=_rope_scaling(file, config))
+    return dataclasses.replace(config, **numerics)
+
+
+def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
+    """The parameters of a file, in `config.param_dtype`: the same tree as `transformer.init_params`.
+
+    Every leaf is allocated once on the host and filled tensor by tensor, so that the host needs the memory of the
+    largest leaf besides what it owns of the result.
+
+    Args:
+        shardings: a tree of NamedSharding like the parameters', or None for the default device.
+
+    Raises:
+        ValueError: the file is broken, or its tensors are not exactly those that `config` asks for.
+    """
+    file = open_gguf(path)
+    plan = _tensor_plan(config, _architecture(file))
+    _check_tensors(file, plan)
+    abstract = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
+    places = [None] * len(leaves) if shardings is None else treedef.flatten_up_to(shardings)
+    names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
+    assert {target.leaf for target in plan.values()} == set(names), names
+    return treedef.unflatten(
+        _load_leaf(file, {tensor: target for tensor, target in plan.items() if target.leaf == name}, leaf, place)
+        for name, (_, leaf), place in zip(names, leaves, places, strict=True)
+    )
+
+
+def _load_leaf(file: GgufFile, plan: dict[str, Target], leaf: jax.ShapeDtypeStruct, sharding) -> jax.Array:
+    tensors, values = file.tensors, np.empty(leaf.shape, leaf.dtype)
+    layers = [target.layer for target in plan.values()]
+    assert layers == [None] or layers == list(range(leaf.shape[0])), (leaf, layers)  # filled once, and wholly
+    for name, target in plan.items():
+        values[... if target.layer is None else target.layer] = target.convert_fn(dequantize(file, tensors[name]))
+    if sharding is None:
+        return jnp.array(values)
+    # Works where some devices belong to other processes: each takes its own slices.
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def _tensor_plan(config: ModelConfig, arch: str) -> dict[str, Target]:
+    """Name in the file -> place in the tree, for every tensor of such a model; layers in order."""
+    V, D = config.vocab_size, config.width
+    plan = {
+        "token_embd.weight": Target("embed", None, (V, D), _keep),
+        "output_norm.weight": Target("final_norm", None, (D,), _keep),
+    }
+    if not config.tied_head:
+        plan["output.weight"] = Target("head", None, (V, D), np.transpose)
+    for layer in range(config.num_layers):
+        for name, (leaf, shape, convert_fn) in _layer_tensors(config, arch).items():
+            plan[f"blk.{layer}.{name}"] = Target(f"layers/{leaf}", layer, shape, convert_fn)
+    return plan
+
+
+def _layer_tensors(config: ModelConfig, arch: str) -> dict[str, tuple]:
+    """Name in the file -> (leaf, shape in the file, conversion) for one layer."""
+    D, F, H, K, E = config.width, config.mlp_width, config.num_heads, config.num_kv_heads, config.head_dim
+    q_fn, k_fn, v_fn = (
+        functools.partial(_to_heads, head_dim=E, is_interleaved=arch == "llama" and name != "v") for name in "qkv"
+    )
+    table = {
+        "attn_norm.weight": ("attention_norm", (D,), _keep),
+        "attn_q.weight": ("q", (H * E, D), q_fn),
+        "attn_k.weight": ("k", (K * E, D), k_fn),
+        "attn_v.weight": ("v", (K * E, D), v_fn),
+        "attn_output.weight": ("o", (D, H * E), lambda w: w.T.reshape(H, E, D)),
+        "ffn_norm.weight": ("mlp_norm", (D,), _keep),
+        "ffn_gate.weight": ("gate", (F, D), np.transpose),
+        "ffn_up.weight": ("up", (F, D), np.transpose),
+        "ffn_down.weight": ("down", (D, F), np.transpose),
+    }
+    if config.qkv_bias:
+        table["attn_q.bias"] = ("q_bias", (H * E,), q_fn)
+        table["attn_k.bias"] = ("k_bias", (K * E,), k_fn)
+        table["attn_v.bias"] = ("v_bias", (K * E,), v_fn)
+    return table
+
+
+def _keep(w: np.ndarray) -> np.ndarray:
+    return w
+
+
+def _to_heads(w: np.ndarray, head_dim: int, is_interleaved: bool) -> np.ndarray:
+    """[heads * E, D] -> [D, heads, E], or a bias [heads * E] -> [heads, E]; pairs (0, 1), (2, 3).. become halves."""
+    if is_interleaved:
+        w = w.reshape(-1, head_dim // 2, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+    w = w.reshape(-1, head_dim, *w.shape[1:])
+    return np.moveaxis(w, -1, 0) if w.ndim == 3 else w
+
+
+def _check_tensors(file: GgufFile, plan: dict[str, Target]) -> None:
+    """The file has every tensor of the plan, no other, each with its shape."""
+    tensors = file.tensors
+    missing = [name for name in plan if name not in tensors]
+    unexpected = [name for name in tensors if name not in plan and name != _ROPE_FACTORS]
+    if missing or unexpected:
+        raise ValueError(
+            f"{file.path} is not a file of this config: {_some(missing)} missing, {_some(unexpected)} not wanted; make "
+            "the config with model_config_from_gguf of the same file"
+        )
+    for name, target in plan.items():
+        if _shape(tensors[name]) != target.shape:
+            raise ValueError(
+                f"{file.path}: tensor {name} has shape {_shape(tensors[name])}, the config asks for {target.shape}; "
+                "make the config with model_config_from_gguf of the same file"
+            )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f"{len(names)} tensors ({shown})" if names else "no tensor"
+
+
+def _tensor(file: GgufFile, name: str):
+    tensors = file.tensors
+    if name not in tensors:
+        raise ValueError(f"{file.path} has no tensor {name}: it holds a tokenizer or an adapter, not a model")
+    return tensors[name]
+
+
+def _shape(tensor) -> tuple[int, ...]:
+    """In the order of PyTorch; the file has the axes the other way round."""
+    return tuple(int(size) for size in reversed(tensor.shape))
+
+
+def _one(file: GgufFile, name: str, value) -> int:
+    """A number that some files give per layer; this decoder has one for all."""
+    if not isinstance(value, list):
+        return value
+    if len(set(value)) != 1:
+        raise ValueError(
+            f"{file.path} has {name} per layer ({value[:8]}...), this decoder one for all: take another model"
+        )
+    return value[0]
+
+
+def _architecture(file: GgufFile) -> str:
+    arch = file.require("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise ValueError(
+            f"{file.path} holds a model of architecture {arch!r}, not one of {', '.join(ARCHITECTURES)}: load it from "
+            "a Hugging Face folder, or take another model"
+        )
+    return arch
+
+
+def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
+    """Refuse what the metadata asks for and this decoder does not compute."""
+    scaling, experts = file.get(f"{arch}.rope.scaling.type", "none"), file.get(f"{arch}.expert_count", 0)
+    if scaling != "none":
+        raise ValueError(f"{file.path} has rope scaling {scaling!r}: only Llama-3's is supported")
+    if experts:
+        raise ValueError(f"{file.path} is a mixture of {experts} experts: only dense models are supported")
+    for name in ("attention.value_length", "rope.dimension_count"):
+        size = file.get(f"{arch}.{name}", head_dim)
+        if size != head_dim:
+            raise ValueError(f"{file.path} has {name}={size} with heads of {head_dim}: only equal sizes are supported")
+
+
+def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
+    """Llama-3's scaling from the divisors of the frequencies, which is all of it that a file keeps.
+
+    With x = frequency / 2 pi the share of the unscaled frequency is (original * x - low) / (high - low), clipped to
+    0..1. Its slope and offset give two of the three numbers; low is 1, as in every published model.
+    """
+    factor_E = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
+    if np.all(factor_E == 1.0):
+        return None
+    frequency_E = np.asarray(rope_frequencies(config), np.float64)
+    scaling = _fit_scaling(factor_E, frequency_E) if factor_E.shape == frequency_E.shape else None
+    if scaling is not None:
+        scaled_E = np.asarray(rope_frequencies(dataclasses.replace(config, rope_scaling=scaling)), np.float64)
+        if np.allclose(scaled_E, frequency_E / factor_E, rtol=1e-4):
+            return scaling
+    raise ValueError(
+        f"{file.path}: the {factor_E.size} factors in {_ROPE_FACTORS} ({factor_E.min():g} to {factor_E.max():g}) are "
+        "not those of Llama-3's rope scaling, the only one supported: take another model"
+    )
+
+
+def _fit_scaling(factor_E: np.ndarray, frequency_E: np.ndarray) -> RopeScaling | None:
+    factor = float(factor_E.max())
+    share_E = (1.0 / factor_E - 1.0 / factor) / (1.0 - 1.0 / factor) if factor > 1.0 else np.ones_like(factor_E)
+    is_band_E = (share_E > 1e-4) & (share_E < 1.0 - 1e-4)
+    if is_band_E.sum() < 2:
+        return None
+    slope, offset = np.polyfit(frequency_E[is_band_E] / (2 * math.pi), share_E[is_band_E], 1)
+    if offset >= 0.0:
+        return None
+    width = -1.0 / offset  # high - low
+    return RopeScaling(round(factor, 3), 1.0, round(1.0 + width, 3), round(slope * width))

@@ -1,0 +1,240 @@
+"""Import of a Hugging Face checkpoint: a folder or hub id in, a ModelConfig and a parameter tree out.
+
+Llama 2 to 3.2 and SmolLM2, Mistral, Qwen2/2.5 and Qwen3 (dense). Weights are read part by part into the dtype and
+sharding that training wants: host memory stays near one stacked parameter (or this process's share of it) plus the
+file that is open.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from tango_jax.loop.breakdown import check_loaded
+from tango_jax.models.transformer import ModelConfig, RopeScaling
+from tango_jax.runtime import hub
+from tango_jax.weights import hf_layout, safetensors_files
+from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
+from tango_jax.weights.safetensors_files import StoredTensor, shorten
+
+_DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
+# Old checkpoints store the rotary frequencies, which the config determines.
+_LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def resolve_folder(name: str) -> Path:
+    """The local folder of a checkpoint: `name` itself, or a download of the hub id `name` (owner/name[@revision]).
+
+    Config, weights, tokenizer and generation config are all of that revision. A checkpoint is only ever data:
+    safetensors and JSON are fetched, no pickled weights and no code.
+
+    Raises ValueError if `name` is neither, or the hub cannot be reached and the files are not in its cache.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ValueError(f"{name} is a file; give the folder that holds config.json and the safetensors files")
+    hub_id = hub.parse_hub_id(str(name))
+    if hub_id is None:
+        raise ValueError(f"{name} is not a folder, and not a hub id such as Qwen/Qwen2.5-1.5B either")
+    # Imported here: most runs never ask the hub for anything.
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return hub.download(hub_id, _DOWNLOADED)
+    except (OSError, HFValidationError) as error:  # the hub's own errors are OSErrors
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{name} is not a local folder, and the hub has no answer for it ({first_line}): check the name, the "
+            "network and, for a gated model, the login (hf auth login), or download it elsewhere and give the folder"
+        ) from error
+
+
+def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
+    """The ModelConfig of a folder's config.json; `numerics`: those of source.NUMERICS.
+
+    Raises ValueError for an architecture, or an option of one, that the model cannot represent.
+    """
+    file = Path(folder) / "config.json"
+    return model_config_from_json(_read_json(file), str(file), **numerics)
+
+
+def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
+    """The ModelConfig of what a config.json holds; `file` is named in messages. See `model_config_from_hf`."""
+    _check_architecture(file, raw)
+    # Imported here: it takes a second, and only checkpoints from elsewhere need it.
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    try:  # its classes know each family's defaults and both spellings of the rotary settings
+        hf = CONFIG_MAPPING[raw["model_type"]].from_dict(json.loads(json.dumps(raw)))
+        _check_options(file, hf)
+        return _model_config(hf, numerics)
+    except (StrictDataclassError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = None) -> dict:
+    """The parameters of a folder's safetensors files: the tree of `init_params`, in `config.param_dtype`.
+
+    `shardings`: a tree of NamedSharding of the same structure; each process then reads only what its devices hold.
+    Raises ValueError for missing, unexpected and misshapen tensors (all of them at once), for damaged files and for
+    values that are not finite.
+    """
+    folder = Path(folder)
+    tensors = safetensors_files.find_tensors(folder)
+    _check_tensors(folder, config, tensors)
+    sizes = hf_layout.axis_sizes(config)
+
+    def load_leaf(path, leaf, sharding=None):
+        name = hf_layout.path_name(path)
+
+        def read_fn(index):
+            return _read_leaf(tensors, sizes, name, _bounds(index, leaf.shape), leaf.dtype)
+
+        if sharding is None:
+            return jax.device_put(read_fn((slice(None),) * leaf.ndim))
+        return _make_array(leaf, sharding, read_fn)
+
+    rest = [] if shardings is None else [shardings]
+    params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
+    return check_loaded(params, str(folder), "take another checkpoint, or fetch or convert this one again")
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}): a checkpoint folder needs it") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} must hold one JSON object")
+    return value
+
+
+def _check_architecture(file: str, raw: dict) -> None:
+    """Everything that can be told before transformers looks at the file."""
+    kind, supported = raw.get("model_type"), ", ".join(FAMILIES)
+    if kind not in FAMILIES:
+        raise ValueError(f"{file}: model_type={kind!r} is not supported; choose a model of type {supported}")
+    for architecture in raw.get("architectures") or []:
+        if architecture != FAMILIES[kind].architecture:
+            raise ValueError(f"{file}: architectures={architecture} is not supported: for model_type={kind} the files "
+                             f"must hold a {FAMILIES[kind].architecture}")
+    if raw.get("quantization_config"):
+        raise ValueError(f"{file}: quantization_config is set, and quantized weights are not supported; use the "
+                         "original checkpoint in bfloat16, float16 or float32")
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if rope_type not in ("default", "llama3"):
+        raise ValueError(f"{file}: rotary scaling {rope_type!r} is not supported, only default and llama3; if no more "
+                         "than the original context is needed, remove the entry from config.json")
+
+
+def _check_options(file: str, hf) -> None:
+    """Options of a supported architecture that change what the model computes."""
+    for option in ("attention_bias", "mlp_bias"):
+        if getattr(hf, option, False):
+            raise ValueError(f"{file}: {option}=true is not supported (qwen2 has its biases on q, k and v); choose "
+                             "a checkpoint without")
+    if hf.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"{file}: hidden_act={hf.hidden_act!r} is not supported, only silu; choose another checkpoint")
+    if hf.rope_parameters.get("partial_rotary_factor") not in (None, 1):
+        raise ValueError(f"{file}: partial_rotary_factor={hf.rope_parameters['partial_rotary_factor']} is not "
+                         "supported, only 1; choose another checkpoint")
+    for key, value in hf.rope_parameters.items():
+        if key not in ("rope_type", "type", "partial_rotary_factor") and not isinstance(value, int | float):
+            raise ValueError(f"{file}: {key}={value!r} of the rotary settings must be a number; correct config.json")
+    window, layer_types = hf.sliding_window if hasattr(hf, "sliding_window") else None, getattr(hf, "layer_types", None)
+    in_use = "sliding_attention" in layer_types if layer_types else window is not None
+    if in_use and (window or 0) < hf.max_position_embeddings:
+        raise ValueError(
+            f"{file}: sliding_window={window} with max_position_embeddings={hf.max_position_embeddings} is not "
+            f"supported; sequences of up to {window} tokens never reach the window: set max_position_embeddings to "
+            f"{window} in config.json"
+        )
+
+
+def _model_config(hf, numerics: dict) -> ModelConfig:
+    rope, scaling, family = hf.rope_parameters, None, FAMILIES[hf.model_type]
+    if rope["rope_type"] == "llama3":
+        scaling = RopeScaling(
+            factor=float(rope["factor"]),
+            low_freq_factor=float(rope["low_freq_factor"]),
+            high_freq_factor=float(rope["high_freq_factor"]),
+            original_max_position=rope["original_max_position_embeddings"],
+        )
+    return ModelConfig(
+        vocab_size=hf.vocab_size,
+        width=hf.hidden_size,
+        num_layers=hf.num_hidden_layers,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=hf.num_key_value_heads,
+        head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        mlp_width=hf.intermediate_size,
+        rope_base=float(rope["rope_theta"]),
+        rope_scaling=scaling,
+        norm_eps=hf.rms_norm_eps,
+        tied_head=hf.tie_word_embeddings,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        max_position=hf.max_position_embeddings,
+        **numerics,
+    )
+
+
+def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
+    """Every tensor has its parameter, every parameter its tensors, and the shapes agree."""
+    expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
+    ignored = {name for name in tensors if _LEFTOVERS.fullmatch(name)}
+    if config.tied_head:
+        ignored.add(LAYOUTS["head"].name)  # the embedding once more
+    missing = sorted(expected.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - expected.keys() - ignored)
+    misshapen = [f"{name} {list(tensors[name].shape)} instead of {list(shape)}" for name, shape in expected.items()
+                 if name in tensors and tensors[name].shape != shape]
+    problems = [f"{len(names)} {what}: {shorten(names)}" for what, names in
+                (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)) if names]
+    if problems:
+        hint = "the weights and config.json do not belong together"
+        if missing == [LAYOUTS["head"].name]:
+            hint = "if the model's head is its embedding, set tie_word_embeddings to true in config.json"
+        raise ValueError(f"{folder}: tensors {'; '.join(problems)}. Check the folder: {hint}")
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The slices with start and stop filled in."""
+    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
+
+
+def _read_leaf(tensors, sizes: dict[str, int], path: str, bounds: tuple[slice, ...], dtype) -> np.ndarray:
+    """The part `bounds` of one parameter, allocated once and filled tensor by tensor."""
+    layout, out = LAYOUTS[path], np.empty([part.stop - part.start for part in bounds], dtype)
+    index = bounds[1:] if layout.stacked else bounds
+    slices = hf_layout.stored_slices(layout, sizes, index)
+    if layout.stacked:
+        layers = range(bounds[0].start, bounds[0].stop)
+        parts = [(layout.name.format(layer), slices, out[i]) for i, layer in enumerate(layers)]
+    else:
+        parts = [(layout.name, slices, out)]
+    for block, target in safetensors_files.read_parts(tensors, parts):
+        target[...] = hf_layout.from_stored(layout, sizes, index, block)
+    return out
+
+
+def _make_array(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding, read_fn) -> jax.Array:
+    """A sharded array; a part that several devices hold is read once."""
+    parts = {}
+
+    def part(index):
+        bounds = _bounds(index, leaf.shape)
+        key = tuple((part.start, part.stop) for part in bounds)
+        if key not in parts:
+            parts[key] = read_fn(bounds)
+        return parts[key]
+
+    return jax.make_array_from_callback(leaf.shape, sharding, part, dtype=leaf.dtype)

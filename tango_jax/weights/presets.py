@@ -1,0 +1,61 @@
+"""What the config.json of known checkpoints says, so that a run can be planned without them (`tango_jax.plan`).
+
+In: a hub id. Out: a ModelConfig. Values as published with each model.
+"""
+
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.weights.from_hf import model_config_from_json
+
+_QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0,
+    "use_sliding_window": False, "rms_norm_eps": 1e-06,
+}  # fmt: skip
+_QWEN2_7B = _QWEN2 | {
+    "num_hidden_layers": 28, "max_window_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+}  # fmt: skip
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
+    "attention_dropout": 0.0, "mlp_bias": False, "rms_norm_eps": 1e-05,
+}  # fmt: skip
+_LLAMA_3_1 = _LLAMA | {
+    "vocab_size": 128256, "tie_word_embeddings": False, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "rope_theta": 500000.0, "rope_scaling": {
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}  # fmt: skip
+CONFIG_JSON = {
+    "Qwen/Qwen2.5-Math-7B": _QWEN2_7B | {"max_position_embeddings": 4096, "rope_theta": 10000},
+    "Qwen/Qwen2.5-7B": _QWEN2_7B | {"max_position_embeddings": 131072, "rope_theta": 1000000.0},
+    "Qwen/Qwen2.5-1.5B": _QWEN2 | {
+        "num_hidden_layers": 28, "max_window_layers": 28, "hidden_size": 1536, "intermediate_size": 8960,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+        "max_position_embeddings": 131072, "rope_theta": 1000000.0,
+    },
+    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_3_1 | {
+        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    },
+    "meta-llama/Llama-3.1-70B-Instruct": _LLAMA_3_1 | {
+        "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+    },
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA | {
+        "num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+        "rope_theta": 100000,
+    },
+}  # fmt: skip
+
+
+def preset_model(name: str, **numerics) -> ModelConfig:
+    """The ModelConfig of a checkpoint in the table; `numerics` as in `from_hf.model_config_from_hf`.
+
+    Raises:
+        ValueError: the table does not have it.
+    """
+    if name not in CONFIG_JSON:
+        raise ValueError(
+            f"the sizes of {name} are not known here: give a folder that holds its config.json (weights are not read), "
+            f"or one of {', '.join(CONFIG_JSON)}"
+        )
+    return model_config_from_json(CONFIG_JSON[name], f"config.json of {name}", **numerics)

@@ -1,0 +1,126 @@
+"""Any checkpoint by its name: a Hugging Face folder, a hub id, a GGUF file, or the workdir of a run of this project.
+
+In: a name. Out: one record with the architecture, the tokenizer, a function that reads the weights, and what an export
+needs. Opening reads no weights. Stage: before the policies are built, and the start of `sample` and `export`.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime import hub
+from tango_jax.runtime.checks import local_path
+from tango_jax.text.hf_tokenizer import load_hf_tokenizer
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
+from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
+from tango_jax.weights.gguf_file import GgufFile, open_gguf
+from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
+from tango_jax.weights.to_hf import TOKENIZER_FILES
+
+# Fields of ModelConfig that no file has.
+NUMERICS = ("param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An opened checkpoint."""
+
+    name: str
+    model_config: ModelConfig
+    tokenizer: Tokenizer  # as many ids as the embedding has rows
+    # (shardings=None) -> the tree of init_params, in model_config.param_dtype; None: there are no weights to start from
+    load_params: Callable[..., Any] | None
+    write_tokenizer: Callable[[Path], None]  # puts the tokenizer's files into a folder, in Hugging Face's format
+    generation: dict  # contents of generation_config.json, with every stop id
+    architecture: str | None = None  # model_type of an export; None: what can hold the model
+    base_model: str | None = None  # hub id without revision, for a model card
+
+
+def kind_of(name: str) -> str:
+    """What a name stands for: gguf, workdir, folder or hub. The hub is not asked.
+
+    Raises:
+        ValueError: none of them, or a hub id with a revision that cannot be one.
+    """
+    path = local_path("checkpoint", name)
+    if path.is_file() or path.suffix == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"checkpoint {name} does not exist; give the path of a .gguf file")
+        return "gguf"
+    if path.is_dir():
+        return "workdir" if is_workdir(path) else "folder"
+    if hub.parse_hub_id(name) is None:
+        raise ValueError(f"checkpoint {name!r} is neither a .gguf file nor a folder nor a hub id such as Qwen/Qwen3-8B")
+    return "hub"
+
+
+def is_workdir(path: Path) -> bool:
+    """Whether a folder holds the settings of a run, under the name that a model's own config has elsewhere."""
+    try:
+        settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # whatever reads the folder next says what is wrong with it
+    return isinstance(settings, dict) and "task.name" in settings and "model_type" not in settings
+
+
+def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
+    """Open a published checkpoint: a folder, a hub id (which is downloaded, see hub.py) or a .gguf file.
+
+    Args:
+        use_chat: wrap every prompt in the model's chat template.
+        numerics: those of NUMERICS that should differ from ModelConfig's defaults.
+
+    Raises:
+        ValueError: nothing of that name, or a checkpoint that this project cannot run.
+    """
+    kind = kind_of(name)
+    if kind == "workdir":
+        raise ValueError(f"{name} is the workdir of a run, and a published checkpoint is wanted here: give its name, "
+                         "or export the run first (python -m tango_jax.export)")
+    if kind == "gguf":
+        return _open_gguf_source(open_gguf(Path(name).expanduser()), name, use_chat, numerics)
+    folder = resolve_folder(name)
+    config = model_config_from_hf(folder, **numerics)
+    tokenizer = load_hf_tokenizer(folder, config.vocab_size, use_chat)
+    file = folder / "generation_config.json"
+    own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return Source(
+        name=name,
+        model_config=config,
+        tokenizer=tokenizer,
+        load_params=lambda shardings=None: load_hf(folder, config, shardings),
+        write_tokenizer=lambda target: copy_tokenizer(folder, target),
+        generation=generation_of(tokenizer) | own | {"eos_token_id": list(tokenizer.stop_ids)},
+        architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
+        base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
+    )
+
+
+def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict) -> Source:
+    config, tokenizer = model_config_from_gguf(file, **numerics), gguf_tokenizer(file, use_chat)
+    return Source(
+        name=name,
+        model_config=config,
+        tokenizer=tokenizer,
+        load_params=lambda shardings=None: load_gguf(file, config, shardings),
+        write_tokenizer=lambda target: write_hf_tokenizer(file, target),
+        generation=generation_of(tokenizer),
+        architecture=file.require("general.architecture"),
+    )
+
+
+def generation_of(tokenizer: Tokenizer) -> dict:
+    """The ids that a generation_config.json must have."""
+    bos = {"bos_token_id": tokenizer.bos_ids[0]} if tokenizer.bos_ids else {}
+    return {"eos_token_id": list(tokenizer.stop_ids)} | bos
+
+
+def copy_tokenizer(folder: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, target / name)

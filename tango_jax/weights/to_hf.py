@@ -1,0 +1,242 @@
+"""Export to Hugging Face format: a ModelConfig and a parameter tree in, a folder that transformers loads out.
+
+The folder is written beside its final place and renamed once it is whole, so that no reader ever sees half of one.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime.manifest import SAVING, commit
+from tango_jax.runtime.model_text import markdown_cell
+from tango_jax.weights import hf_layout
+from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
+from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
+
+MAX_SHARD_BYTES = 5 * 10**9
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_STORED_DTYPES = ("float32", "float16", "bfloat16")
+# In config.json as well: readers that take no notice of generation_config.json look for them there.
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def family_of(config: ModelConfig) -> str:
+    """The supported `model_type` that can hold this model: qwen3, qwen2 or llama. Raises ValueError if none can."""
+    for kind in ("llama", "qwen2", "qwen3"):
+        if (FAMILIES[kind].qkv_bias, FAMILIES[kind].qk_norm) == (config.qkv_bias, config.qk_norm):
+            return kind
+    raise ValueError("a model with qkv_bias and qk_norm both true has no Hugging Face architecture: it cannot be "
+                     "exported; train with one of them")
+
+
+def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: dict | None = None) -> dict:
+    """The contents of config.json. `architecture`: a model_type or class name; `special_ids`: bos, eos and pad ids.
+
+    Raises ValueError if the architecture cannot hold the model.
+    """
+    names = {family.architecture: kind for kind, family in FAMILIES.items()}
+    kind = names.get(architecture, architecture)
+    if kind not in FAMILIES:
+        raise ValueError(f"architecture={architecture!r} is not one of {', '.join([*FAMILIES, *names])}")
+    family = FAMILIES[kind]
+    if (family.qkv_bias, family.qk_norm) != (config.qkv_bias, config.qk_norm):
+        raise ValueError(f"a {kind} has qkv_bias={family.qkv_bias} and qk_norm={family.qk_norm}, this model "
+                         f"qkv_bias={config.qkv_bias} and qk_norm={config.qk_norm}: export it as {family_of(config)}")
+    rope = {"rope_type": "default", "rope_theta": config.rope_base}
+    if config.rope_scaling is not None:
+        scaling = config.rope_scaling
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    # Imported here: it takes a second, and only an export needs it.
+    from transformers import CONFIG_MAPPING
+
+    fields = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied_head,
+        "max_position_embeddings": config.max_position,
+        "rope_parameters": rope,
+        "architectures": [family.architecture],
+        "dtype": dtype,
+        **dict.fromkeys(_SPECIAL_IDS),
+        **(special_ids or {}),
+    }
+    if kind == "mistral":
+        fields["sliding_window"] = None  # its default is 4096
+    out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string())
+    # transformers 4 and what is built on it read these names, and would fall back to a base of 10000 without a word.
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    legacy = {"rope_theta": config.rope_base, "torch_dtype": dtype}
+    return out | legacy | ({"rope_scaling": scaling} if config.rope_scaling is not None else {})
+
+
+def model_card(title: str, base_model: str | None, settings: dict, metrics: dict) -> str:
+    """README.md of an exported model: its origin, the run's settings and metrics (flat dicts) as tables."""
+    front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    front += [f"base_model: {base_model}"] if base_model else []
+    lines = [*front, "tags:", "- tango_jax", "- reinforcement-learning", "---", "", f"# {title}", ""]
+    lines += ["Trained with RL Tango (arXiv 2505.15034) by tango_jax.", ""]
+    for heading, rows in (("Metrics", metrics), ("Settings", settings)):
+        if rows:
+            lines += [f"## {heading}", "", "| name | value |", "|---|---|"]
+            shown = {name: markdown_cell(value) if value and isinstance(value, str) else value
+                     for name, value in rows.items()}  # fmt: skip
+            lines += [f"| {name} | {value} |" for name, value in shown.items()] + [""]
+    return "\n".join(lines)
+
+
+def export_hf(
+    folder: str | Path,
+    config: ModelConfig,
+    params: dict,
+    architecture: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    tokenizer_folder: str | Path | None = None,
+    generation_config: dict | None = None,
+    card: str = "",
+    dtype: str | None = None,
+) -> Path:
+    """Write a checkpoint folder that transformers and `load_hf` read; returns its path. Every process must call it.
+
+    `architecture`: see `hf_config`; by default `family_of` the model. `tokenizer_folder`: its tokenizer files are
+    copied. `generation_config`: keys of transformers' GenerationConfig; by default the tokenizer folder's own file.
+    `card`: text of README.md. `dtype`: what to store, by default the parameters' own dtype, bit by bit.
+    Raises ValueError if the folder exists and is not empty, or the model, dtype or tokenizer folder is unsuitable.
+    """
+    folder = Path(folder).expanduser()
+    dtype = dtype or str(params["embed"].dtype)
+    if dtype not in _STORED_DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(_STORED_DTYPES)}")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already and is not an empty folder: choose another, or remove it")
+    sources = _tokenizer_files(tokenizer_folder)
+    generation = _generation_config(generation_config, tokenizer_folder)
+    special_ids = {name: generation[name] for name in _SPECIAL_IDS if name in generation}
+    contents = hf_config(config, architecture or family_of(config), dtype, special_ids)
+    _check_params(config, params)
+
+    saving = folder.with_name(f"{folder.name}{SAVING}")
+    writes = jax.process_index() == 0
+    try:
+        if writes:
+            shutil.rmtree(saving, ignore_errors=True)  # of an export that was killed
+            saving.mkdir(parents=True)
+            _write_json(saving / "config.json", contents)
+            _write_json(saving / "generation_config.json", generation)
+            (saving / "README.md").write_text(card or model_card(folder.name, None, {}, {}), encoding="utf-8")
+            for source in sources:
+                shutil.copyfile(source, saving / source.name)
+        _write_tensors(saving if writes else None, config, params, np.dtype(dtype), max_shard_bytes)
+        if writes:
+            commit(saving, folder)
+    except OSError:
+        if writes:
+            shutil.rmtree(saving, ignore_errors=True)  # the half of a model is no use, and takes the space
+        raise
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"export to {folder}")
+    return folder
+
+
+def _write_json(file: Path, value: dict) -> None:
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _tokenizer_files(folder: str | Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    found = [Path(folder) / name for name in TOKENIZER_FILES if (Path(folder) / name).is_file()]
+    if not found:
+        raise ValueError(f"tokenizer_folder={folder} holds no tokenizer files ({', '.join(TOKENIZER_FILES)})")
+    return found
+
+
+def _generation_config(given: dict | None, tokenizer_folder: str | Path | None) -> dict:
+    from transformers import GenerationConfig
+
+    if given is None and tokenizer_folder is not None:
+        file = Path(tokenizer_folder) / "generation_config.json"
+        given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return json.loads(GenerationConfig(**(given or {})).to_json_string())
+
+
+def _check_params(config: ModelConfig, params: dict) -> None:
+    def shapes(tree):
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {hf_layout.path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+    expected, found = shapes(hf_layout.abstract_params(config)), shapes(params)
+    assert expected == found, set(expected.items()) ^ set(found.items())
+
+
+def _shards(config: ModelConfig, itemsize: int, max_bytes: int) -> list[list[str]]:
+    """Tensor names, cut into files of at most `max_bytes` (a larger tensor has a file of its own)."""
+    shards, used = [[]], 0
+    for name, (_, _, shape) in hf_layout.stored_tensors(config).items():
+        size = int(np.prod(shape)) * itemsize
+        if shards[-1] and used + size > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    return shards
+
+
+def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype: np.dtype, max_bytes: int) -> None:
+    """Write all safetensors files. A process without a folder only takes part in gathering sharded parameters."""
+    shards = _shards(config, dtype.itemsize, max_bytes)
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    names = names if len(shards) > 1 else [SINGLE_FILE]
+    for file, shard in zip(names, shards, strict=True):
+        tensors = {name: value.astype(dtype, copy=False) for name, value in _stored_values(config, params, shard)}
+        if folder is not None:
+            try:
+                save_file(tensors, folder / file, metadata={"format": "pt"})
+            except SafetensorError as error:  # however the disk failed
+                raise OSError(f"{folder / file} cannot be written ({error})") from error
+            shutil.copymode(folder / "config.json", folder / file)  # safetensors lets nobody else read its files
+    if folder is not None and len(shards) > 1:
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        metadata = {"total_parameters": count, "total_size": count * dtype.itemsize}
+        weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        _write_json(folder / INDEX_FILE, {"metadata": metadata, "weight_map": weight_map})
+
+
+def _stored_values(config: ModelConfig, params: dict, shard: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+    leaves = {hf_layout.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    tensors = hf_layout.stored_tensors(config)
+    for name in shard:
+        path, layer, _ = tensors[name]
+        value = leaves[path] if layer is None else leaves[path][layer]
+        yield name, hf_layout.to_stored(LAYOUTS[path], _to_host(value))
+
+
+def _to_host(value: jax.Array) -> np.ndarray:
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return multihost_utils.process_allgather(value, tiled=True)
+    return np.asarray(value)
