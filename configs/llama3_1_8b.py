@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
 
 
 def get_config(argument: str = "") -> ConfigDict:

@@ -15,20 +15,23 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.cli import session as runtime
-from tango_jax.config import check_config, parse_command_line, save_config, validate
+from tango_jax.cli.command_line import parse_command_line
+from tango_jax.cli.session import session
+from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
 from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.run import train
+from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
-from tango_jax.sft import run_stage_one
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation
 from tango_jax.tracking.results import has_results
-from tango_jax.train import ROLES, train
-from tango_jax.weights.workdir import make_policies
+from tango_jax.tracking.run_config import check_config, save_config
 
 COLUMNS = {  # column title -> name in the evaluation rows
     "generator accuracy": "generator/accuracy",
@@ -114,7 +117,7 @@ def _cell(values: list[float]) -> str:
 
 def main(argv: list[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
-    with runtime.session(config, workdir) as console, hold(workdir, console):
+    with session(config, workdir) as console, hold(workdir, console):
         for arm in config.ablation.arms:
             validate(run_config(config, workdir, arm, 0))
         ablate(config, workdir, console)

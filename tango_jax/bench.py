@@ -18,15 +18,12 @@ import functools
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from tango_jax.cli import session as runtime
 from tango_jax.cli.ranges import Range, check_options
+from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.rl import advantages, losses
@@ -35,6 +32,7 @@ from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime import failures, rng
+from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
 from tango_jax.sampling.sampler import SamplerConfig, make_sampler
 
 MODEL = ModelConfig(
@@ -68,32 +66,6 @@ def heavy_tailed_lengths() -> np.ndarray:
     lengths = lengths.astype(np.int32)
     lengths[np.argmin(np.abs(lengths - NEW))] += P * M * NEW - lengths.sum()  # rounding, so that the mean is exact
     return np.random.default_rng(0).permutation(lengths)
-
-
-def median_seconds(fn: Callable[[int], object], runs: int) -> float:
-    """Median time of `fn(i)` after two calls that are not counted."""
-    return medians_of_alternating_runs([fn], runs)[0]
-
-
-def medians_of_alternating_runs(fns: list[Callable[[int], object]], runs: int) -> list[float]:
-    """Median time of each function; they take turns, so that a slow minute of the machine does not favour one."""
-    times = [[] for _ in fns]
-    for i in range(runs + 2):
-        for fn, seconds in zip(fns, times, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(fn(i))
-            seconds.append(time.perf_counter() - start)
-    return [statistics.median(seconds[2:]) for seconds in times]
-
-
-def machine_rates() -> dict[str, float]:
-    """Float32 matmul rate at 2048^3 and the rate of reading a large array once: what the shapes can hope for."""
-    x = jnp.ones((2048, 2048), jnp.float32)
-    matmul = jax.jit(jnp.matmul)
-    big = jnp.ones((2**28,), jnp.float32)
-    total = jax.jit(jnp.sum)
-    matmul_s, read_s = median_seconds(lambda _: matmul(x, x), 5), median_seconds(lambda _: total(big), 5)
-    return {"matmul_gflops": 2 * 2048**3 / matmul_s / 1e9, "read_gb_s": big.nbytes / read_s / 1e9}
 
 
 @dataclasses.dataclass
@@ -202,7 +174,7 @@ def shares(report: dict) -> dict[str, float]:
 def show(report: dict) -> None:
     """Print the figures for people."""
     print(
-        f"machine: {runtime.describe_machine()}, {report['machine']['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
+        f"machine: {describe_machine()}, {report['machine']['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
         f"{report['machine']['read_gb_s']:.1f} GB/s read"
     )
     for name in BENCHES:
@@ -233,7 +205,7 @@ def main(argv: list[str]) -> None:
         parser.error(f"--only={options.only}: choose from {', '.join(BENCHES)}, separated by commas")
     try:
         check_options(options, RANGES)
-        if warning := runtime.configure(default_config()):
+        if warning := configure(default_config()):
             print(warning, file=sys.stderr)
         report = run(names, options.runs)
         if options.json:

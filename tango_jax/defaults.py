@@ -2,14 +2,7 @@
 
 from ml_collections import ConfigDict
 
-ARMS = {
-    "tango": "generator and verifier take turns (the method)",
-    "grpo": "generator alone, outcome reward only",
-    "fixed_verifier": "the verifier as it is after stage 1, never trained with RL",
-    "fixed_verifier_warm": "the verifier trained in the warm-up only, then fixed",
-    "fixed_generator": "the verifier alone, on solutions of a generator that stays as it is",
-    "gold_steps": "step labels from the task instead of a verifier (an upper bound)",
-}
+from tango_jax.arms import ARMS, DEFAULT_ARM
 
 
 def optimizer_config(lr: float) -> ConfigDict:
@@ -204,7 +197,7 @@ def default_config() -> ConfigDict:
     config = ConfigDict(
         {
             "seed": 0,
-            "arm": "tango",  # see ARMS
+            "arm": DEFAULT_ARM,  # see arms.py
             "task": task_config(),
             "generator": role_config(),
             "verifier": role_config(),

@@ -13,10 +13,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tango_jax.config import check_same_settings, flatten, load_config
+from tango_jax.cli.command_line import load_config
+from tango_jax.config import flatten
 from tango_jax.runtime import failures, hosts
 from tango_jax.runtime.checks import folder_to_write, local_path
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.to_hf import export_hf, model_card
 from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_config
 

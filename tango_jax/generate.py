@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.cli import session as runtime
-from tango_jax.config import check_config, keep_config, parse_command_line
+from tango_jax.cli.command_line import parse_command_line
+from tango_jax.cli.session import session
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.data.teacher_rows import (
     FILES,
@@ -36,11 +36,12 @@ from tango_jax.grading import check_grader, grade_many, parse_solution
 from tango_jax.records import Problem
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
 from tango_jax.text.templates import generator_prompt
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.tracking.metrics import write_json_atomic
+from tango_jax.tracking.run_config import check_config, keep_config
 from tango_jax.weights.workdir import start_source
 
 _DRAW_STREAM = 3
@@ -196,7 +197,7 @@ def _words(counts: dict[str, int]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
-    with runtime.session(config, workdir) as console, hold(workdir, console):
+    with session(config, workdir) as console, hold(workdir, console):
         generate(config, workdir, console)
         for name in FILES:
             console.log(str(workdir / name))

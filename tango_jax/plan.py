@@ -21,7 +21,8 @@ import sys
 
 import jax
 
-from tango_jax.config import load_config, validate
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.report import as_json, show
 from tango_jax.planning.targets import parse_target

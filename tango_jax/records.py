@@ -5,6 +5,7 @@ Axis letters are those of `models/transformer.py`. Host records hold NumPy array
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -63,6 +64,24 @@ class Verification:
 
 
 @dataclasses.dataclass(frozen=True)
+class Responses:
+    """What one call of a turn gave: a role's M responses to each of P prompts, prompt-major, parsed and graded."""
+
+    role: str
+    parents: Sequence[Problem] | Sequence[Solution]  # P, what the prompts are about
+    prompts: list[list[int]]  # P lists of token ids
+    group_size: int  # M
+    rollout: Rollout
+    records: list[Solution] | list[Verification]  # B
+    metrics: dict[str, float]  # lengths, truncation, what the grader could not judge
+
+    @property
+    def owners(self) -> list:
+        """B parents, the one that each response is about."""
+        return [parent for parent in self.parents for _ in range(self.group_size)]
+
+
+@dataclasses.dataclass(frozen=True)
 class Signal:
     """What a turn's update was made from, row by row of the role that learns; the rollout dump shows it."""
 
@@ -73,6 +92,15 @@ class Signal:
     alpha: float = 0.0  # generator: adv = (1 - alpha) outcome + alpha step
     labels: list | None = None  # generator: step labels of each solution, one list for each verification of it
     class_weight_B: np.ndarray | None = None  # verifier: adv = weight of the solution's class x outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Training state that lives on the host; saved with every checkpoint."""
+
+    turn: int = 0  # turns made
+    cursor: int = 0  # next training problem
+    label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
 
 
 @struct.dataclass
@@ -106,3 +134,26 @@ class TrainState:
     params: Any
     opt_state: Any
     step: jax.Array  # int32[], updates made
+
+
+States = dict[str, TrainState]  # by role
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnResult:
+    """What a turn changed, and all that it did on the way."""
+
+    states: States
+    counters: Counters
+    metrics: dict[str, float]
+    answers: dict[str, Responses]  # by the role that responded, in the order of the calls
+    signal: Signal
+
+    @property
+    def solutions(self) -> list[Solution]:
+        return self.answers["generator"].records
+
+    @property
+    def verifications(self) -> list[Verification] | None:
+        """None in a turn without a verifier."""
+        return self.answers["verifier"].records if "verifier" in self.answers else None

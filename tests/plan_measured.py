@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
 from tango_jax.planning.memory import phases
 from tango_jax.planning.programs import examine, lowered_functions, make_job
 from tango_jax.planning.targets import Devices

@@ -26,11 +26,11 @@ from tango_jax.models.splash import block_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl import score
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
+from tango_jax.rl.policy import make_policies
 from tango_jax.rl.update import make_nll_loss
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import SamplerConfig, make_sampler
 from tango_jax.sharding.placement import TRAIN_AXES, make_placement
-from tango_jax.weights.workdir import make_policies
 
 KERNELS = ("cudnn", "splash_interpret")
 H, K, E = 4, 2, 8

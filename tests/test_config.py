@@ -12,17 +12,10 @@ import pytest
 
 from tango_jax import ablate, generate, sft, train
 from tango_jax.cli import task_validation, validation
-from tango_jax.config import (
-    ANY_PLACE,
-    check_config,
-    default_config,
-    flatten,
-    keep_config,
-    load_config,
-    parse_command_line,
-    save_config,
-    validate,
-)
+from tango_jax.cli.command_line import load_config, parse_command_line
+from tango_jax.cli.validation import validate
+from tango_jax.config import default_config, flatten
+from tango_jax.tracking.run_config import ANY_PLACE, check_config, keep_config, save_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from tango_jax.cli import config_file
-from tango_jax.config import load_config, parse_command_line
+from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.defaults import default_config
 
 HEAD = "from ml_collections import ConfigDict, config_dict\nfrom tango_jax.config import default_config\n"

@@ -15,7 +15,7 @@ from conftest import ROOT, finish
 from evaluation_cases import FILES, ROWS, files_of, sets_flag
 from tiny_checkpoints import save_run, write_tiny_folder
 
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
 from tango_jax.evaluate import main
 from tango_jax.runtime.hosts import PREEMPTED
 

@@ -9,10 +9,11 @@ from hf_loading import assert_equal_trees
 from tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
 
 from tango_jax import export
-from tango_jax.config import default_config, save_config
+from tango_jax.config import default_config
 from tango_jax.models.transformer import init_params
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.tracking.metrics import MetricsWriter
+from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.source import open_source
 from tango_jax.weights.workdir import open_workdir, start_source
 

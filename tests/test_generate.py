@@ -13,7 +13,7 @@ import pytest
 from test_math_task import SHORT, math_config
 from tiny_checkpoints import write_tiny_folder
 
-from tango_jax.config import validate
+from tango_jax.cli.validation import validate
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import MAX_SAMPLES, TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all

@@ -9,7 +9,8 @@ from conftest import ROOT
 from hf_loading import assert_equal_trees
 from tiny_checkpoints import tiny_params, write_tiny_folder
 
-from tango_jax.config import load_config, validate
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.data.rows import PARQUET_BRANCH, read_rows
 from tango_jax.runtime.hub import HubId, parse_hub_id
 from tango_jax.weights.from_hf import resolve_folder

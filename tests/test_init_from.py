@@ -6,12 +6,13 @@ import pytest
 from conftest import ROOT
 
 from tango_jax import ablate, sft
-from tango_jax.config import load_config, save_config
+from tango_jax.cli.command_line import load_config
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.manifest import MANIFEST
+from tango_jax.tracking.run_config import save_config
 from tango_jax.train import train
 from tango_jax.weights.workdir import start_source
 

@@ -6,8 +6,9 @@ import string
 import pytest
 from conftest import ROOT
 
+from tango_jax.cli.command_line import load_config
 from tango_jax.cli.task_validation import longest_last_letter
-from tango_jax.config import default_config, load_config
+from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from tango_jax.config import parse_command_line
+from tango_jax.cli.command_line import parse_command_line
 from tests.launching import LAUNCH, ROOT, run
 
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tango_jax.cli import validation
-from tango_jax.config import default_config, load_config
+from tango_jax.cli.command_line import load_config
+from tango_jax.config import default_config
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.loggers import RunLog, check_installed

@@ -13,8 +13,10 @@ from hf_loading import assert_equal_trees
 from ml_collections import ConfigDict
 from tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 
-from tango_jax.config import load_config, validate
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.grading import close_pool, parse_solution, parse_verification
+from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
@@ -22,7 +24,7 @@ from tango_jax.tracking.metrics import read_metrics
 from tango_jax.train import train
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import open_source
-from tango_jax.weights.workdir import make_policies, open_checkpoint
+from tango_jax.weights.workdir import open_checkpoint
 
 ROWS = ROOT / "tests/fixtures/rows"
 SHORT = ROWS / "gsm8k_short.jsonl"

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from conftest import ROOT, finish
 
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
+from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.hosts import PEER_LOST, PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.weights.workdir import make_policies
 
 ROLES = ("generator", "verifier")
 HEARTBEAT_S = 10

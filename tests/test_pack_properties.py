@@ -5,7 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tango_jax.config import load_config, validate
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 
 

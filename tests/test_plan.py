@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 from tango_jax import bench, plan
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.memory import Phase

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from tango_jax.config import default_config, load_config
+from tango_jax.cli.command_line import load_config
+from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import collectives, wire_bytes_by_kind
 from tango_jax.planning.needs import Tokens, update_collectives

@@ -9,13 +9,16 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from tango_jax.config import check_same_settings, default_config, load_config, save_config, validate
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
+from tango_jax.config import default_config
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.programs import abstract_batch, blank_tokenizer
 from tango_jax.rl.policy import make_policy
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import sampling_params
+from tango_jax.tracking.run_config import check_same_settings, save_config
 from tango_jax.weights.source import Source
 from tango_jax.weights.workdir import read_config
 

@@ -4,15 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax.data.problem_sets import (
-    BENCHMARKS,
-    load_problems,
-    make_problem_order,
-    split_problems,
-)
+from tango_jax.data.problem_sets import BENCHMARKS, load_problems
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.grading import close_pool, grade_many
 from tango_jax.records import Problem
+from tango_jax.tasks.splits import make_problem_order, split_problems
 
 ROWS = Path(__file__).parent / "fixtures/rows"
 SETS = {  # file: (grade kind, gold answers of its first rows, rows skipped)

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from tango_jax.config import load_config, validate
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.data.problem_sets import BENCHMARKS
 from tango_jax.planning.programs import blank_tokenizer
 from tango_jax.rl.optimizer import learning_rate

@@ -7,13 +7,14 @@ import pytest
 from small_tokenizers import byte_level
 from test_math_task import ROWS, math_config, task_of
 
-from tango_jax.config import validate
-from tango_jax.data.problem_sets import question_key, split_problems
+from tango_jax.cli.validation import validate
+from tango_jax.data.problem_sets import question_key
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import validation_questions
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
+from tango_jax.tasks.splits import split_problems
 from tango_jax.text.hf_tokenizer import make_tokenizer
 from tango_jax.text.templates import load_template, verifier_prompt
 

@@ -7,8 +7,10 @@ import pytest
 from conftest import ROOT
 
 from tango_jax.cli import ranges
+from tango_jax.cli.command_line import load_config
 from tango_jax.cli.ranges import LARGEST_INT, RANGES, check_numbers, numbers_of, range_of
-from tango_jax.config import default_config, flatten, load_config, validate
+from tango_jax.cli.validation import validate
+from tango_jax.config import default_config, flatten
 
 DEFAULTS = flatten(default_config())
 NUMERIC = [

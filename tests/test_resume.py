@@ -15,10 +15,11 @@ import pytest
 from conftest import ROOT, TinyTrain, finish
 
 from tango_jax.ablate import mean_over_training
-from tango_jax.config import ARMS, load_config
+from tango_jax.cli.command_line import load_config
+from tango_jax.config import ARMS
+from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.weights.workdir import make_policies
 
 ROLES = ("generator", "verifier")
 LAST_TURN = 10  # 2 of the warm-up, 6 generator steps, a verifier turn after each 3 of them

@@ -8,7 +8,7 @@ from rich.console import Console
 from tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
 
 from tango_jax import sample
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
 
 SHORT = ["--template=last_letter", "--verifier_template=last_letter", "--max_new=24", "--max_prompt=128"]
 SOLUTION = "<think>\n<step>3 + 4 = 7</step>\n<step>so 8</step>\n</think>\n<answer>\\boxed{8}</answer>"

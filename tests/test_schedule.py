@@ -48,7 +48,7 @@ def test_alpha_refuses(args, message):
 
 
 def test_tango_warms_up_then_interleaves():
-    schedule = Schedule(2, 3, 1, total_generator_steps=6)
+    schedule = Schedule(2, 3, 1, generator_turns=6)
     assert letters(schedule) == "WW" + "GGGV" + "GGGV"
     assert schedule.num_turns == 10
     assert schedule.turns()[:7] == (
@@ -63,12 +63,12 @@ def test_tango_warms_up_then_interleaves():
 
 
 def test_incomplete_last_cycle_ends_with_the_generator():
-    assert letters(Schedule(1, 3, 2, total_generator_steps=7)) == "W" + "GGGVV" + "GGGVV" + "G"
-    assert letters(Schedule(0, 3, 2, total_generator_steps=2)) == "GG"
+    assert letters(Schedule(1, 3, 2, generator_turns=7)) == "W" + "GGGVV" + "GGGVV" + "G"
+    assert letters(Schedule(0, 3, 2, generator_turns=2)) == "GG"
 
 
 def test_published_run_has_440_steps():
-    turns = Schedule(40, 3, 1, total_generator_steps=300).turns()
+    turns = Schedule(40, 3, 1, generator_turns=300).turns()
     assert len(turns) == 440
     assert sum(turn.role == "generator" for turn in turns) == 300
     assert turns[-1] == Turn(439, "verifier", "verifier", 300)
@@ -107,10 +107,10 @@ def test_a_turn_outside_the_run_is_refused():
 @pytest.mark.parametrize(
     "numbers, message",
     [
-        ((-1, 3, 1, 6), "warmup_steps is -1.*at least 0"),
-        ((0, 0, 1, 6), "generator_steps_per_cycle is 0.*at least 1"),
-        ((0, 3, -2, 6), "verifier_steps_per_cycle is -2.*at least 0"),
-        ((0, 3, 1, -1), "total_generator_steps is -1.*at least 0"),
+        ((-1, 3, 1, 6), "warmup_turns is -1.*at least 0"),
+        ((0, 0, 1, 6), "generator_turns_per_cycle is 0.*at least 1"),
+        ((0, 3, -2, 6), "verifier_turns_per_cycle is -2.*at least 0"),
+        ((0, 3, 1, -1), "generator_turns is -1.*at least 0"),
     ],
 )
 def test_impossible_schedules_are_refused(numbers, message):

@@ -9,12 +9,14 @@ import pytest
 from hf_loading import assert_equal_trees
 from tiny_checkpoints import MODEL, save_run, tiny_params, write_tiny_folder, write_tiny_gguf
 
-from tango_jax.config import default_config, save_config
+from tango_jax.config import default_config
+from tango_jax.rl.policy import make_policies
 from tango_jax.tasks.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
 from tango_jax.text.hf_tokenizer import load_hf_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
+from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.source import kind_of, open_source
-from tango_jax.weights.workdir import make_policies, open_checkpoint, read_config
+from tango_jax.weights.workdir import open_checkpoint, read_config
 
 TEXT = "Two words: <step>3 + 4</step> \u6570"
 

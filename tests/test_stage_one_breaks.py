@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from tango_jax import sft
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
 from tango_jax.records import Problem, TrainState
 from tango_jax.rl.policy import Sft, make_policy
 from tango_jax.runtime import hosts

@@ -12,14 +12,14 @@ import pytest
 from conftest import ROOT
 
 from tango_jax import ablate, sft, train
-from tango_jax.config import keep_config, load_config
+from tango_jax.cli.command_line import load_config
 from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.runtime.checkpoint import Restored
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE, hold
 from tango_jax.tracking.loggers import RunLog
-from tango_jax.tracking.metrics import MetricsWriter
-from tango_jax.weights.workdir import check_log
+from tango_jax.tracking.metrics import MetricsWriter, check_log
+from tango_jax.tracking.run_config import keep_config
 
 SILENT = Console(enabled=False)
 

@@ -8,9 +8,9 @@ from gguf_files import file_arrays, model_metadata, write_gguf
 from small_tokenizers import CHAT_TEMPLATE, byte_level, write_folder
 from test_gguf_tokenizer import ROWS, gpt2_metadata
 
-from tango_jax.config import save_config
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.hf_layout import LAYOUTS, path_name, stored_tensors, to_stored
 from tango_jax.weights.to_hf import export_hf
 

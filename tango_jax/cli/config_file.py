@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.defaults import default_config
+from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import cut, local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
 
@@ -81,15 +81,6 @@ def did_you_mean(key: str) -> str:
     """The end of an error message about a key that does not exist."""
     near = difflib.get_close_matches(key, flatten(default_config()), n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else "; see tango_jax/defaults.py for every key"
-
-
-def flatten(config: ConfigDict) -> dict:
-    """{'rl.gamma': 0.8, ...}"""
-    flat = {}
-    for key, value in config.items():
-        nested = flatten(value) if isinstance(value, ConfigDict) else None
-        flat |= {f"{key}.{inner}": leaf for inner, leaf in nested.items()} if nested is not None else {key: value}
-    return flat
 
 
 def _what_failed(file: str, error: BaseException) -> str:

@@ -1,10 +1,8 @@
-"""Process settings made once at start: memory allocator, compile cache, and the description of the machine."""
+"""Everything around the work of a command: settings of the process before it, and one clear message after a failure."""
 
 import contextlib
-import ctypes
 import os
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -16,25 +14,7 @@ from ml_collections import ConfigDict
 from tango_jax.runtime import failures, hosts, termination
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import on_one_line
-
-# glibc's mallopt parameters (malloc.h).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
-
-
-def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory instead of giving it back to the system; True where that was possible.
-
-    XLA takes large temporaries for every step on CPU. With glibc's defaults each step pays a page fault for every page
-    of them, which can double its time. Results do not change. Environment variables of the same meaning
-    (MALLOC_MMAP_MAX_ ...) work only if set before the process starts; this works from inside.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
-    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28), (_M_ARENA_MAX, 1))
-    return all([libc.mallopt(parameter, value) == 1 for parameter, value in settings])
+from tango_jax.runtime.process import keep_freed_memory, use_compile_cache
 
 
 def configure(config: ConfigDict) -> str:
@@ -49,22 +29,6 @@ def configure(config: ConfigDict) -> str:
     if jax.default_backend() == "cpu" and not (config.generator.checkpoint or config.verifier.checkpoint):
         keep_freed_memory()
     return use_compile_cache(config.compile_cache) if config.compile_cache else ""
-
-
-def use_compile_cache(name: str) -> str:
-    """Keep compiled programs in this folder. One that cannot be written costs time and nothing else: a warning then."""
-    folder = Path(os.path.expanduser(name))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"can this be written?")
-    except OSError as error:
-        return (f"warning: compile_cache={name} cannot be used ({failures.describe(error)}): this run compiles "
-                "everything itself. Name a folder that can be written, or none")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    return ""
 
 
 @contextlib.contextmanager
@@ -148,11 +112,3 @@ def _leave(message: str, code: int) -> None:
         sys.exit(message)
     print(message, file=sys.stderr, flush=True)
     os._exit(code)
-
-
-def describe_machine() -> str:
-    device = jax.devices()[0]
-    # Those that this process may use, where the system tells: containers and launchers give it a part.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"

@@ -2,10 +2,11 @@
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import ARMS
 from tango_jax.data.problem_sets import BENCHMARKS, load_problems
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
-from tango_jax.rl.policy import pack_shape, sft_pack_shape
+from tango_jax.rl.packing import pack_shape, sft_pack_shape
 from tango_jax.runtime.checks import at_least, one_of, require
 from tango_jax.tasks.registry import TASKS
 from tango_jax.tasks.tagged_examples import read_stage_one
@@ -31,8 +32,8 @@ def _check_math(config: ConfigDict) -> None:
         require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
                 f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to gsm8k or "
                 "a file, or the steps to 0")
-    require(config.arm != "gold_steps", "arm=gold_steps needs a task with step labels; task.name=math has none: choose "
-            "another arm, or task.name=last_letter")
+    require(not ARMS[config.arm].needs_gold_steps, f"arm={config.arm} needs a task with step labels; task.name=math has "
+            "none: choose another arm, or task.name=last_letter")
     if task.row_format:
         one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:

@@ -2,16 +2,17 @@
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.task_validation import check_task
-from tango_jax.config import ARMS, flatten
+from tango_jax.config import flatten
 from tango_jax.models.attention import KINDS as ATTENTION_KINDS
-from tango_jax.models.transformer import REMAT_MODES
+from tango_jax.models.transformer import REMAT_MODES, ModelConfig
 from tango_jax.rl.advantages import ALGORITHMS
 from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS
 from tango_jax.rl.optimizer import SCHEDULES
-from tango_jax.rl.policy import model_config, pack_shape
+from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import ALPHA_KINDS
 from tango_jax.rl.update import RATIO_LEVELS
 from tango_jax.runtime.checks import local_path, one_of, require
@@ -22,7 +23,7 @@ from tango_jax.weights.source import kind_of
 DTYPES = ("float32", "bfloat16")
 
 
-def check(config: ConfigDict) -> None:
+def validate(config: ConfigDict) -> None:
     """Raises ValueError on the first mistake."""
     check_keys(config)
     check_numbers(flatten(config))
@@ -87,7 +88,7 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict) -> None:
                 "vanish in it without loss scaling, which is not done here; use bfloat16, or float32")
         one_of(f"{role}.model.{name}", config.model[name], DTYPES)
     one_of(f"{role}.mesh.grad_reduce_dtype", config.mesh.grad_reduce_dtype, DTYPES)
-    model_config(config, vocab_size=1)  # its own checks of the heads
+    ModelConfig(vocab_size=1, **config.model)  # its own checks of the heads
     _check_lengths(role, config)
     _check_rows(role, config, rl)
     _check_loss(role, config.loss)

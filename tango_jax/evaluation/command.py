@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.lengths import check_room
@@ -25,6 +24,7 @@ from tango_jax.grading import check_grader
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.machine import describe_machine
 from tango_jax.sampling.checkpoint_sampler import Speaker, open_speaker, with_weights
 
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
@@ -48,7 +48,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
              "verifier": settings.judge if needs_judge else None}  # fmt: skip
     opened = {role: open_speaker(role, name, settings.speaker(role)) for role, name in names.items() if name}
     check_room(sets, opened, are_solutions_judged=settings.verifier is not None)
-    console.log(f"machine: {runtime.describe_machine()}")
+    console.log(f"machine: {describe_machine()}")
     for one in sets:
         count = len(one.problems) if isinstance(one, SolveSet) else len(one.claims)
         what = "problems to solve" if isinstance(one, SolveSet) else "solutions to judge"

@@ -12,10 +12,10 @@ from pathlib import Path
 from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.sampling.checkpoint_sampler import SpeakerSettings
-from tango_jax.tracking.metrics import write_json_atomic
 from tango_jax.weights.source import kind_of
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published

@@ -12,12 +12,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.runtime.finite import LARGEST, first_not_finite
+from tango_jax.runtime.finite import BROKEN_VALUES, first_not_finite
 
 # Norm of an update over the norm of the parameters that it changes. Training at its best is near 1e-3; above 10 nothing
 # is left of what was learned, while loss and gradient of that update, measured before it, look as ever.
 MAX_UPDATE_RATIO = 10.0
-BROKEN_VALUES = f"values that are NaN, infinite or above {LARGEST:g}"
 
 
 class Broken(FloatingPointError):
@@ -52,19 +51,6 @@ def check_params(states: dict[str, Any]) -> None:
         broken = first_not_finite(state.params)
         if broken is not None:
             raise Broken(role, f"found {BROKEN_VALUES} in {role}/params/{broken}")
-
-
-def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
-    """Arrays out of a checkpoint, as they are.
-
-    Raises:
-        ValueError: a value is NaN, infinite or absurdly large; `otherwise` says what to do then.
-    """
-    broken = first_not_finite(tree)
-    if broken is not None:
-        raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, with which nothing can be computed: "
-                         f"{otherwise}")
-    return tree
 
 
 @contextlib.contextmanager

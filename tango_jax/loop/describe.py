@@ -6,20 +6,20 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.cli import session as runtime
-from tango_jax.config import ARMS
+from tango_jax.arms import ARMS
+from tango_jax.loop.stage_one import sft_sequence
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule
 from tango_jax.runtime.console import Console
-from tango_jax.sft import sft_sequence
+from tango_jax.runtime.machine import describe_machine
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
 def describe_run(console: Console, config, policies: dict, task, schedule: Schedule) -> None:
     """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
     rl = config.rl
-    console.log(f"machine: {runtime.describe_machine()}")
-    console.log(f"arm {config.arm}: {ARMS[config.arm]}; seed {config.seed}")
+    console.log(f"machine: {describe_machine()}")
+    console.log(f"arm {config.arm}: {ARMS[config.arm].help}; seed {config.seed}")
     turns = Counter(turn.phase for turn in schedule.turns())
     console.log(
         f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "

@@ -27,7 +27,8 @@ from jax import lax
 from jax.sharding import Mesh
 
 from tango_jax.models.attention import KINDS as ATTENTION_KINDS
-from tango_jax.sharding.placement import placement as sharding
+from tango_jax.sharding import collectives
+from tango_jax.sharding.layouts import STORED
 
 REMAT_MODES = ("none", "dots", "full")
 
@@ -150,14 +151,14 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, rope: tuple[jax.Array, jax.Array], attend_fn: Callable):
         c = self.config
-        parts = sharding.tensor_size(self.mesh)
+        parts = collectives.tensor_size(self.mesh)
         D, F, H, K, E = c.width, c.mlp_width // parts, c.num_heads // parts, c.num_kv_heads // parts, c.head_dim
         # What a layer adds to the residual stream starts small against the embedding, as in GPT-2: token identity
         # survives to the last layer, and copying is learned sooner.
         residual_scale = (2 * c.num_layers) ** -0.5
 
         x_norm_BTD = rms_norm(x_BTD, self._param("attention_norm", (D,)), c.norm_eps)
-        x_norm_BTD = sharding.enter_tensor(x_norm_BTD, self.mesh)
+        x_norm_BTD = collectives.enter_tensor(x_norm_BTD, self.mesh)
         heads = {"q": H, "k": K, "v": K}
         flat = self._products("qkv", x_norm_BTD, {name: (D, count, E) for name, count in heads.items()})
         split = {name: out.reshape(*out.shape[:-1], heads[name], E) for name, out in zip(heads, flat, strict=True)}
@@ -166,18 +167,19 @@ class Block(nn.Module):
         q_BTHE, k_BTKE, v_BTKE = split["q"], split["k"], split["v"]
         if c.qk_norm:
             # Entered as [E]: their gradients are then summed over tensor as such, not for every token and head.
-            q_norm_E, k_norm_E = (sharding.enter_tensor(self._param(n, (E,)), self.mesh) for n in ("q_norm", "k_norm"))
+            norms = (self._param(name, (E,)) for name in ("q_norm", "k_norm"))
+            q_norm_E, k_norm_E = (collectives.enter_tensor(norm_E, self.mesh) for norm_E in norms)
             q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
         out_BTD = matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))
-        x_BTD = x_BTD + sharding.sum_over_tensor(out_BTD, self.mesh)
+        x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
-        x_norm_BTD = sharding.enter_tensor(x_norm_BTD, self.mesh)
+        x_norm_BTD = collectives.enter_tensor(x_norm_BTD, self.mesh)
         gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
         out_BTD = matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
-        return x_BTD + sharding.sum_over_tensor(out_BTD, self.mesh), cache
+        return x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh), cache
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> dict:
@@ -208,18 +210,18 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
     dtypes = (config.compute_dtype, config.grad_reduce_dtype)
-    embed_VD = sharding.gather_table(params["embed"], mesh, sharding.STORED["embed"], *dtypes)
+    embed_VD = collectives.gather_table(params["embed"], mesh, STORED["embed"], *dtypes)
     if embed_VD.shape[0] == config.vocab_size:
         return embed_VD[token_BT]
     row_BT, is_here_BT = own_vocabulary(config, token_BT, mesh)
     x_BTD = jnp.where(is_here_BT[..., None], embed_VD[row_BT], 0)
-    return sharding.sum_over_tensor(x_BTD, mesh)
+    return collectives.sum_over_tensor(x_BTD, mesh)
 
 
 def own_vocabulary(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
     """Where the vocabulary is split over tensor: each token's place in this device's part, and whether it is there."""
-    size = config.vocab_size // sharding.tensor_size(mesh)
-    row_BT = token_BT - size * sharding.tensor_index(mesh)
+    size = config.vocab_size // collectives.tensor_size(mesh)
+    row_BT = token_BT - size * collectives.tensor_index(mesh)
     is_here_BT = (row_BT >= 0) & (row_BT < size)
     return jnp.where(is_here_BT, row_BT, 0), is_here_BT
 
@@ -234,7 +236,7 @@ def apply_layers(
     block = Block(config, mesh)
 
     def layer_fn(x_BTD, layer_params):
-        layer_params = sharding.gather_layer(layer_params, mesh, config.compute_dtype, config.grad_reduce_dtype)
+        layer_params = collectives.gather_layer(layer_params, mesh, config.compute_dtype, config.grad_reduce_dtype)
         return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
 
     if config.remat != "none":
@@ -277,7 +279,7 @@ def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> 
     """The output projection [D, V] in the head's dtype, tied or not."""
     name = "embed" if config.tied_head else "head"
     dtypes = (config.head_dtype, config.grad_reduce_dtype)
-    matrix = sharding.gather(params[name], mesh, sharding.STORED[name], *dtypes)
+    matrix = collectives.gather(params[name], mesh, STORED[name], *dtypes)
     return matrix.T if config.tied_head else matrix
 
 

@@ -19,8 +19,8 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.tracking.curves import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 
 WIDTH_INCHES, DPI = 10.0, 100
 COLUMNS = 128  # characters of a line of tokens

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import ring_bytes
-from tango_jax.sharding.placement import STORED, fit, param_name
+from tango_jax.sharding.layouts import STORED, fit, param_name
 from tango_jax.weights.hf_layout import abstract_params
 
 SKIPPING = ("cudnn", "splash")  # attention that does not compute what lies above the diagonal

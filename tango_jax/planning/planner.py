@@ -15,8 +15,8 @@ from tango_jax.planning.needs import update_collectives
 from tango_jax.planning.programs import ROLES, Job, Program, compile_job, make_job
 from tango_jax.planning.targets import Target, open_devices
 from tango_jax.planning.times import TurnPlan, plan_turn
+from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.console import Console
-from tango_jax.train import make_schedule
 
 
 class Options(NamedTuple):

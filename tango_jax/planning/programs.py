@@ -22,11 +22,11 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, collectives
 from tango_jax.planning.targets import Devices
 from tango_jax.records import Batch, TrainState
-from tango_jax.rl.packing import TrainSequence, pack
-from tango_jax.rl.policy import Policy, make_policy, pack_shape
+from tango_jax.rl.packing import TrainSequence, pack, pack_shape
+from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import sampling_params
-from tango_jax.sharding.placement import batch_sharding, decode_shardings, with_shardings
+from tango_jax.sharding.layouts import batch_sharding, decode_shardings, with_shardings
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.from_gguf import model_config_from_gguf
 from tango_jax.weights.from_hf import model_config_from_hf

@@ -15,6 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from tango_jax.runtime.checks import cut
+from tango_jax.runtime.machine import machine_rates
 
 GIB = 2**30
 
@@ -116,8 +117,6 @@ def parse_target(text: str) -> tuple[Target, int]:
 
 def cpu_target(count: int) -> Target:
     """This machine, its memory and cores shared by `count` devices of one process; its rates are measured."""
-    from tango_jax.bench import machine_rates  # only here: it starts the backend
-
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / count
     cpu_devices(count)  # before anything is measured, or there would be one
     rates = machine_rates()

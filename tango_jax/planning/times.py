@@ -13,6 +13,7 @@ Parsing, grading and evaluation are not in it.
 
 from typing import NamedTuple
 
+from tango_jax.arms import ARMS
 from tango_jax.planning.hlo import Collective, ring_bytes
 from tango_jax.planning.needs import Flops, decode_flops, prefill_flops, score_flops, update_flops
 from tango_jax.planning.programs import Job, Program, Sampling, device_bytes
@@ -111,7 +112,7 @@ def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str,
     M, is_generator = rl.samples_per_prompt, role == "generator"
     judged = (job.prompts * M, rl.verifications_per_solution) if is_generator else (job.prompts, M)
     sampled = {"generator": sampled_by(job, "generator", job.prompts, M if is_generator else 1, filled)}
-    if not (is_generator and job.config.arm in ("grpo", "gold_steps")):  # their generator is judged by no verifier
+    if "verifier" in {call.role for call in ARMS[job.config.arm].turns[role].calls}:
         sampled["verifier"] = sampled_by(job, "verifier", *judged, filled)
     passes = passes_of(job, role, filled)
     loss = policy.config.loss

@@ -14,8 +14,7 @@ import numpy as np
 
 from tango_jax.planning.needs import Tokens
 from tango_jax.planning.programs import Job
-from tango_jax.rl.packing import TrainSequence, pack
-from tango_jax.rl.policy import pack_shape
+from tango_jax.rl.packing import TrainSequence, pack, pack_shape
 from tango_jax.sampling.sampler import bucket_of, smaller_bucket
 
 

@@ -10,10 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from tango_jax.records import Batch
+from tango_jax.records import Batch, Responses
+from tango_jax.rl.losses import token_weights_BT
 from tango_jax.runtime import hosts
+from tango_jax.sharding.layouts import place_batch
+from tango_jax.sharding.placement import Placement
 from tango_jax.text.tokenizer import PAD_ID
 
 MAX_SEGMENTS = 32  # sequences that a packed row may hold; sequence-level ratios are computed for so many
@@ -38,6 +43,55 @@ class PackShape:
     rows: int  # R, of a micro-batch
     prompts: int = 0  # Q, shared prompts of a micro-batch; 0: every sequence carries its own prompt
     prompt_buckets: tuple[int, ...] = ()  # X is the smallest that holds the batch's longest shared prompt
+
+
+def pack_shape(role_config: ConfigDict) -> PackShape:
+    """Shape of the reinforcement-learning batches of a role."""
+    if not role_config.share_prompts:
+        length = role_config.pack_length or role_config.max_prompt + role_config.max_response
+        return PackShape(length, role_config.rows_per_micro_batch)
+    return PackShape(
+        row_length=role_config.pack_length or role_config.max_response + 1,
+        rows=role_config.rows_per_micro_batch,
+        prompts=role_config.prompts_per_micro_batch,
+        prompt_buckets=(*role_config.prompt_buckets, role_config.max_prompt),
+    )
+
+
+def sft_pack_shape(role_config: ConfigDict) -> PackShape:
+    """Shape of the stage-1 batches of a role, where every prompt has one response."""
+    length = role_config.sft.pack_length or role_config.max_prompt + role_config.max_response
+    return PackShape(length, role_config.sft.rows_per_micro_batch)
+
+
+def pack_minibatch(
+    config: ConfigDict, placement: Placement, number: int, learner: Responses, adv_BT: np.ndarray,
+    is_action_BT: np.ndarray,
+) -> Batch:
+    """Minibatch `number` of a role's responses, on its devices: every n-th prompt with its responses.
+
+    The weights are those of the whole minibatch; the rows are those of this process.
+    """
+    loss, rollout, group_size = config.loss, learner.rollout, learner.group_size
+    is_chosen_B = (np.arange(len(rollout.tokens)) // group_size) % loss.minibatches == number
+    weight_BT = np.zeros(is_action_BT.shape, np.float32)
+    weight_BT[is_chosen_B] = token_weights_BT(is_action_BT[is_chosen_B], loss.aggregation, config.max_response)
+    first, last = hosts.own_range(len(learner.prompts))
+    sequences = [
+        TrainSequence(
+            prompt=learner.prompts[b // group_size],
+            response=rollout.tokens[b],
+            weight=weight_BT[b, : len(rollout.tokens[b])],
+            adv=adv_BT[b, : len(rollout.tokens[b])],
+            sampler_logp=rollout.logps[b],
+        )
+        for b in range(first * group_size, last * group_size)
+        if is_chosen_B[b]
+    ]
+    most_prompts = math.ceil(math.ceil(len(learner.prompts) / jax.process_count()) / loss.minibatches)
+    shape = pack_shape(config)
+    batch = pack(sequences, shape, most_prompts * group_size, most_prompts, placement.num_local_shards)
+    return place_batch(placement, batch)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:

@@ -13,23 +13,15 @@ from tango_jax.models.attention import attention_of
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.records import TrainState
 from tango_jax.rl.optimizer import make_optimizer
-from tango_jax.rl.packing import PackShape
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.sharding.placement import (
-    Placement,
-    check_host_memory,
-    check_model,
-    fetch,
-    make_placement,
-    param_shardings,
-    park,
-    with_shardings,
-)
+from tango_jax.sharding.layouts import check_host_memory, fetch, param_shardings, park, with_shardings
+from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source
+from tango_jax.weights.workdir import start_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,29 +60,6 @@ class Policy:
     @property
     def updates_per_batch(self) -> int:
         return self.config.loss.minibatches * self.config.loss.epochs
-
-
-def model_config(role_config: ConfigDict, vocab_size: int) -> ModelConfig:
-    return ModelConfig(vocab_size=vocab_size, **role_config.model)
-
-
-def pack_shape(role_config: ConfigDict) -> PackShape:
-    """Shape of the reinforcement-learning batches of a role."""
-    if not role_config.share_prompts:
-        length = role_config.pack_length or role_config.max_prompt + role_config.max_response
-        return PackShape(length, role_config.rows_per_micro_batch)
-    return PackShape(
-        row_length=role_config.pack_length or role_config.max_response + 1,
-        rows=role_config.rows_per_micro_batch,
-        prompts=role_config.prompts_per_micro_batch,
-        prompt_buckets=(*role_config.prompt_buckets, role_config.max_prompt),
-    )
-
-
-def sft_pack_shape(role_config: ConfigDict) -> PackShape:
-    """Shape of the stage-1 batches of a role, where every prompt has one response."""
-    length = role_config.sft.pack_length or role_config.max_prompt + role_config.max_response
-    return PackShape(length, role_config.sft.rows_per_micro_batch)
 
 
 def make_policy(role: str, config: ConfigDict, source: Source, devices=None, num_local: int | None = None) -> Policy:
@@ -144,6 +113,12 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None, num
         update=make_update(optimizer, make_policy_loss(model, loss_config(config), mesh), shardings),
         shardings=shardings,
     )
+
+
+def make_policies(config: ConfigDict) -> dict[str, Policy]:
+    """Both policies. They depend neither on the arm nor on the seed: runs that differ in those alone can share them,
+    and with them everything that is compiled."""
+    return {role: make_policy(role, config[role], start_source(config, role)) for role in ("generator", "verifier")}
 
 
 def loss_config(config: ConfigDict) -> LossConfig:

@@ -1,10 +1,14 @@
-"""Schedules of the interleaved loop: a handful of numbers in, whose turn it is and how much steps count out.
+"""The schedule of a run: a handful of numbers in; which role learns in each turn, and the weight of step rewards.
 
-Stage: around the whole loop. Pure Python functions of an index, so that a resumed run needs nothing but the index.
+Stage: around the whole loop. These are pure functions of a turn's index, so that a resumed run needs nothing but that.
 """
 
 import math
 from dataclasses import dataclass
+
+from ml_collections import ConfigDict
+
+from tango_jax.arms import ARMS
 
 ALPHA_KINDS = ("exponential", "linear", "cosine", "none")
 
@@ -43,7 +47,7 @@ def alpha_at(step: int, total_steps: int, initial: float, final: float, kind: st
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of one role.
+    """One turn of the role that learns in it.
 
     index: place in the run, from 0. role: "generator" or "verifier". phase: "warmup", "generator" or "verifier".
     generator_step: generator turns made before this one; on a generator turn it is the s of `alpha_at`.
@@ -59,27 +63,24 @@ class Turn:
 class Schedule:
     """W verifier warm-up turns, then N_g generator and N_v verifier turns in alternation (arXiv 2505.15034).
 
-    The run ends with its `total_generator_steps`-th generator turn, or after the N_v verifier turns that follow it
-    when that turn completes a cycle. The arms:
-        tango: both roles train.
-        grpo, gold_steps, fixed_verifier: train_verifier=False, no verifier turn at all, whatever warmup_steps says.
-        fixed_verifier after a warm-up: train_verifier=True with verifier_steps_per_cycle=0.
-        fixed_generator: train_generator=False, the warm-up and as many verifier turns as with both roles.
+    The run ends with its `generator_turns`-th generator turn, or after the N_v verifier turns that follow it when that
+    turn completes a cycle. Turns of a role that does not train fall out; without a generator there are as many
+    verifier turns as with both roles.
     """
 
-    warmup_steps: int
-    generator_steps_per_cycle: int
-    verifier_steps_per_cycle: int
-    total_generator_steps: int
+    warmup_turns: int
+    generator_turns_per_cycle: int
+    verifier_turns_per_cycle: int
+    generator_turns: int
     train_generator: bool = True
     train_verifier: bool = True
 
     def __post_init__(self):
         limits = {
-            "warmup_steps": 0,
-            "generator_steps_per_cycle": 1,
-            "verifier_steps_per_cycle": 0,
-            "total_generator_steps": 0,
+            "warmup_turns": 0,
+            "generator_turns_per_cycle": 1,
+            "verifier_turns_per_cycle": 0,
+            "generator_turns": 0,
         }
         for name, least in limits.items():
             if getattr(self, name) < least:
@@ -90,20 +91,20 @@ class Schedule:
     @property
     def num_warmup(self) -> int:
         """Warm-up turns that take place."""
-        return self.warmup_steps if self.train_verifier else 0
+        return self.warmup_turns if self.train_verifier else 0
 
     @property
     def cycle(self) -> tuple[int, int]:
         """Generator and verifier turns of one cycle that take place."""
         return (
-            self.generator_steps_per_cycle if self.train_generator else 0,
-            self.verifier_steps_per_cycle if self.train_verifier else 0,
+            self.generator_turns_per_cycle if self.train_generator else 0,
+            self.verifier_turns_per_cycle if self.train_verifier else 0,
         )
 
     @property
     def num_turns(self) -> int:
         """Turns of the whole run."""
-        full_cycles, rest = divmod(self.total_generator_steps, self.generator_steps_per_cycle)
+        full_cycles, rest = divmod(self.generator_turns, self.generator_turns_per_cycle)
         return self.num_warmup + full_cycles * sum(self.cycle) + (rest if self.train_generator else 0)
 
     def turns(self) -> tuple[Turn, ...]:
@@ -121,3 +122,38 @@ def turn_at(schedule: Schedule, index: int) -> Turn:
     cycles_done, place = divmod(index - schedule.num_warmup, num_generator + num_verifier)
     role = "generator" if place < num_generator else "verifier"
     return Turn(index, role, role, cycles_done * num_generator + min(place, num_generator))
+
+
+def make_schedule(config: ConfigDict) -> Schedule:
+    """The schedule of a run, as its arm has it."""
+    rl, arm = config.rl, ARMS[config.arm]
+    return Schedule(
+        warmup_turns=rl.warmup_steps,
+        generator_turns_per_cycle=rl.generator_turns_per_cycle,
+        verifier_turns_per_cycle=rl.verifier_turns_per_cycle if arm.is_interleaved else 0,
+        generator_turns=rl.generator_steps,
+        train_generator="generator" in arm.turns,
+        train_verifier="verifier" in arm.turns,
+    )
+
+
+def generator_steps_after(schedule: Schedule, index: int) -> int:
+    """Generator turns made once turn `index` is over. Where the generator is fixed: those its peers would have made."""
+    turn = turn_at(schedule, index)
+    if turn.phase == "warmup":
+        return 0
+    if schedule.train_generator:
+        return turn.generator_step + (turn.phase == "generator")
+    done = index + 1 - schedule.warmup_turns
+    return min(
+        schedule.generator_turns, done * schedule.generator_turns_per_cycle // schedule.verifier_turns_per_cycle
+    )
+
+
+def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> bool:
+    """At the end of the warm-up, whenever another `eval.every` generator steps are done, and at the end."""
+    is_last = index + 1 == schedule.num_turns
+    if is_last or (turn_at(schedule, index).phase == "warmup" and turn_at(schedule, index + 1).phase != "warmup"):
+        return True
+    before = generator_steps_after(schedule, index - 1) if index else 0
+    return generator_steps_after(schedule, index) // config.eval.every > before // config.eval.every

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of, make_packed_attention, make_shared_prefix_attention
 from tango_jax.records import Batch
-from tango_jax.sharding.placement import placement as sharding
+from tango_jax.sharding import collectives
+from tango_jax.sharding.placement import ROWS
 
 
 def micro_batch(batch: Batch, index) -> Batch:
@@ -59,10 +60,10 @@ def token_logps(
     head_DV = transformer.head_matrix(model_config, params, mesh)
     # A vocabulary that tensor does not divide is whole everywhere: each device of a group then does the same.
     parts = mesh if head_DV.shape[1] < model_config.vocab_size else None
-    final_norm_D = sharding.enter_tensor(params["final_norm"], parts)  # here, so that its gradient is summed once
+    final_norm_D = collectives.enter_tensor(params["final_norm"], parts)  # here, so that its gradient is summed once
 
     def score_fn(x_ZCD, target_ZC):
-        x_ZCD = sharding.enter_tensor(x_ZCD, parts)
+        x_ZCD = collectives.enter_tensor(x_ZCD, parts)
         logits_ZCV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZCD) / temperature
         if parts is None:
             return _score_logits(logits_ZCV, target_ZC, True, None)
@@ -91,25 +92,25 @@ def token_logps(
 def _score_logits(logits_BCV, target_BC, is_here_BC, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
     """Log-prob of the targets and entropy. With a mesh, V is this device's part of the vocabulary and `is_here` says
     which targets lie in it."""
-    top_BC = sharding.max_over_tensor(logits_BCV.max(-1), mesh)
-    total_BC = sharding.sum_over_tensor(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1), mesh)
+    top_BC = collectives.max_over_tensor(logits_BCV.max(-1), mesh)
+    total_BC = collectives.sum_over_tensor(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1), mesh)
     normaliser_BC = top_BC + jnp.log(total_BC)
     chosen_BC = jnp.take_along_axis(logits_BCV, target_BC[..., None], axis=-1)[..., 0]
-    chosen_BC = sharding.sum_over_tensor(jnp.where(is_here_BC, chosen_BC, 0.0), mesh)
+    chosen_BC = collectives.sum_over_tensor(jnp.where(is_here_BC, chosen_BC, 0.0), mesh)
     probs_BCV = jnp.exp(logits_BCV - normaliser_BC[..., None])
-    mean_logit_BC = sharding.sum_over_tensor(jnp.sum(probs_BCV * logits_BCV, axis=-1), mesh)
+    mean_logit_BC = collectives.sum_over_tensor(jnp.sum(probs_BCV * logits_BCV, axis=-1), mesh)
     return chosen_BC - normaliser_BC, normaliser_BC - mean_logit_BC
 
 
 def make_score(model_config, temperature: float, chunk: int, mesh: Mesh | None = None):
     """Build the jitted `score(params, batch) -> logp_NZRT`; micro-batches not in use are left at 0."""
-    out_sharding = None if mesh is None else NamedSharding(mesh, P(None, sharding.ROWS))
+    out_sharding = None if mesh is None else NamedSharding(mesh, P(None, ROWS))
 
     def score_shard(params, micro: Batch):
         logp_BT, _ = token_logps(model_config, params, micro, temperature, chunk, mesh)
         return logp_BT.reshape(micro.token_NZRT.shape)
 
-    score_micro = sharding.over_shards(score_shard, mesh, P(sharding.ROWS))
+    score_micro = collectives.over_shards(score_shard, mesh, P(ROWS))
 
     @functools.partial(jax.jit, out_shardings=out_sharding)
     def score(params, batch: Batch) -> jax.Array:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -18,11 +19,16 @@ from tango_jax.records import Batch, TrainState
 from tango_jax.rl import losses
 from tango_jax.rl.packing import MAX_SEGMENTS
 from tango_jax.rl.score import micro_batch, token_logps
-from tango_jax.sharding.placement import placement as sharding
+from tango_jax.sharding import collectives
 
 RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
 MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
+
+
+# Metrics of the updates of a batch, see `over_updates`.
+LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
+MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +75,10 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
         gap_BT = jnp.where(rows.is_action_BT, jnp.abs(old_BT - rows.sampler_logp_BT), 0.0)
         sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}
         sums = {name: jnp.sum(jnp.where(rows.is_action_BT, value, 0.0)) for name, value in sums.items()}
-        loss, sums = sharding.sum_over_rows((jnp.sum(rows.weight_BT * loss_BT), sums), mesh)
-        return loss, (sums, sharding.max_over_rows({"logprob_gap_max": jnp.max(gap_BT)}, mesh))
+        loss, sums = collectives.sum_over_rows((jnp.sum(rows.weight_BT * loss_BT), sums), mesh)
+        return loss, (sums, collectives.max_over_rows({"logprob_gap_max": jnp.max(gap_BT)}, mesh))
 
-    return sharding.over_shards(loss_fn, mesh, P())
+    return collectives.over_shards(loss_fn, mesh, P())
 
 
 class _Rows:
@@ -95,9 +101,9 @@ def make_nll_loss(model_config, logp_chunk: int, mesh: Mesh | None = None) -> Ca
         logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
         rows = _Rows(micro)
         loss = -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0))
-        return sharding.sum_over_rows(loss, mesh), ({}, {})
+        return collectives.sum_over_rows(loss, mesh), ({}, {})
 
-    return sharding.over_shards(loss_fn, mesh, P())
+    return collectives.over_shards(loss_fn, mesh, P())
 
 
 def make_loss(loss_fn: Callable) -> Callable:
@@ -161,3 +167,26 @@ def _norm(tree) -> jax.Array:
 def init_state(optimizer: optax.GradientTransformation, params) -> TrainState:
     """Step 0 with fresh moments; call it under jit."""
     return TrainState(params=params, opt_state=optimizer.init(params), step=jnp.zeros((), jnp.int32))
+
+
+def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
+    """One figure for all updates that a batch got; with a single update each is that update's own.
+
+    `loss` and `grad_norm` are means over updates, of which each counts alike; `tokens` are the action tokens of the
+    batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
+    weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
+    """
+    tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
+    share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
+    figures = {}
+    for name in updates[0]:
+        values = np.array([metrics[name] for metrics in updates], np.float64)
+        if name == "tokens":
+            figures[name] = values.sum() / epochs
+        elif name in LARGEST_OF_UPDATES:
+            figures[name] = values.max()
+        else:
+            figures[name] = values.mean() if name in MEANS_OF_UPDATES else np.sum(share * values)
+    if "kl" in figures:
+        figures["kl_first"] = updates[0]["kl"]
+    return {name: float(value) for name, value in figures.items()}

@@ -4,8 +4,11 @@ In: a path and its whole content. Stage: wherever a run writes a file that a lat
 """
 
 import contextlib
+import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
@@ -40,3 +43,21 @@ def sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
+    """Write a JSON file that is always either the old one or the new one, whole."""
+    write_atomically(path, json.dumps(json_value(obj), indent=2, allow_nan=False) + "\n")
+
+
+def json_value(value: Any) -> Any:
+    """Numpy and jax values as Python ones; NaN and infinity as None."""
+    if isinstance(value, dict):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return json_value(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 # Norms square what they are given, and the square of more than 1.8e19 is infinite in float32: a parameter near it is
 # the trace of a step that went wrong, although the number itself is finite.
 LARGEST = 1e18
+BROKEN_VALUES = f"values that are NaN, infinite or above {LARGEST:g}"
 
 
 def first_not_finite(tree: Any) -> str | None:
@@ -26,3 +27,16 @@ def first_not_finite(tree: Any) -> str | None:
 def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
     # In float32: float16 cannot hold the limit. NaN compares false.
     return [jnp.all(jnp.abs(leaf.astype(jnp.float32)) <= LARGEST) for leaf in leaves]
+
+
+def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
+    """Arrays out of a checkpoint, as they are.
+
+    Raises:
+        ValueError: a value is NaN, infinite or absurdly large; `otherwise` says what to do then.
+    """
+    broken = first_not_finite(tree)
+    if broken is not None:
+        raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, with which nothing can be computed: "
+                         f"{otherwise}")
+    return tree

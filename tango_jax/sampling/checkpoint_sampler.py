@@ -15,7 +15,8 @@ import numpy as np
 from tango_jax.config import default_config
 from tango_jax.records import Rollout
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
-from tango_jax.sharding.placement import Placement, check_model, make_placement, param_shardings
+from tango_jax.sharding.layouts import param_shardings
+from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import NUMERICS, Source, kind_of

@@ -17,7 +17,8 @@ from tango_jax.models import transformer
 from tango_jax.records import Rollout
 from tango_jax.sampling import decode
 from tango_jax.sampling.logits import SamplingParams
-from tango_jax.sharding.placement import Placement, decode_shardings, to_local
+from tango_jax.sharding.layouts import decode_shardings, to_local
+from tango_jax.sharding.placement import Placement
 from tango_jax.text.tokenizer import PAD_ID
 
 

@@ -8,13 +8,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tango_jax.data.problem_sets import make_problem_order, question_key, split_examples
+from tango_jax.data.problem_sets import question_key
 from tango_jax.data.row_formats import to_problem
 from tango_jax.data.rows import Row
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 from tango_jax.tasks.gsm8k import VerifierExample, gsm8k_solution_text, gsm8k_verifier_example
 from tango_jax.tasks.prompt_lengths import Over
+from tango_jax.tasks.splits import make_problem_order, split_examples
 from tango_jax.tasks.task import SftExample
 
 _POOL = "/pool/"

@@ -8,19 +8,13 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.data.problem_sets import (
-    draw_questions,
-    load_problems,
-    make_problem_order,
-    question_key,
-    resolve,
-    split_problems,
-)
+from tango_jax.data.problem_sets import load_problems, question_key, resolve
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import FILES
 from tango_jax.records import Problem
 from tango_jax.tasks.gsm8k_examples import Gsm8kExamples, make_gsm8k_examples
 from tango_jax.tasks.prompt_lengths import make_num_tokens, make_over
+from tango_jax.tasks.splits import draw_questions, make_problem_order, split_problems
 from tango_jax.tasks.tagged_examples import TaggedExamples, make_tagged_examples, read_stage_one
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.text.tokenizer import Tokenizer

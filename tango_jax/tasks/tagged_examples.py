@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.data.problem_sets import make_problem_order, question_key, split_examples
+from tango_jax.data.problem_sets import question_key
 from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import HUB_PREFIX, read_rows
 from tango_jax.data.teacher_rows import FILES
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks.prompt_lengths import Over
+from tango_jax.tasks.splits import make_problem_order, split_examples
 from tango_jax.tasks.task import SftExample
 
 

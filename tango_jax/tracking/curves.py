@@ -3,20 +3,28 @@
 In: rows of metrics.jsonl as dicts. Out: NumPy arrays. Stage: after a run, before plots.py (PNG) and viewer/ (HTML).
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-# Okabe-Ito colours, told apart by readers who are colour-blind; the line style repeats the difference for print.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E")
-ARM_LABELS = {
-    "tango": "Tango (trained together)", "grpo": "GRPO (no verifier)", "fixed_verifier": "fixed verifier",
-    "fixed_verifier_warm": "fixed verifier, warmed up",
-    "fixed_generator": "fixed generator", "gold_steps": "gold step labels",
-}
+from tango_jax.arms import ARMS, GREY, SKY, Look
+
+MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X"}
+SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
 SMOOTHING_SHARE = 12  # a curve is smoothed over one twelfth of its points
+
+
+def label_of(arm: str) -> str:
+    """The name of an arm in a legend; that of an arm which this version does not know is its label."""
+    return ARMS[arm].label if arm in ARMS else arm
+
+
+def looks_of(arms: Iterable[str]) -> dict[str, Look]:
+    """How the curve of each arm is drawn; arms that this version does not know get what is left."""
+    spare = itertools.cycle(SPARE_LOOKS)
+    return {arm: ARMS[arm].look if arm in ARMS else next(spare) for arm in arms}
 
 
 class Series(NamedTuple):

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import flatten, keep_config
+from tango_jax.config import flatten
 from tango_jax.grading import FAILURES
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.tracking import alarms
 from tango_jax.tracking.metrics import MetricsWriter, make_row, read_metrics
+from tango_jax.tracking.run_config import keep_config
 
 # Config key -> (module, what pip installs); imported only where they are asked for.
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}

@@ -1,25 +1,17 @@
-"""Numbers of a run on their way to disk: metrics.jsonl, summary files, time and memory per phase, compilations.
+"""Numbers of a run on their way to disk.
 
 In: flat records of scalars, one per step of the loop. Out: `<workdir>/metrics.jsonl`, one JSON object a line, which a
 resumed run continues at the byte its checkpoint names. Stage: the end of every step.
 """
 
-import contextlib
 import json
-import math
 import os
-import resource
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-
-from tango_jax.runtime.atomic import write_atomically
-
-BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import json_value, write_atomically
+from tango_jax.runtime.checkpoint import Restored
 
 
 class MetricsWriter:
@@ -142,116 +134,35 @@ def check_resume(path: str | os.PathLike, resume_at: int) -> int:
     return resume_at
 
 
-def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
-    """Write a JSON file that is always either the old one or the new one, whole."""
-    write_atomically(path, json.dumps(_json_value(obj), indent=2, allow_nan=False) + "\n")
-
-
-class Compilation(NamedTuple):
-    """One program handed to XLA: the name of the jitted function and the seconds it took."""
-
-    name: str
-    seconds: float
-
-
-class CompileCounter:
-    """Counts the programs XLA is asked for, from construction to close().
-
-    JAX times `compile_or_get_cached` as one event, so a hit in the persistent cache counts like a compilation: both
-    mean that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up.
-    """
-
-    def __init__(self):
-        self.compilations: list[Compilation] = []
-        self._warm_at: int | None = None
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
-
-    def _on_event(self, event: str, duration: float, **details: Any) -> None:
-        if event == BACKEND_COMPILE_EVENT:
-            self.compilations.append(Compilation(str(details.get("fun_name", "unknown")), duration))
-
-    @property
-    def total(self) -> int:
-        """Compilations so far."""
-        return len(self.compilations)
-
-    def mark_warm(self) -> None:
-        """Every later compilation is one too many; a second call moves the mark."""
-        self._warm_at = self.total
-
-    @property
-    def after_warmup(self) -> int:
-        """Compilations since mark_warm(), 0 before it."""
-        return len(self.late())
-
-    def late(self) -> list[Compilation]:
-        """The compilations since mark_warm(), for a message that names them."""
-        return [] if self._warm_at is None else self.compilations[self._warm_at:]
-
-    def close(self) -> None:
-        """Stop counting."""
-        jax.monitoring.unregister_event_duration_listener(self._on_event)
-
-    def __enter__(self) -> "CompileCounter":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
-
-
-class PhaseTimer:
-    """Adds up wall seconds per named phase of a step, and notes its memory: `with timer("sample"): ...`, then pop()."""
-
-    def __init__(self):
-        self._seconds: dict[str, float] = {}
-        self._memory: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time a block; blocks of one name add up, and a block that raises still counts."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
-            self._memory |= {f"memory/{name}_{kind}_gib": gib for kind, gib in memory_gib().items()}
-
-    def pop(self) -> dict[str, float]:
-        """{"time/<name>_s": seconds} since the last pop, and {"memory/<name>_<kind>_gib": ...} as each phase ended."""
-        popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()} | self._memory
-        self._seconds, self._memory = {}, {}
-        return popped
-
-
-def memory_gib() -> dict[str, float]:
-    """Peaks since the start: `host`, of this process, and `device`, of its fullest one, where the platform tells."""
-    # ru_maxrss is in KiB on Linux, in bytes on macOS.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [item["peak_bytes_in_use"] / 2**30 for item in stats if "peak_bytes_in_use" in item]
-    host = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
-    return host | ({"device": max(peaks)} if peaks else {})
-
-
 def _scalar(name: str, value: Any) -> Any:
-    value = _json_value(value)
+    value = json_value(value)
     assert value is None or isinstance(value, (bool, int, float, str)), f"metric {name} is no scalar: {value!r}"
-    return value
-
-
-def _json_value(value: Any) -> Any:
-    """Numpy and jax values as Python ones; NaN and infinity as None."""
-    if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _json_value(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value
 
 
 def _whole_lines(path: Path) -> int:
     """Bytes up to the last newline: a line cut off by a kill must not be joined with the next one."""
     return path.read_bytes().rfind(b"\n") + 1
+
+
+def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
+    """Insist that metrics.jsonl and checkpoints of a directory belong together, before any work; nothing is written.
+
+    `restored`: the newest checkpoint. `save_every`: steps, or turns, between two of them. All processes must call it.
+
+    Raises:
+        ValueError: rows that the checkpoint relies on are missing, or the rows tell of checkpoints that are gone.
+    """
+    hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
+
+
+def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
+    if restored is not None:
+        check_resume(path, restored.meta["metrics_bytes"])
+    rows = read_metrics(path) if path.exists() else []
+    # Its checkpoint is complete before the next row is written.
+    if restored is None and rows and rows[-1]["step"] > save_every:
+        raise ValueError(
+            f"{path} reaches step {rows[-1]['step']}, but there is no checkpoint beside it, and one is saved every "
+            f"{save_every} steps: put {path.parent / 'checkpoints'} back, or move {path} away to start afresh"
+        )

@@ -14,27 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.atomic import write_atomically
-from tango_jax.tracking.curves import (
-    ARM_LABELS,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Series,
-    over_seeds,
-    series,
-    smooth,
-)
+from tango_jax.tracking.curves import MARKERS, Series, label_of, looks_of, over_seeds, series, smooth
 
-ARM_STYLES = {
-    "tango": (VERMILION, "-", "o"), "grpo": (BLUE, "--", "s"), "fixed_verifier": (GREEN, "-.", "^"),
-    "fixed_generator": (PURPLE, ":", "D"), "gold_steps": (ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
-}
-SPARE_STYLES = [(SKY, "-", "P"), (GREY, "--", "X"), ("black", ":", "*")]
 ABLATION_PANELS = [
     ("generator/accuracy", "Generator: accuracy"),
     ("verifier/pool/step_f1", "Verifier: step F1"),
@@ -67,8 +50,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
 def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:
     """Draw the arms over generator steps, like figure 4 of the paper: mean over seeds, band from worst to best."""
     figure, panels = _make_figure()
-    spare = iter(SPARE_STYLES * (1 + len(runs)))
-    styles = {arm: ARM_STYLES.get(arm) or next(spare) for arm in runs}
+    looks = looks_of(runs)
     drawn = {}
     for axes, (name, heading) in zip(panels, ABLATION_PANELS, strict=True):
         axes.set_title(heading)
@@ -76,12 +58,12 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
         for arm in reversed(runs):  # the first arm is drawn last, on top
             x, values = over_seeds(runs[arm].values(), name)
             if x.size:
-                drawn[arm] = _draw_arm(axes, x, values, styles[arm])
+                drawn[arm] = _draw_arm(axes, x, values, looks[arm])
         _finish(axes)
         _limit_scores(axes)
     if drawn:
         arms = [arm for arm in runs if arm in drawn]
-        figure.legend([drawn[arm] for arm in arms], [ARM_LABELS.get(arm, arm) for arm in arms], fontsize=8,
+        figure.legend([drawn[arm] for arm in arms], [label_of(arm) for arm in arms], fontsize=8,
                       loc="outside lower center", ncols=min(len(arms), 3), frameon=False, handlelength=3.4)
     _save(figure, path)
 
@@ -123,12 +105,11 @@ def _draw_entropy(axes: Axes, rows: Sequence[dict]) -> None:
         _noisy(axes, series(rows, {"generator"}, "generator_step", name), colour, label, style)
 
 
-def _draw_arm(axes: Axes, x: np.ndarray, values: np.ndarray, style: tuple):
+def _draw_arm(axes: Axes, x: np.ndarray, values: np.ndarray, look: Look):
     """Mean over the rows of `values` [seed, point], and the band between the lowest and the highest row."""
-    colour, dashes, marker = style
     if len(values) > 1:
-        axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
-    return _line(axes, Series(x, values.mean(0)), colour, dashes, marker)
+        axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
+    return _line(axes, Series(x, values.mean(0)), look.colour, look.dash, MARKERS[look.marker])
 
 
 def _line(axes: Axes, curve: Series, colour: str, style, marker: str, label: str | None = None):

@@ -6,11 +6,11 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.records import Solution, Verification
-from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
-from tango_jax.tracking.metrics import read_metrics, write_json_atomic
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written

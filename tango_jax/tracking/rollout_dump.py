@@ -18,8 +18,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
-from tango_jax.runtime.atomic import write_atomically
-from tango_jax.tracking.metrics import write_json_atomic
+from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.tracking.rollout_rows import turn_rows
 
 _FILE = re.compile(r"turn_(\d+)_(generator|verifier)_(\d+)\.jsonl")

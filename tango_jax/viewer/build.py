@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+from tango_jax.arms import DEFAULT_ARM
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.rollout_dump import read_rollouts
@@ -78,6 +79,7 @@ def _facts(run: Run) -> dict:
     return {
         "name": run.name,
         "arm": run.arm,
+        "is_default_arm": run.arm == DEFAULT_ARM,
         "seed": run.settings["seed"],
         "task": run.settings["task.name"],
         "turns": max((row["step"] for row in run.rows), default=0),

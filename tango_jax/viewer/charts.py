@@ -5,33 +5,13 @@ Where a run did not log a figure its curve is missing, and a panel without curve
 
 from collections.abc import Sequence
 
-from tango_jax.tracking.curves import (
-    ARM_LABELS,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Series,
-    over_seeds,
-    series,
-)
+from tango_jax.arms import ARMS, BLUE, GREEN, GREY, SKY, VERMILION
+from tango_jax.tracking.curves import Series, label_of, looks_of, over_seeds, series
 from tango_jax.viewer import quality
 from tango_jax.viewer.panels import band, bars, line, noisy, panel, with_content
 from tango_jax.viewer.runs import Run
 
 LEARNS = {"warmup", "generator", "verifier"}  # phases in which someone is updated
-ARM_STYLES = {  # colour, line, marker
-    "tango": (VERMILION, "-", "circle"),
-    "grpo": (BLUE, "--", "square"),
-    "fixed_verifier": (GREEN, "-.", "triangle-up"),
-    "fixed_verifier_warm": (SKY, "-", "cross"),
-    "fixed_generator": (PURPLE, ":", "diamond"),
-    "gold_steps": (ORANGE, "--", "triangle-down"),
-}
-
 
 
 def training(run: Run) -> list[dict]:
@@ -89,6 +69,7 @@ def headline(run: Run) -> list[list[str]]:
 def arms(runs: Sequence[Run]) -> list[dict]:
     """Figure 4: the arms over generator steps, mean over seeds, band from the lowest to the highest."""
     by_arm, panels = _by_arm(runs), []
+    looks = looks_of(by_arm)
     for name, title in (("generator/accuracy", "Generator: accuracy"), ("verifier/pool/step_f1", "Verifier: step F1"),
                         ("verifier/pool/outcome_f1", "Verifier: outcome F1")):  # fmt: skip
         bands, lines = [], []
@@ -96,10 +77,10 @@ def arms(runs: Sequence[Run]) -> list[dict]:
             x, values = over_seeds([run.rows for run in members], name)
             if not x.size:
                 continue
-            colour, style, symbol = ARM_STYLES.get(arm, (GREY, ":", "x"))
+            look = looks[arm]
             if len(values) > 1:
-                bands += band(Series(x, values.min(0)), Series(x, values.max(0)), colour)
-            curve = line(ARM_LABELS.get(arm, arm), Series(x, values.mean(0)), colour, style, symbol)
+                bands += band(Series(x, values.min(0)), Series(x, values.max(0)), look.colour)
+            curve = line(label_of(arm), Series(x, values.mean(0)), look.colour, look.dash, look.marker)
             lines = [trace | {"legendrank": rank} for trace in curve] + lines  # the first arm is drawn last, on top
         caption = "Mean over seeds; the band goes from the lowest to the highest seed. Below step 0: the warm-up."
         panels.append(panel(title, caption, bands + lines, "generator step", score=True))
@@ -124,14 +105,14 @@ def arms_table(runs: Sequence[Run]) -> dict | None:
         seeds = f" ({', '.join(f'{value:.2f}' for value in values)})" if len(values) > 1 else ""
         return f"{sum(values) / len(values):.3f}{seeds}"
 
-    rows = [[ARM_LABELS.get(arm, arm), *(cell(of[name]) if name in of else "" for name in columns)]
+    rows = [[label_of(arm), *(cell(of[name]) if name in of else "" for name in columns)]
             for arm, of in cells.items()]  # fmt: skip
     return {"caption": "Last evaluation: mean, and each seed in brackets.", "head": ["arm", *columns], "rows": rows}
 
 
 def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each arm, the known ones in their order."""
-    order = {arm: place for place, arm in enumerate(ARM_STYLES)}
+    order = {arm: place for place, arm in enumerate(ARMS)}
     by_arm = {}
     for run in sorted(runs, key=lambda run: order.get(run.arm, len(order))):
         by_arm.setdefault(run.arm, []).append(run)

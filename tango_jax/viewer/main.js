@@ -117,7 +117,7 @@ async function bindCharts(facts) {
   $("run-choice").hidden = facts.runs.length < 2;
   const show = () => renderCharts($("charts"), $("chart-nav"), facts, Number(choice.value));
   choice.addEventListener("change", show);
-  choice.value = Math.max(0, facts.runs.findIndex(({ arm }) => arm === "tango")); // the method, where it is among them
+  choice.value = Math.max(0, facts.runs.findIndex((run) => run.is_default_arm)); // the method, where it is among them
   await show();
   if (SECTIONS.includes(location.hash.slice(1))) $(location.hash.slice(1)).scrollIntoView();
 }

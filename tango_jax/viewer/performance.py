@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tango_jax.tracking.curves import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Series, series
+from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from tango_jax.tracking.curves import Series, series
 from tango_jax.viewer.panels import bars, line, noisy, panel, with_content
 from tango_jax.viewer.runs import Run
 

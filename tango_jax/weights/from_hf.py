@@ -12,9 +12,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.loop.breakdown import check_loaded
 from tango_jax.models.transformer import ModelConfig, RopeScaling
 from tango_jax.runtime import hub
+from tango_jax.runtime.finite import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.weights.safetensors_files import StoredTensor, shorten

@@ -12,14 +12,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten
-from tango_jax.loop.breakdown import check_loaded
-from tango_jax.rl.policy import Policy, make_policy, model_config
-from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Restored, read_state
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.finite import check_loaded
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.tasks.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
-from tango_jax.tracking.metrics import check_resume, read_metrics
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import NUMERICS, Source, generation_of, kind_of, open_source
 
@@ -76,18 +74,12 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
     tokenizer = load_sentencepiece(model)
     return Source(
         name="",
-        model_config=model_config(role_config, tokenizer.vocab_size),
+        model_config=ModelConfig(vocab_size=tokenizer.vocab_size, **role_config.model),
         tokenizer=tokenizer,
         load_params=None,
         write_tokenizer=lambda folder: write_last_letter_tokenizer(model, folder),
         generation=generation_of(tokenizer),
     )
-
-
-def make_policies(config: ConfigDict) -> dict[str, Policy]:
-    """Both policies. They depend neither on the arm nor on the seed: runs that differ in those alone can share them,
-    and with them everything that is compiled."""
-    return {role: make_policy(role, config[role], start_source(config, role)) for role in ("generator", "verifier")}
 
 
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:
@@ -98,29 +90,6 @@ def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]
         return workdir / "sft" / role / "checkpoints", ("params",)
     raise ValueError(f"{workdir} holds no complete checkpoint of the {role}: let the run save one (checkpoint.every, "
                      f"{role}.sft.checkpoint_every), or give another workdir")
-
-
-def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
-    """Insist that metrics.jsonl and checkpoints of a directory belong together, before any work; nothing is written.
-
-    `restored`: the newest checkpoint. `save_every`: steps, or turns, between two of them. All processes must call it.
-
-    Raises:
-        ValueError: rows that the checkpoint relies on are missing, or the rows tell of checkpoints that are gone.
-    """
-    hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
-
-
-def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
-    if restored is not None:
-        check_resume(path, restored.meta["metrics_bytes"])
-    rows = read_metrics(path) if path.exists() else []
-    # Its checkpoint is complete before the next row is written.
-    if restored is None and rows and rows[-1]["step"] > save_every:
-        raise ValueError(
-            f"{path} reaches step {rows[-1]['step']}, but there is no checkpoint beside it, and one is saved every "
-            f"{save_every} steps: put {path.parent / 'checkpoints'} back, or move {path} away to start afresh"
-        )
 
 
 def read_config(workdir: Path) -> ConfigDict:

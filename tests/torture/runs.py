@@ -15,10 +15,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tango_jax.config import load_config
+from tango_jax.cli.command_line import load_config
+from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.weights.workdir import make_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = ("generator", "verifier")

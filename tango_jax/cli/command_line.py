@@ -1,0 +1,86 @@
+"""The command line of the commands that take a config file: arguments in; a checked configuration and a workdir out."""
+
+import sys
+from ast import literal_eval
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tango_jax.cli.config_file import did_you_mean, is_like, run_config_file
+from tango_jax.cli.validation import validate
+from tango_jax.runtime.checks import cut, folder_to_write
+from tango_jax.runtime.model_text import error_line
+
+
+def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
+    """`get_config` of a Python file, with `key.path=value` overrides applied. `FILE:arg` hands `arg` to get_config.
+
+    Raises:
+        ValueError: see `run_config_file`; an override names no key, or has another type.
+    """
+    file, _, argument = path.partition(":")
+    config = run_config_file(file, argument)
+    for override in overrides:
+        _apply_override(config, override)
+    return config.lock()
+
+
+def _apply_override(config: ConfigDict, override: str) -> None:
+    name, separator, text = override.partition("=")
+    if not separator:
+        raise ValueError(f"--config.{cut(override)} has no value: write --config.key=value")
+    node, keys = config, name.split(".")
+    for depth, key in enumerate(keys):
+        if not isinstance(node, ConfigDict) or key not in node:
+            unknown = ".".join(keys[: depth + 1])
+            raise ValueError(f"unknown config key {unknown!r} in --config.{cut(override)}{did_you_mean(name)}")
+        node = node if depth == len(keys) - 1 else node[key]
+    old = node[keys[-1]]
+    if isinstance(old, ConfigDict):
+        raise ValueError(f"--config.{name} is a group of keys ({', '.join(old)}); set one of them")
+    node[keys[-1]] = _parse_like(old, text, name)
+
+
+def _parse_like(old, text: str, name: str):
+    """The text as a value of the old one's type."""
+    if isinstance(old, str):
+        return text
+    try:
+        value = literal_eval(text)
+        if isinstance(old, float) and type(value) is int:
+            value = float(value)
+    except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
+        value = text
+    if isinstance(old, tuple) and isinstance(value, list):
+        value = tuple(value)
+    if not is_like(old, value, name):
+        raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}")
+    return value
+
+
+def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple[ConfigDict, Path]:
+    """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
+
+    Prints `doc` and ends on --help; ends with one line on a user's mistake.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(doc.strip() + "\n\nusage: --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]\n")
+        print("Every key with its default is in tango_jax/defaults.py. Of a setting given twice, the last one counts.")
+        sys.exit(0)
+    try:
+        path, workdir, overrides = "configs/last_letter.py", default_workdir, []
+        for argument in argv:
+            if argument.startswith("--config="):
+                path = argument.removeprefix("--config=")
+            elif argument.startswith("--config."):
+                overrides.append(argument.removeprefix("--config."))
+            elif argument.startswith("--workdir="):
+                workdir = argument.removeprefix("--workdir=")
+            else:
+                raise ValueError(f"unknown argument {argument!r}; --help shows the usage")
+        folder = folder_to_write("--workdir", workdir)
+        config = load_config(path, overrides)
+        validate(config)
+    except ValueError as error:
+        sys.exit(error_line(error))
+    return config, folder

@@ -1,0 +1,71 @@
+"""How good both roles are: the generator on held-out problems, the verifier on a fixed pool of solutions and on what
+the generator has just written.
+
+In: a run's context and train states. Out: flat metrics, with the solutions and verifications behind them. Stage: every
+`eval.every` generator turns. All of it is greedy.
+"""
+
+import logging
+from typing import NamedTuple
+
+from tango_jax.grading import FAILURES, grade_many
+from tango_jax.loop.rollouts import RunContext, make_solution, respond
+from tango_jax.records import Responses, Solution, States, Verification
+from tango_jax.runtime import rng
+from tango_jax.tasks.task import Task
+from tango_jax.tracking.scores import generator_scores, verifier_scores
+
+log = logging.getLogger(__name__)
+
+
+class Measured(NamedTuple):
+    """One evaluation of both roles."""
+
+    metrics: dict[str, float]
+    solutions: list[Solution]
+    verifications: list[Verification]
+
+
+def fixed_pool(task: Task, size: int) -> list[Solution]:
+    """The solutions on which the verifier is measured throughout: the same in every run of a task; maybe none."""
+    if task.pool_solution is None:
+        return []
+    chosen = [task.pool_solution(index) for index in range(size)]
+    report = grade_many([text for _, text in chosen], [problem.answer for problem, _ in chosen], task.grade_kind)
+    if failed := sum(getattr(report, name) for name in FAILURES):
+        log.warning("%d of the %d solutions of the fixed pool count as wrong, because the grader could not judge them",
+                    failed, size)  # fmt: skip
+    return [
+        make_solution(task, problem, text, [], is_correct)
+        for (problem, text), is_correct in zip(chosen, report.correct, strict=True)
+    ]
+
+
+def evaluate(context: RunContext, states: States, pool: list[Solution]) -> Measured:
+    """Both roles, greedy; `pool` is that of `fixed_pool`."""
+    key_data = rng.step_key(context.config.seed, "evaluate")
+    asked, there_are = context.config.eval.problems, context.task.num_test
+    count = asked if there_are is None else min(asked, there_are)
+    problems = [context.task.test_problem(index) for index in range(count)]
+    solved = respond(context, states, "generator", problems, 1, key_data, is_greedy=True)
+    judged = respond(context, states, "verifier", solved.records, 1, key_data, is_greedy=True)
+    metrics = _generator_metrics(solved)
+    if pool:
+        metrics |= _verifier_metrics(respond(context, states, "verifier", pool, 1, key_data, is_greedy=True), "pool")
+    return Measured(metrics | _verifier_metrics(judged, "live"), solved.records, judged.records)
+
+
+def _generator_metrics(solved: Responses) -> dict[str, float]:
+    """Accuracy on the held-out problems, in all and by problem size."""
+    scores = generator_scores(solved.records, solved.rollout.is_truncated_B)
+    names = {"truncation_rate": "eval_truncation_rate"}  # turns have a truncation_rate of their own
+    metrics = {f"generator/{names.get(name, name)}": value for name, value in scores.items()}
+    # Answers that count as wrong because the grader could not tell; turns have counts of their own.
+    return metrics | {f"grader/eval_{name}": solved.metrics[f"grader/{name}"] for name in FAILURES}
+
+
+def _verifier_metrics(judged: Responses, prefix: str) -> dict[str, float]:
+    """Scores of the verifications, with the shares that were cut."""
+    scores = verifier_scores(judged.parents, judged.records)
+    scores |= {name: judged.metrics[f"verifier/{name}"] for name in ("truncation_rate", "shortened_rate")}
+    return {f"verifier/{prefix}/{name}": value for name, value in scores.items()}

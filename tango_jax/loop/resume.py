@@ -1,0 +1,92 @@
+"""Where a run goes on, at its newest checkpoint or at its start, and what it writes on the way.
+
+In: the parameters that the run starts from and its checkpoints. Out: train states with the counters that belong to
+them. Stage: before the first turn, and after every turn that saves.
+"""
+
+import contextlib
+import dataclasses
+import time
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tango_jax.loop.breakdown import explained
+from tango_jax.records import Counters, States
+from tango_jax.rl.policy import Policy
+from tango_jax.runtime.checkpoint import Checkpointer, Restored
+from tango_jax.runtime.finite import check_loaded
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.rollout_dump import RolloutDump
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a run goes on."""
+
+    states: States
+    counters: Counters = Counters()
+    metrics_bytes: int = 0  # of metrics.jsonl: rows after them belong to turns that will be made again
+    seconds: float = 0.0  # that the run has taken so far
+    owes_evaluation: bool = True  # the one that follows the last turn is not written yet
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What a run writes while it goes on."""
+
+    writer: RunLog
+    dump: RolloutDump
+    checkpointer: Checkpointer
+    fingerprints: dict[str, str]  # of the parameters that the run started from
+    started: float  # time.monotonic(), less the seconds of earlier attempts
+    workdir: Path
+
+    def explained(self, doing: str, config: ConfigDict) -> contextlib.AbstractContextManager:
+        """See `breakdown.explained`."""
+        return explained(doing, config, self.workdir, self.checkpointer.latest_step())
+
+    def save(self, counters: Counters, states: States, owes_evaluation: bool) -> None:
+        """Save a checkpoint. `owes_evaluation`: the evaluation that follows this turn is not written yet."""
+        meta = dataclasses.asdict(counters) | {
+            "metrics_bytes": self.writer.position(),
+            "seconds": time.monotonic() - self.started,
+            "source_fingerprint": self.fingerprints,
+            "owes_evaluation": owes_evaluation,
+        }
+        self.checkpointer.save(counters.turn, states, meta)
+
+
+def start_or_resume(
+    policies: dict[str, Policy],
+    start_params: dict,
+    abstract_states: States,
+    fingerprints: dict[str, str],
+    checkpointer: Checkpointer,
+) -> Start:
+    """The newest checkpoint, or train states made from `start_params`.
+
+    Raises:
+        ValueError: the checkpoint belongs to a run with another start, or another model, or holds broken values.
+    """
+    restored = checkpointer.restore(abstract_states)
+    check_start(restored, fingerprints)
+    if restored is None:
+        return Start({role: policy.parked(policy.restart(start_params[role])) for role, policy in policies.items()})
+    for role, state in restored.state.items():  # one at a time: their meshes may be of other devices
+        check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
+                     "go back to the turn before it, if one is left, or choose another --workdir")
+    meta = restored.meta
+    counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
+    # Checkpoints of earlier versions were always saved after the evaluation.
+    states = {role: policy.parked(restored.state[role]) for role, policy in policies.items()}
+    return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta.get("owes_evaluation", False))
+
+
+def check_start(restored: Restored | None, fingerprints: dict[str, str]) -> None:
+    """Raises ValueError where a checkpoint belongs to a run with another start."""
+    if restored is not None and restored.meta["source_fingerprint"] != fingerprints:
+        raise ValueError(
+            f"stage 1, or what init_from names, changed since the checkpoint of turn {restored.step} was saved: "
+            "restore the stage-1 checkpoints, or choose another --workdir"
+        )

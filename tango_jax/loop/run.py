@@ -1,0 +1,233 @@
+"""A whole run: config -> two policies -> stage 1 -> turns of both roles -> results.
+
+In: a checked configuration and a workdir. Out: the workdir's files and the summary. Interrupted at any moment, the same
+call goes on where it stopped, bit for bit.
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES
+from tango_jax.grading import check_grader
+from tango_jax.loop.breakdown import check_metrics, check_params
+from tango_jax.loop.describe import describe_results, describe_run
+from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.measure import evaluate, fixed_pool
+from tango_jax.loop.resume import RunRecord, Start, check_start, start_or_resume
+from tango_jax.loop.rollouts import RunContext
+from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.loop.turn import run_turn
+from tango_jax.loop.warm_up import warm_up
+from tango_jax.records import Solution, States, TurnResult
+from tango_jax.rl.policy import Policy, make_policies
+from tango_jax.rl.schedule import Schedule, Turn, generator_steps_after, is_evaluation_due, make_schedule, turn_at
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
+from tango_jax.runtime.console import Console, Stage
+from tango_jax.runtime.lock import hold
+from tango_jax.runtime.timers import CompileCounter, PhaseTimer
+from tango_jax.sharding.layouts import park
+from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.metrics import check_log, read_metrics
+from tango_jax.tracking.results import is_finished, redraw_missing, write_results
+from tango_jax.tracking.rollout_dump import RolloutDump
+from tango_jax.tracking.run_config import ANY_PLACE, check_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the turns of a run share."""
+
+    context: RunContext
+    schedule: Schedule
+    pool: list[Solution]  # on which the verifier is measured
+    record: RunRecord
+    progress: Stage
+    preemption: hosts.Preemption
+
+
+def train(
+    config: ConfigDict,
+    workdir: Path,
+    console: Console,
+    policies: dict[str, Policy] | None = None,
+    preemption: hosts.Preemption | None = None,
+) -> dict:
+    """The whole run; returns the summary. `policies` are those of an earlier run with the same role settings.
+
+    Raises:
+        ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit), or another
+            process is at work in this folder.
+        FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
+        Preempted: SIGTERM came; the state is saved.
+    """
+    if summary := read_finished(config, workdir, console):
+        return summary
+    with hold(workdir, console):
+        # Asked again: another process may have finished the run in the meantime.
+        if summary := read_finished(config, workdir, console):
+            return summary
+        return run_all(config, workdir, console, policies, preemption or hosts.Preemption())
+
+
+def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
+    """The summary of a finished run, which is shown; None if it is not finished.
+
+    Raises:
+        ValueError: it was made with other settings.
+    """
+    if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
+        return None
+    check_config(config, workdir / "config.json")
+    console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
+    if hosts.is_first():
+        redraw_missing(config, workdir, console)
+    summary = json.loads((workdir / "summary.json").read_text())
+    describe_results(console, workdir, summary)
+    return summary
+
+
+def run_all(
+    config: ConfigDict,
+    workdir: Path,
+    console: Console,
+    policies: dict[str, Policy] | None,
+    preemption: hosts.Preemption,
+) -> dict:
+    """See `train`, for a workdir that is locked and not finished."""
+    check_config(config, workdir / "config.json", may_move=ANY_PLACE)
+    began, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
+    # Before anything is written: these read data and checkpoints, and find mistakes that the settings alone hide.
+    check_init_from(config)
+    policies = policies or make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    check_grader(task.grade_kind)
+    describe_run(console, config, policies, task, schedule)
+
+    # A damaged or missing checkpoint shows here, before stage 1 and minutes of compiling.
+    checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
+    abstract_states = {role: policies[role].abstract_state() for role in ROLES}
+    newest = checkpointer.peek(abstract_states)
+    check_log(workdir, newest, config.checkpoint.every)
+    start_params = run_stage_one(policies, config, task, workdir, console, preemption)
+    fingerprints = {role: tree_fingerprint(start_params[role]) for role in ROLES}
+    check_start(newest, fingerprints)
+    references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
+    references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
+    context = RunContext(config, task, policies, references, PhaseTimer())
+    # Before the states are made: beside them, the state that updates are compiled with could be too much.
+    with console.stage("Compiling", total=len(ROLES)) as progress:
+        warm_up(context, start_params, progress, preemption)
+    start = start_or_resume(policies, start_params, abstract_states, fingerprints, checkpointer)
+    if start.counters.turn:
+        console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
+    del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
+    compiles.mark_warm()
+
+    began -= start.seconds
+    pool = fixed_pool(task, config.eval.pool)
+    dump = RolloutDump(workdir / "rollouts", config, resume_after=start.counters.turn)
+    title = f"Stage 2: reinforcement learning ({config.arm})"
+    with (
+        RunLog(workdir, config, console, resume_at=start.metrics_bytes) as writer,
+        console.stage(title, schedule.num_turns, start.counters.turn) as progress,
+    ):
+        record = RunRecord(writer, dump, checkpointer, fingerprints, began, workdir)
+        states = run_turns(Run(context, schedule, pool, record, progress, preemption), start)
+    final = evaluate(context, states, pool[:1])
+    summary = {}
+    if hosts.is_first():
+        rows, seconds = read_metrics(workdir / "metrics.jsonl"), time.monotonic() - began
+        summary = write_results(
+            config, workdir, rows, final.solutions, final.verifications, compiles.after_warmup, seconds
+        )
+    if compiles.after_warmup:
+        console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")
+    summary = hosts.from_first(summary)
+    describe_results(console, workdir, summary)
+    return summary
+
+
+def run_turns(run: Run, start: Start) -> States:
+    """Take turns until the schedule is done, writing evaluations, metrics and checkpoints on the way.
+
+    Raises:
+        FloatingPointError: a metric that is not finite.
+        Preempted: SIGTERM came; the state is saved, without the evaluation that was due, if that would have been next.
+    """
+    config, schedule, preemption = run.context.config, run.schedule, run.preemption
+    states, counters = start.states, start.counters
+    if start.owes_evaluation:
+        write_evaluation(run, states, counters.turn)
+    for index in range(counters.turn, schedule.num_turns):
+        turn = turn_at(schedule, index)
+        began = time.monotonic()
+        with run.record.explained(f"turn {index + 1} ({turn.phase}, update of the {turn.role})", config):
+            result = run_turn(run.context, states, counters, turn)
+            check_metrics(turn.role, result.metrics)
+        states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
+        preemption.unsaved()
+        write_turn(run, turn, result, began)
+        owes_evaluation, must_stop = is_evaluation_due(config, schedule, index), preemption.is_due()
+        if owes_evaluation and not must_stop:
+            write_evaluation(run, states, index + 1)
+            owes_evaluation, must_stop = False, preemption.is_due()
+        if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
+            with run.record.explained(f"the check of what turn {index + 1} would save", config):
+                check_params(states)
+            run.record.save(counters, states, owes_evaluation)
+            if must_stop:
+                raise hosts.Preempted
+            preemption.saved()
+    return states
+
+
+def write_turn(run: Run, turn: Turn, result: TurnResult, began: float) -> None:
+    """Rollouts, metrics and progress of a turn that began at time.monotonic() `began`."""
+    with run.context.timer("dump"):
+        run.record.dump.write(turn, result)
+    seconds = time.monotonic() - began
+    timing = run.context.timer.pop() | {"time/turn_s": seconds}
+    timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)
+    row = {"generator_step": turn.generator_step} | result.metrics | timing
+    run.record.writer.write(turn.index + 1, turn.phase, row)
+    shown = {
+        "outcome": result.metrics.get("generator/reward/outcome"),
+        "verdicts_right": result.metrics.get("verifier/reward/correctness"),
+    }
+    shown = {name: value for name, value in shown.items() if value is not None}
+    run.progress.advance(phase=describe_turn(turn, run.schedule), **shown)
+
+
+def write_evaluation(run: Run, states: States, turns_done: int) -> None:
+    """Measure both roles after so many turns, and write the metrics.
+
+    Raises:
+        FloatingPointError: logits that are not finite.
+    """
+    context = run.context
+    with run.record.explained(f"the evaluation after turn {turns_done}", context.config), context.timer("evaluate"):
+        metrics = evaluate(context, states, run.pool).metrics
+    step = generator_steps_after(run.schedule, turns_done - 1) if turns_done else 0
+    run.record.writer.write(turns_done, "eval", {"generator_step": step} | metrics | context.timer.pop())
+
+
+def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
+    """Tokens that the roles sampled in a turn per second of their sampling, over both."""
+    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
+    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
+    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
+
+
+def describe_turn(turn: Turn, schedule: Schedule) -> str:
+    """A turn's place in the run, for the progress bar."""
+    if turn.phase == "warmup":
+        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_turns}"
+    if turn.role == "generator":
+        return f"generator step {turn.generator_step + 1}/{schedule.generator_turns}"
+    return f"verifier turn (after {turn.generator_step} generator steps)"

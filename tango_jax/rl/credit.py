@@ -1,0 +1,141 @@
+"""Rewards and credit: the records of a turn in; one reward a row and one advantage a token out.
+
+Stage: after parsing and grading, before the update; NumPy on the host. A turn's plan (arms.py) names one function of
+REWARDS, how good each response of the role that learns is, and one of CREDITS, which tokens of it earned that. Rows
+are B = P prompts x M samples, prompt-major; T is the token axis of a response.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.records import Counters, Responses, Signal
+from tango_jax.rl import advantages, rewards
+from tango_jax.rl.schedule import Turn, alpha_at
+
+Answers = Mapping[str, Responses]  # role -> what it responded in this turn
+
+
+class Rewards(NamedTuple):
+    """One reward for every response of the role that learns, and the metrics that it is made of."""
+
+    reward_B: np.ndarray  # float32
+    metrics: dict[str, float]
+
+
+class Credit(NamedTuple):
+    """Advantages of one batch, the counters after it, and metrics."""
+
+    signal: Signal
+    counters: Counters
+    metrics: dict[str, float]
+
+
+def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
+    """The generator's: whether the grader accepts the answer, and the format score (arXiv 2505.15034)."""
+    solutions = answers["generator"].records
+    is_correct_B = np.array([solution.is_correct for solution in solutions])
+    format_B = np.array([solution.format_score for solution in solutions])
+    reward_B = rewards.generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
+    metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
+    return Rewards(reward_B, metrics)
+
+
+def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
+    """The verifier's: whether its verdict agrees with the grader, and the format score (arXiv 2505.15034)."""
+    judged = answers["verifier"]
+    format_B = np.array([verification.format_score for verification in judged.records])
+    verdicts = [verification.verdict for verification in judged.records]
+    reward_B, correctness_B = rewards.verifier_reward_B(verdicts, _is_correct_B(judged), format_B, rl.gamma)
+    metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
+    return Rewards(reward_B, metrics)
+
+
+def outcome_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+    """The generator's reward is shared by all tokens of a response."""
+    adv_BT = _outcome_advantages(config, answers["generator"], reward_B, is_action_BT)
+    return Credit(Signal(reward_B, adv_BT, adv_BT), counters, {"generator/alpha": 0.0})
+
+
+def judged_steps_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+    """The outcome, blended with what the verifier says of each step; several verifications of a solution are
+    averaged."""
+    verifications, count = answers["verifier"].records, answers["verifier"].group_size
+    labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
+    return _steps_credit(config, turn, answers, reward_B, is_action_BT, counters, labels)
+
+
+def gold_steps_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+    """The outcome, blended with the task's own step labels: what a verifier without faults would say."""
+    labels = [[solution.gold_steps for solution in answers["generator"].records]]
+    return _steps_credit(config, turn, answers, reward_B, is_action_BT, counters, labels)
+
+
+def class_balanced_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+    """The verifier's reward, weighted against the class of solutions that is more frequent (arXiv 2505.15034)."""
+    is_correct_B = _is_correct_B(answers["verifier"])
+    adv_outcome_BT = _outcome_advantages(config, answers["verifier"], reward_B, is_action_BT)
+    label_counts = advantages.update_label_counts(
+        np.array(counters.label_counts), is_correct_B, config.rl.label_count_decay
+    )
+    class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
+    signal = Signal(reward_B, adv_outcome_BT, adv_outcome_BT * class_weight_B[:, None], class_weight_B=class_weight_B)
+    metrics = {
+        "verifier/solutions_correct": is_correct_B.mean(),
+        "verifier/label_count_incorrect": label_counts[0],
+        "verifier/label_count_correct": label_counts[1],
+    }
+    return Credit(signal, dataclasses.replace(counters, label_counts=tuple(map(float, label_counts))), metrics)
+
+
+REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
+CREDITS: dict[str, Callable[..., Credit]] = {
+    "outcome": outcome_credit,
+    "outcome_and_judged_steps": judged_steps_credit,
+    "outcome_and_gold_steps": gold_steps_credit,
+    "class_balanced": class_balanced_credit,
+}
+
+
+def _outcome_advantages(config: ConfigDict, learner: Responses, reward_B, is_action_BT) -> np.ndarray:
+    loss = config[learner.role].loss
+    return advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, learner.group_size, loss.use_std)
+
+
+def _steps_credit(
+    config: ConfigDict, turn: Turn, answers: Answers, reward_B, is_action_BT, counters: Counters, labels: list[Sequence]
+) -> Credit:
+    """Blend outcome and steps; `labels` is one list of step labels per solution for every verification of it."""
+    rl, loss, solved = config.rl, config.generator.loss, answers["generator"]
+    step_ends = [solution.step_ends for solution in solved.records]
+    parts, share, total = [], [], []
+    for judgements in labels:
+        step_reward_BT, is_end_BT = rewards.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        parts.append(
+            advantages.step_advantages(
+                loss.algorithm, step_reward_BT, is_end_BT, is_action_BT, solved.group_size, loss.use_std,
+                loss.step_scale,
+            )
+        )  # fmt: skip
+        share.append(is_end_BT.any(axis=1).mean())
+        total.append(step_reward_BT.sum(axis=1).mean())
+    alpha = alpha_at(turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
+    adv_outcome_BT = _outcome_advantages(config, answers["generator"], reward_B, is_action_BT)
+    adv_step_BT = advantages.average_over_verifications(parts)
+    signal = Signal(
+        reward_B, adv_outcome_BT, advantages.blend(adv_outcome_BT, adv_step_BT, alpha), adv_step_BT, alpha, labels
+    )
+    metrics = {
+        "generator/alpha": alpha,
+        "generator/reward/step": np.mean(total),
+        "generator/step_rewarded_share": np.mean(share),
+    }
+    return Credit(signal, counters, metrics)
+
+
+def _is_correct_B(judged: Responses) -> np.ndarray:
+    """The grader's opinion of the solution that each row verifies."""
+    return np.repeat([solution.is_correct for solution in judged.parents], judged.group_size)

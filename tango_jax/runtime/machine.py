@@ -1,0 +1,43 @@
+"""The machine at hand: what it is, and how fast it multiplies and reads. Stage: the start of a run, `bench` and `plan`."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def describe_machine() -> str:
+    device = jax.devices()[0]
+    # Those that this process may use, where the system tells: containers and launchers give it a part.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"
+
+
+def median_seconds(fn: Callable[[int], object], runs: int) -> float:
+    """Median time of `fn(i)` after two calls that are not counted."""
+    return medians_of_alternating_runs([fn], runs)[0]
+
+
+def medians_of_alternating_runs(fns: list[Callable[[int], object]], runs: int) -> list[float]:
+    """Median time of each function; they take turns, so that a slow minute of the machine does not favour one."""
+    times = [[] for _ in fns]
+    for i in range(runs + 2):
+        for fn, seconds in zip(fns, times, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(fn(i))
+            seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds[2:]) for seconds in times]
+
+
+def machine_rates() -> dict[str, float]:
+    """Float32 matmul rate at 2048^3 and the rate of reading a large array once: what the shapes can hope for."""
+    x = jnp.ones((2048, 2048), jnp.float32)
+    matmul = jax.jit(jnp.matmul)
+    big = jnp.ones((2**28,), jnp.float32)
+    total = jax.jit(jnp.sum)
+    matmul_s, read_s = median_seconds(lambda _: matmul(x, x), 5), median_seconds(lambda _: total(big), 5)
+    return {"matmul_gflops": 2 * 2048**3 / matmul_s / 1e9, "read_gb_s": big.nbytes / read_s / 1e9}

@@ -1,0 +1,98 @@
+"""Seconds and memory of each phase of a step, and the programs that XLA was asked to compile."""
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class Compilation(NamedTuple):
+    """One program handed to XLA: the name of the jitted function and the seconds it took."""
+
+    name: str
+    seconds: float
+
+
+class CompileCounter:
+    """Counts the programs XLA is asked for, from construction to close().
+
+    JAX times `compile_or_get_cached` as one event, so a hit in the persistent cache counts like a compilation: both
+    mean that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up.
+    """
+
+    def __init__(self):
+        self.compilations: list[Compilation] = []
+        self._warm_at: int | None = None
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_event(self, event: str, duration: float, **details: Any) -> None:
+        if event == BACKEND_COMPILE_EVENT:
+            self.compilations.append(Compilation(str(details.get("fun_name", "unknown")), duration))
+
+    @property
+    def total(self) -> int:
+        """Compilations so far."""
+        return len(self.compilations)
+
+    def mark_warm(self) -> None:
+        """Every later compilation is one too many; a second call moves the mark."""
+        self._warm_at = self.total
+
+    @property
+    def after_warmup(self) -> int:
+        """Compilations since mark_warm(), 0 before it."""
+        return len(self.late())
+
+    def late(self) -> list[Compilation]:
+        """The compilations since mark_warm(), for a message that names them."""
+        return [] if self._warm_at is None else self.compilations[self._warm_at:]
+
+    def close(self) -> None:
+        """Stop counting."""
+        jax.monitoring.unregister_event_duration_listener(self._on_event)
+
+    def __enter__(self) -> "CompileCounter":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+class PhaseTimer:
+    """Adds up wall seconds per named phase of a step, and notes its memory: `with timer("sample"): ...`, then pop()."""
+
+    def __init__(self):
+        self._seconds: dict[str, float] = {}
+        self._memory: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a block; blocks of one name add up, and a block that raises still counts."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self._memory |= {f"memory/{name}_{kind}_gib": gib for kind, gib in memory_gib().items()}
+
+    def pop(self) -> dict[str, float]:
+        """{"time/<name>_s": seconds} since the last pop, and {"memory/<name>_<kind>_gib": ...} as each phase ended."""
+        popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()} | self._memory
+        self._seconds, self._memory = {}, {}
+        return popped
+
+
+def memory_gib() -> dict[str, float]:
+    """Peaks since the start: `host`, of this process, and `device`, of its fullest one, where the platform tells."""
+    # ru_maxrss is in KiB on Linux, in bytes on macOS.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [item["peak_bytes_in_use"] / 2**30 for item in stats if "peak_bytes_in_use" in item]
+    host = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    return host | ({"device": max(peaks)} if peaks else {})

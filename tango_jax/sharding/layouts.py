@@ -1,0 +1,142 @@
+"""How arrays lie on the devices: the table of parameter shardings, and the moves between layouts.
+
+Training shards parameters, gradients and optimizer state over `fsdp` and `tensor`. Rows of a batch are split over
+`data` and `fsdp`: a batch has a leading axis Z, one slice per group of devices that shares rows. Decoding keeps the
+weights resident: whole, or split over `tensor` devices of one process.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tango_jax.records import Batch
+from tango_jax.sharding.placement import ROWS, Placement
+
+HOST_MEMORY = "pinned_host"
+# How each parameter is stored; a layer's are stacked on L. Without fsdp it is the layout of use. Embedding and head are
+# both split over the vocabulary, so that a tied table serves as either.
+STORED = {
+    "embed": P("tensor", "fsdp"),
+    "head": P("fsdp", "tensor"),
+    "final_norm": P(None),
+    "layers/attention_norm": P(None, None),
+    "layers/q": P(None, "fsdp", "tensor", None),
+    "layers/k": P(None, "fsdp", "tensor", None),
+    "layers/v": P(None, "fsdp", "tensor", None),
+    "layers/q_bias": P(None, "tensor", None),
+    "layers/k_bias": P(None, "tensor", None),
+    "layers/v_bias": P(None, "tensor", None),
+    "layers/q_norm": P(None, None),
+    "layers/k_norm": P(None, None),
+    "layers/o": P(None, "tensor", None, "fsdp"),
+    "layers/mlp_norm": P(None, None),
+    "layers/gate": P(None, "fsdp", "tensor"),
+    "layers/up": P(None, "fsdp", "tensor"),
+    "layers/down": P(None, "tensor", "fsdp"),
+}
+
+
+def fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """The spec without axes of one device, and without those that do not divide their dimension (a vocabulary may have
+    any size)."""
+    entries = [
+        entry if entry and mesh.shape[entry] > 1 and size % mesh.shape[entry] == 0 else None
+        for entry, size in zip(spec, shape[: len(spec)], strict=True)
+    ]
+    return P(*entries)
+
+
+def _only(spec: P, axes: Sequence[str]) -> P:
+    """The spec with these mesh axes alone."""
+    return P(*(entry if entry in axes else None for entry in spec))
+
+
+def param_name(path) -> str:
+    """The name in STORED of a leaf of a parameter tree, or of a tree of such trees (optimizer moments)."""
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    return "/".join(names[-2:]) if "layers" in names[-2:-1] else names[-1]
+
+
+def param_shardings(mesh: Mesh, tree: Any) -> Any:
+    """NamedShardings of a parameter tree, or of a TrainState: moments lie where their parameters do, counters
+    everywhere.
+
+    Raises:
+        KeyError: a parameter without an entry in STORED.
+    """
+
+    def sharding_of(path, leaf):
+        spec = P() if leaf.ndim == 0 else fit(STORED[param_name(path)], leaf.shape, mesh)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(sharding_of, tree)
+
+
+def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
+    """Shapes that say where their arrays shall lie, as a restore wants them."""
+    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), abstract_tree, shardings)
+
+
+def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
+    """Shardings of `transformer.split_layers`' result on a DECODE_AXES mesh: split over tensor, copied over rows."""
+
+    def sharding_of(path, leaf):
+        name = param_name(path)
+        if f"layers/{name}" in STORED:  # an element of the tuple of layers: not stacked
+            spec = P(*STORED[f"layers/{name}"][1:])
+        else:  # joined matrices exist where tensor is 1
+            spec = STORED.get({"head_DV": "head"}.get(name, name), P())
+        return NamedSharding(mesh, fit(_only(spec, ("tensor",)), leaf.shape, mesh))
+
+    return jax.tree_util.tree_map_with_path(sharding_of, abstract_weights)
+
+
+def to_local(placement: Placement, tree: Any) -> Any:
+    """Arrays on the decode mesh as arrays on this process's part of it, without a copy."""
+    if placement.local == placement.decode:
+        return tree
+
+    def local_array(leaf):
+        sharding = NamedSharding(placement.local, leaf.sharding.spec)
+        shards = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+    return jax.tree.map(local_array, tree)
+
+
+def park(tree: Any) -> Any:
+    """Arrays moved to the host memory that their devices reach; `fetch` brings them back."""
+    places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST_MEMORY), tree)
+    return jax.device_put(tree, places)
+
+
+def fetch(tree: Any, shardings: Any) -> Any:
+    """Arrays moved to where the shardings say; those that are there already are not copied."""
+    return jax.device_put(tree, shardings)
+
+
+def batch_sharding(placement: Placement, leaf) -> NamedSharding:
+    """[N, Z, ...] is split over Z; the number of micro-batches is everywhere."""
+    return NamedSharding(placement.train, P(None, ROWS) if np.ndim(leaf) else P())
+
+
+def place_batch(placement: Placement, batch: Batch) -> Batch:
+    """This process's part of a batch, [N, Z of this process, ...] on the host, as part of the whole on the devices."""
+    if placement.train.size == 1:
+        return batch
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(batch_sharding(placement, leaf), np.asarray(leaf)), batch
+    )
+
+
+def check_host_memory(placement: Placement) -> None:
+    """Raises ValueError where the platform has no host memory that arrays may live in."""
+    device = placement.local.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        raise ValueError(f"mesh.offload=True needs {HOST_MEMORY} memory; {device.device_kind} has {', '.join(kinds)}: "
+                         "set it to False")
