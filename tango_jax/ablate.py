@@ -9,7 +9,7 @@ and more of either may be added to a finished experiment.
 
 import csv
 import io
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +115,8 @@ def _cell(values: list[float]) -> str:
     return f"{np.mean(values):.3f} ({', '.join(f'{value:.2f}' for value in values)})"
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
     with session(config, workdir) as console, hold(workdir, console):
         for arm in config.ablation.arms:
@@ -127,4 +128,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

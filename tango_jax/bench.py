@@ -18,6 +18,7 @@ import functools
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -191,7 +192,8 @@ def show(report: dict) -> None:
     sys.stdout.flush()
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
     parser = argparse.ArgumentParser(
         prog="tango_jax.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -217,4 +219,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -9,7 +9,6 @@ command goes on where it stopped, and filters anew if `generate.keep` differs. W
 stage 1 is trained on the first file, and its held-out loss is measured on the second.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -195,7 +194,8 @@ def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
     with session(config, workdir) as console, hold(workdir, console):
         generate(config, workdir, console)
@@ -204,4 +204,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -18,6 +18,7 @@ Exit code 0, also where the run does not fit (`fits` says so); 1 for a mistake.
 import json
 import re
 import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -73,7 +74,9 @@ def _share(text: str) -> float:
     return share
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
+    argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print(__doc__.strip())
         return
@@ -92,4 +95,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -12,6 +12,7 @@ usage: RUN [RUN ...] [--out=report.html] [--rollouts=20000] [--watch=SECONDS]
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tango_jax.cli.ranges import COUNT_OR_NONE, Range
@@ -55,7 +56,9 @@ def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:
     return build_page(runs, out, rollouts), all(run.is_finished for run in runs)
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
+    argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print(__doc__.strip())
         return
@@ -77,4 +80,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

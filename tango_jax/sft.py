@@ -6,6 +6,8 @@ leaves the checkpoints of the roles under DIR/sft; another run starts from them 
 --config.verifier.init_from=DIR, once they are finished.
 """
 
+from collections.abc import Sequence
+
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
 from tango_jax.config import ROLES
@@ -19,7 +21,8 @@ from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import check_config
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line(__doc__, argv, "runs/sft")
     with session(config, workdir) as console, hold(workdir, console):
         preemption = hosts.Preemption()

@@ -6,7 +6,6 @@ Interrupted, the same command goes on where it stopped, bit for bit. The workdir
 curves.png, transcripts.md and the checkpoints. Start reading at tango_jax/loop/run.py.
 """
 
-import sys
 from collections.abc import Sequence
 
 from tango_jax.cli.command_line import parse_command_line
@@ -16,7 +15,7 @@ from tango_jax.loop.run import train
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line(__doc__, sys.argv[1:] if argv is None else argv, "runs/last_letter")
+    config, workdir = parse_command_line(__doc__, argv, "runs/last_letter")
     with session(config, workdir) as console:
         train(config, workdir, console)
 

@@ -15,8 +15,8 @@ import pytest
 from conftest import ROOT, TinyTrain, finish
 
 from tango_jax.ablate import mean_over_training
+from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
-from tango_jax.config import ARMS
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tango_jax.config import ARMS, default_config
+from tango_jax.arms import ARMS
+from tango_jax.config import default_config
 from tango_jax.loop.turn import STEP_LABELS
 from tango_jax.rl.schedule import turn_at
 from tango_jax.train import ARM_SCHEDULES, generator_steps_after, is_evaluation_due, make_schedule

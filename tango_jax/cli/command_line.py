@@ -2,6 +2,7 @@
 
 import sys
 from ast import literal_eval
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -58,11 +59,12 @@ def _parse_like(old, text: str, name: str):
     return value
 
 
-def parse_command_line(doc: str, argv: list[str], default_workdir: str) -> tuple[ConfigDict, Path]:
+def parse_command_line(doc: str, argv: Sequence[str] | None, default_workdir: str) -> tuple[ConfigDict, Path]:
     """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
 
     Prints `doc` and ends on --help; ends with one line on a user's mistake.
     """
+    argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print(doc.strip() + "\n\nusage: --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]\n")
         print("Every key with its default is in tango_jax/defaults.py. Of a setting given twice, the last one counts.")

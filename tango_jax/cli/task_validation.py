@@ -32,8 +32,8 @@ def _check_math(config: ConfigDict) -> None:
         require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
                 f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to gsm8k or "
                 "a file, or the steps to 0")
-    require(not ARMS[config.arm].needs_gold_steps, f"arm={config.arm} needs a task with step labels; task.name=math has "
-            "none: choose another arm, or task.name=last_letter")
+    require(not ARMS[config.arm].needs_gold_steps, f"arm={config.arm} needs a task with step labels; task.name=math "
+            "has none: choose another arm, or task.name=last_letter")
     if task.row_format:
         one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:

@@ -1,4 +1,4 @@
-"""The machine at hand: what it is, and how fast it multiplies and reads. Stage: the start of a run, `bench` and `plan`."""
+"""The machine at hand: what it is, and how fast it multiplies and reads."""
 
 import os
 import statistics

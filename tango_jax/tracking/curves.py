@@ -11,7 +11,10 @@ import numpy as np
 
 from tango_jax.arms import ARMS, GREY, SKY, Look
 
-MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X"}
+# Names of markers in plotly -> in Matplotlib.
+MARKERS = {
+    "circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X",
+}  # fmt: skip
 SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
 SMOOTHING_SHARE = 12  # a curve is smoothed over one twelfth of its points
 

@@ -11,7 +11,7 @@ import numpy as np
 from torture.outcome import Outcome
 from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
-from tango_jax.config import ARMS
+from tango_jax.arms import ARMS
 
 KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
