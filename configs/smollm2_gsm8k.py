@@ -13,7 +13,8 @@ Expected:  everything runs, with finite metrics and a log-prob gap below 1e-3. A
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import ARMS, default_config
+from tango_jax.arms import ARMS
+from tango_jax.config import default_config
 
 
 def get_config(argument: str = "") -> ConfigDict:

@@ -11,12 +11,13 @@ import numpy as np
 
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
-from tango_jax.loop.read import make_solution
+from tango_jax.loop.rollouts import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl import advantages, rewards
 from tango_jax.rl.schedule import Turn
+from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.tracking import alarms
-from tango_jax.tracking.metrics import MetricsWriter, write_json_atomic
+from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.rollout_dump import RolloutDump
 
 SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sa", "vor", "pi")

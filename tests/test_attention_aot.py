@@ -24,7 +24,8 @@ from tango_jax.models.attention import attention_of, make_packed_attention
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 from tango_jax.rl.update import make_nll_loss
-from tango_jax.sharding.placement import ROWS, TRAIN_AXES, param_shardings, with_shardings
+from tango_jax.sharding.layouts import param_shardings, with_shardings
+from tango_jax.sharding.placement import ROWS, TRAIN_AXES
 
 MODEL = ModelConfig(
     vocab_size=512, width=3584, num_layers=1, num_heads=28, num_kv_heads=4, head_dim=128, mlp_width=18944,

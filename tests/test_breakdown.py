@@ -10,11 +10,11 @@ from hf_cases import CASES, make_tensors, write_checkpoint
 
 from tango_jax.config import default_config
 from tango_jax.loop.breakdown import Broken, check_metrics, check_params, explained
+from tango_jax.loop.resume import start_or_resume
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.update import init_state, make_update
 from tango_jax.runtime.checkpoint import Checkpointer
-from tango_jax.train import start_or_resume
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
 
 

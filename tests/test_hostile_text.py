@@ -12,8 +12,7 @@ from small_tokenizers import byte_level
 from test_templates import LETTERS
 
 from tango_jax.config import default_config
-from tango_jax.loop.read import make_solution, read_verifications
-from tango_jax.loop.rollouts import verifier_prompts
+from tango_jax.loop.rollouts import ROLE_TEXTS, make_solution
 from tango_jax.records import Problem, Rollout, Signal
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.last_letter import gold_steps
@@ -132,9 +131,11 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     config = types.SimpleNamespace(max_prompt=90 if name == "sentencepiece" else 900)
     template = TEMPLATES["verifier", "last_letter" if name == "sentencepiece" else "math"]
     policy = types.SimpleNamespace(template=template, tokenizer=tokenizer, config=config)
-    prompts, shortened = verifier_prompts(policy, solutions)
-    assert max(map(len, prompts)) <= config.max_prompt and 0 <= shortened <= M
-    verifications = read_verifications(tokenizer, solutions, rollout_of([token_ids(data, tokenizer) for _ in "ab"]), 1)
+    prompts, counts = ROLE_TEXTS["verifier"].prompts(policy, solutions)
+    assert max(map(len, prompts)) <= config.max_prompt and 0 <= counts["verifier/prompts_shortened"] <= M
+    context = types.SimpleNamespace(policies={"verifier": policy})
+    rollout = rollout_of([token_ids(data, tokenizer) for _ in "ab"])
+    verifications, _ = ROLE_TEXTS["verifier"].read(context, solutions, rollout, 1)
     generator_scores(solutions, [False] * M)
     verifier_scores(solutions, verifications)
 

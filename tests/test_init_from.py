@@ -7,13 +7,14 @@ from conftest import ROOT
 
 from tango_jax import ablate, sft
 from tango_jax.cli.command_line import load_config
+from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.run import train
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.manifest import MANIFEST
 from tango_jax.tracking.run_config import save_config
-from tango_jax.train import train
 from tango_jax.weights.workdir import start_source
 
 TINY = str(ROOT / "configs/tiny.py")
@@ -105,7 +106,7 @@ def test_a_step_that_cannot_be_read_is_no_start(source):
         check_init_from(starting_from(workdir))
     policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
     with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
-        sft.load_sft(policy, str(workdir))
+        stage_one.load_sft(policy, str(workdir))
 
 
 def test_a_flipped_byte_in_the_record_is_not_believed(source, caplog):
@@ -128,11 +129,11 @@ def test_parameters_that_are_not_finite_are_no_start(source):
         params = jax.tree.map(lambda leaf, value=value: np.full(leaf.shape, value, leaf.dtype), shapes)
         Checkpointer(workdir / "sft/generator/checkpoints", keep=1).save(step, {"params": params}, meta)
         if step == 6:
-            assert sft.load_sft(policy, str(workdir)).step == 6
+            assert stage_one.load_sft(policy, str(workdir)).step == 6
         else:
             problem = "unfinished, at step 5 of 6" if step == 5 else f"parameters of step {step} in .* not finite"
             with pytest.raises(ValueError, match=problem):
-                sft.load_sft(policy, str(workdir))
+                stage_one.load_sft(policy, str(workdir))
 
 
 @pytest.mark.parametrize("overrides, message", [

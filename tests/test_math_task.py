@@ -16,12 +16,12 @@ from tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.grading import close_pool, parse_solution, parse_verification
+from tango_jax.loop.run import train
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.train import train
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import open_source
 from tango_jax.weights.workdir import open_checkpoint

@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from tango_jax.runtime.atomic import write_json_atomic
+from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.tracking import metrics as metrics_lib
-from tango_jax.tracking.metrics import CompileCounter, MetricsWriter, PhaseTimer, read_metrics, write_json_atomic
+from tango_jax.tracking.metrics import MetricsWriter, read_metrics
 
 
 def test_rows_are_flat_json_with_plain_numbers(tmp_path):

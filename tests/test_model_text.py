@@ -18,8 +18,9 @@ from rich.console import Console as RichConsole
 from tango_jax import sample
 from tango_jax.evaluation.tables import table
 from tango_jax.grading import parse_verification
-from tango_jax.loop.read import make_solution
+from tango_jax.loop.rollouts import make_solution
 from tango_jax.records import Problem, Verification
+from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import (
     error_line,
@@ -29,7 +30,7 @@ from tango_jax.runtime.model_text import (
     markdown_fence,
     on_one_line,
 )
-from tango_jax.tracking.metrics import MetricsWriter, write_json_atomic
+from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.results import transcripts
 from tango_jax.tracking.rollout_dump import _line
 

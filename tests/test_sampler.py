@@ -19,9 +19,9 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.runtime.rng import step_key
+from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.sampling.logits import inverse_cdf, keep_mask_BV, sample_token
 from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler, sampling_params
-from tango_jax.tracking.metrics import CompileCounter, PhaseTimer
 
 MODEL = ModelConfig(
     vocab_size=70, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=24,

@@ -2,11 +2,8 @@
 
 import pytest
 
-from tango_jax.arms import ARMS
 from tango_jax.config import default_config
-from tango_jax.loop.turn import STEP_LABELS
-from tango_jax.rl.schedule import turn_at
-from tango_jax.train import ARM_SCHEDULES, generator_steps_after, is_evaluation_due, make_schedule
+from tango_jax.rl.schedule import generator_steps_after, is_evaluation_due, make_schedule, turn_at
 
 
 def make_config(arm, warmup_steps=2, generator_steps=5, n_g=2, n_v=1, every=2):
@@ -20,10 +17,6 @@ def make_config(arm, warmup_steps=2, generator_steps=5, n_g=2, n_v=1, every=2):
 def letters(schedule) -> str:
     """W warm-up, G generator, V verifier."""
     return "".join({"warmup": "W", "generator": "G", "verifier": "V"}[turn.phase] for turn in schedule.turns())
-
-
-def test_every_arm_has_a_schedule_and_a_source_of_labels():
-    assert set(ARM_SCHEDULES) == set(STEP_LABELS) == set(ARMS)
 
 
 # Generator steps made once each turn is over, and the turns after which both roles are evaluated (`eval.every` is 2:

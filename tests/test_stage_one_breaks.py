@@ -12,6 +12,7 @@ from conftest import ROOT
 
 from tango_jax import sft
 from tango_jax.cli.command_line import load_config
+from tango_jax.loop import stage_one
 from tango_jax.records import Problem, TrainState
 from tango_jax.rl.policy import Sft, make_policy
 from tango_jax.runtime import hosts
@@ -65,12 +66,12 @@ class Scripted:
 def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, preemption=NEVER, **settings):
     """Stage 1 of six steps, evaluated and saved after the third and the last."""
     script = Scripted(losses or {}, weights or {}, heldout or {})
-    monkeypatch.setattr(sft, "make_sft", script.make)
+    monkeypatch.setattr(stage_one, "make_sft", script.make)
     config = load_config(TINY)
     config.generator.sft.update(settings)
     policy = dataclasses.replace(policy, config=config.generator)
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
-    return sft.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption)
+    return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption)
 
 
 def saved(workdir) -> list[int]:
@@ -157,7 +158,7 @@ def test_a_huge_learning_rate_breaks_the_model(tmp_path):
         policy = make_policy("generator", config.generator, source, devices=jax.devices()[:1])
         task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
         with pytest.raises(FloatingPointError, match=r"^step \d of the generator's stage 1 .*lr=1e\+30"):
-            sft.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER)
+            stage_one.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER)
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
     assert saved(tmp_path) == []
@@ -168,7 +169,7 @@ def test_the_command_ends_with_one_line_whose_advice_works(tmp_path, monkeypatch
         return Scripted({5: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)
 
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
-    monkeypatch.setattr(sft, "make_sft", make_scripted)
+    monkeypatch.setattr(stage_one, "make_sft", make_scripted)
     command = [f"--config={TINY}", "--config.verifier.sft.steps=0"]
     with pytest.raises(SystemExit, match="^error: step 5 of the generator's stage 1 had a loss of nan.*[^\n]$") as end:
         sft.main([*command, "--config.generator.sft.optimizer.lr=1e30", f"--workdir={tmp_path / 'run'}"])
@@ -195,21 +196,21 @@ def test_an_example_that_would_lose_its_end_is_left_out(policies):
     policy = policies["verifier"]  # prompts of at most 64 tokens, rows of 64 + 48
     sizes = {"train": [1, 2, 7, 3], "heldout": [8, 8]}
     task = SimpleNamespace(sft_example=lambda role, split, index: example(sizes[split][index]))
-    whole = [sft.sft_sequence(policy, example(words))[2] for words in (1, 2, 3, 7, 8)]
+    whole = [stage_one.sft_sequence(policy, example(words))[2] for words in (1, 2, 3, 7, 8)]
     assert whole == [True, True, True, False, False]
-    pairs = sft.sft_pairs(policy, task, "train", 0, 4)
+    pairs = stage_one.sft_pairs(policy, task, "train", 0, 4)
     assert len(pairs) == 3 and all(len(prompt) <= 64 for prompt, _ in pairs)
     batch = sft.sft_batch(policy, task, "train", 0, 4)
     assert float(jnp.sum(batch.weight_NZRT)) == pytest.approx(1.0)
     assert sft.sft_batch(policy, task, "train", 2, 1).num_micro == 0  # nothing is left: no gradient, and no failure
     with pytest.raises(ValueError, match=r"none of the first 8 held-out examples .*verifier\.max_prompt=64"):
         task.sft_example = lambda role, split, index: example(8)
-        sft._heldout_batch(policy, task)
+        stage_one._heldout_batch(policy, task)
 
 
 def test_what_was_left_out_is_counted_over_restarts(policies, tmp_path, monkeypatch):
-    sft_pairs, stops, lines = sft.sft_pairs, iter([False] * 4 + [True] + [False] * 9), []
-    monkeypatch.setattr(sft, "sft_pairs", lambda *args: sft_pairs(*args)[args[2] == "train" :])
+    sft_pairs, stops, lines = stage_one.sft_pairs, iter([False] * 4 + [True] + [False] * 9), []
+    monkeypatch.setattr(stage_one, "sft_pairs", lambda *args: sft_pairs(*args)[args[2] == "train" :])
     monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
     preemption = SimpleNamespace(**vars(NEVER) | {"is_due": lambda: next(stops)})
     with pytest.raises(hosts.Preempted):

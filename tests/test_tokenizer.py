@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from tango_jax.loop.read import make_solution
+from tango_jax.loop.rollouts import make_solution
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
 from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character, train_sentencepiece

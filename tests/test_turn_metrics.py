@@ -7,17 +7,15 @@ import types
 import numpy as np
 import pytest
 
-from tango_jax import evaluate
 from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
-from tango_jax.loop import rollouts
-from tango_jax.loop import turn as cycle
-from tango_jax.records import Problem, Rollout, Solution
-from tango_jax.rl.schedule import Turn
+from tango_jax.loop import measure, rollouts
+from tango_jax.loop.run import sampled_per_second
+from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tracking.loggers import RunLog
-from tango_jax.tracking.metrics import PhaseTimer, read_metrics
-from tango_jax.train import sampled_per_second
+from tango_jax.tracking.metrics import read_metrics
 
 
 def solution(text="<step>a</step>") -> Solution:
@@ -49,13 +47,17 @@ def test_every_turn_of_a_run_has_what_its_verifications_were_like(tiny_run):
 def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
-    monkeypatch.setattr(rollouts, "verifier_prompts", lambda policy, solutions: ([[1]] * 4, 2))
-    monkeypatch.setattr(rollouts, "sample", lambda *args: rollout)
-    monkeypatch.setattr(rollouts, "read_verifications", lambda *args: [types.SimpleNamespace(is_aligned=False)] * 4)
-    config = default_config()
+    counts = {"verifier/prompts_shortened": 2, "verifier/shortened_rate": 0.5}
+    text = rollouts.RoleText(
+        prompts=lambda policy, solutions: ([[1]] * 4, counts), sample_phase="verify", read_phase="verify",
+        read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
+    )  # fmt: skip
+    monkeypatch.setitem(rollouts.ROLE_TEXTS, "verifier", text)
+    monkeypatch.setattr(rollouts, "_sample", lambda *args: rollout)
     states = {"verifier": types.SimpleNamespace(params=None)}
-    loop = rollouts.Loop(config, None, None, types.SimpleNamespace(role="verifier", tokenizer=None), {}, PhaseTimer())
-    *_, metrics = cycle.judge(loop, states, [solution()] * 4, Turn(3, "generator", "generator", 1))
+    policy = types.SimpleNamespace(role="verifier", tokenizer=None)
+    context = rollouts.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer())
+    metrics = rollouts.respond(context, states, "verifier", [solution()] * 4, 1, None).metrics
     assert metrics == {
         "verifier/length_mean": 5.0, "verifier/length_max": 8, "verifier/truncation_rate": 0.25,
         "verifier/tokens_sampled": 20, "verifier/decode_waste": 1 - 20 / 32, "verifier/prompts_shortened": 2,
@@ -64,14 +66,20 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
 
 
 FAILED = {"grader/errors": 2, "grader/timeouts": 1, "grader/overlong": 0}
+CUT = {"verifier/truncation_rate": 0.0, "verifier/shortened_rate": 0.0}
 
 
 def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_path):
     rollout = Rollout((np.arange(4),), (), np.array([False]), 4, 4)
-    monkeypatch.setattr(evaluate, "solve", lambda *args, **kwargs: ([solution()], rollout, FAILED))
+    verification = Verification("", (True,), "CORRECT", 1.0, True, ("",))
+    parts = {"generator": (solution(), FAILED), "verifier": (verification, CUT)}
+
+    def respond(context, states, role, parents, group_size, key_data, is_greedy):
+        return Responses(role, parents, [[1]], group_size, rollout, [parts[role][0]], parts[role][1])
+
+    monkeypatch.setattr(measure, "respond", respond)
     task = types.SimpleNamespace(num_test=1, test_problem=lambda index: None)
-    loop = types.SimpleNamespace(config=default_config(), task=task)
-    metrics, _ = evaluate.evaluate_generator(loop, {}, None)
+    metrics = measure.evaluate(types.SimpleNamespace(config=default_config(), task=task), {}, []).metrics
     assert {name: metrics[name] for name in metrics if name.startswith("grader/")} == {
         "grader/eval_errors": 2, "grader/eval_timeouts": 1, "grader/eval_overlong": 0,
     }  # fmt: skip
@@ -86,12 +94,12 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
 
 def test_a_fixed_pool_says_what_the_grader_could_not_judge(monkeypatch, caplog):
     report = GradeReport(correct=(True, False), errors=0, timeouts=1, overlong=0)
-    monkeypatch.setattr(evaluate, "grade_many", lambda texts, golds, kind: report)
+    monkeypatch.setattr(measure, "grade_many", lambda texts, golds, kind: report)
     task = types.SimpleNamespace(
         pool_solution=lambda index: (Problem("p", "q", "1"), solution().text), grade_kind="math", min_steps=1,
         gold_steps=None,
     )  # fmt: skip
     with caplog.at_level(logging.WARNING):
-        pool = evaluate.fixed_pool(task, 2)
+        pool = measure.fixed_pool(task, 2)
     assert [item.is_correct for item in pool] == [True, False]
     assert "1 of the 2 solutions of the fixed pool count as wrong" in caplog.text

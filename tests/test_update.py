@@ -11,20 +11,21 @@ import optax
 import pytest
 
 from tango_jax.config import default_config, optimizer_config
-from tango_jax.loop.turn import action_mask, over_updates, update_policy
+from tango_jax.loop.rollouts import RunContext
+from tango_jax.loop.turn import action_mask, update_policy
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.records import Rollout
+from tango_jax.records import Responses, Rollout
 from tango_jax.rl.losses import token_weights_BT
 from tango_jax.rl.optimizer import learning_rate, make_optimizer
-from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack
-from tango_jax.rl.policy import make_policy, pack_shape
+from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack, pack_shape
+from tango_jax.rl.policy import make_policy
 from tango_jax.rl.score import make_score, micro_batch, token_logps
-from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update
+from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update, over_updates
+from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking import alarms
-from tango_jax.tracking.metrics import PhaseTimer
 from tango_jax.weights.source import Source
 
 MODEL = ModelConfig(
@@ -424,11 +425,12 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data)
         row_steps=48,
     )
     state = types.SimpleNamespace(params=PARAMS)
-    loop = types.SimpleNamespace(timer=PhaseTimer(), references={"generator": reference})
     policy = dataclasses.replace(policy, update=record)
+    context = RunContext(None, None, {"generator": policy}, {"generator": reference}, PhaseTimer())
     is_action_BT = action_mask(policy, rollout)
     assert is_action_BT.sum(axis=1).tolist() == [4, 2, 0, 1, 3, 5, 4, 2]
-    _, metrics = update_policy(loop, policy, state, prompts, rollout, data["adv"][order], is_action_BT)
+    learner = Responses("generator", (), prompts, 2, rollout, [], {})
+    _, metrics = update_policy(context, state, learner, data["adv"][order], is_action_BT)
 
     # Two minibatches of 14 and 7 tokens, twice: every token counts alike.
     assert metrics == pytest.approx({

@@ -14,6 +14,7 @@ from conftest import ROOT
 from tango_jax import ablate, sft, train
 from tango_jax.cli.command_line import load_config
 from tango_jax.evaluation import settings as evaluation_settings
+from tango_jax.loop import run
 from tango_jax.runtime.checkpoint import Restored
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE, hold
@@ -66,7 +67,7 @@ def busy(workdir, config):
 @pytest.mark.parametrize("module, name", [(train, "train"), (sft, "sft"), (ablate, "ablate")])
 def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module, name, monkeypatch, capsys):
     monkeypatch.setattr("tango_jax.runtime.lock.SETTLE_S", 0.1)  # the other one never writes its name
-    monkeypatch.setattr(module.runtime, "configure", lambda config: None)
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     before = contents(busy)
     with pytest.raises(SystemExit) as stopped:
         module.main([f"--config={ROOT / 'configs/tiny.py'}", f"--workdir={busy}"])
@@ -81,15 +82,15 @@ def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module
 def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch, tmp_path):
     wrong = config.copy_and_resolve_references()
     wrong.generator.init_from = str(tmp_path / "nowhere")
-    assert "there is no stage-1 checkpoint" in refused(train.train, wrong, workdir, SILENT)
+    assert "there is no stage-1 checkpoint" in refused(run.train, wrong, workdir, SILENT)
     assert not (workdir / "config.json").exists() and not (workdir / LOCK_FILE).exists()
 
     def no_data(config, tokenizers):
         raise ValueError("task.train cannot be read")
 
-    monkeypatch.setattr(train, "make_task", no_data)
+    monkeypatch.setattr(run, "make_task", no_data)
     monkeypatch.setattr(ablate, "make_task", no_data)
-    for call in (train.train, ablate.ablate):
+    for call in (run.train, ablate.ablate):
         assert refused(call, config, workdir, SILENT) == "task.train cannot be read"
     assert not (workdir / "config.json").exists()
 
@@ -120,12 +121,12 @@ def test_a_finished_run_needs_no_lock_and_is_not_written_to(workdir, config):
     other = config.copy_and_resolve_references()
     other.alarms.kl = 7.0
     with hold(workdir, SILENT):  # by another process, say
-        assert train.train(other, workdir, SILENT) == summary
+        assert run.train(other, workdir, SILENT) == summary
     other.rl.gamma = 0.25
-    assert "other settings (rl.gamma: 0.8 -> 0.25)" in refused(train.train, other, workdir, SILENT)
+    assert "other settings (rl.gamma: 0.8 -> 0.25)" in refused(run.train, other, workdir, SILENT)
     assert contents(workdir) == before
     (workdir / "config.json").unlink()
-    assert "config.json is missing" in refused(train.train, config, workdir, SILENT)
+    assert "config.json is missing" in refused(run.train, config, workdir, SILENT)
 
 
 # ------------------------------------------------------------------------------------------ metrics and checkpoints
@@ -166,19 +167,19 @@ def test_metrics_tell_of_checkpoints_that_are_gone(workdir):
 
 def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, monkeypatch):
     """And one whose checkpoints have lost their manifests: neither starts afresh."""
-    policies = train.make_policies(config)
+    policies = run.make_policies(config)
     states = {role: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy.abstract_state())
               for role, policy in policies.items()}
     for step in (2, 4):
-        train.Checkpointer(workdir / "checkpoints").save(step, states, {"metrics_bytes": 100, "turn": step})
+        run.Checkpointer(workdir / "checkpoints").save(step, states, {"metrics_bytes": 100, "turn": step})
     keep_config(config, workdir / "config.json")
-    monkeypatch.setattr(train, "run_stage_one", None)
-    text = refused(train.train, config, workdir, SILENT, policies)
+    monkeypatch.setattr(run, "run_stage_one", None)
+    text = refused(run.train, config, workdir, SILENT, policies)
     assert text.startswith(f"{workdir / 'metrics.jsonl'} is missing, but the checkpoint was saved when it had 100")
     for step in ("2", "4"):
         os.unlink(workdir / "checkpoints" / step / "manifest.sha256")
     before = contents(workdir)
-    assert "every checkpoint in" in refused(train.train, config, workdir, SILENT, policies)
+    assert "every checkpoint in" in refused(run.train, config, workdir, SILENT, policies)
     assert contents(workdir) == before
 
 

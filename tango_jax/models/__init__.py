@@ -1,1 +1,1 @@
-"""The decoder, its attention and cache, and the presets of published architectures."""
+"""The forward pass: token ids and parameters in; hidden states, logits and a key/value cache out."""

@@ -1,1 +1,1 @@
-"""What a run needs of a machine, found without the machine: see `python -m tango_jax.plan --help`."""
+"""The parts of `tango_jax.plan`: a configuration and a target machine in; memory, traffic and predicted times out."""

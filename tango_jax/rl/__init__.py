@@ -1,1 +1,1 @@
-"""Rewards, advantages, losses and schedules of the reinforcement-learning stage."""
+"""Equations and the jitted update: the records of a turn in; rewards, advantages and a new train state out."""

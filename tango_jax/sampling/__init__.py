@@ -1,1 +1,1 @@
-"""From prompts to sampled token ids with their log-probabilities."""
+"""Sampling: prompts as token ids in; sampled token ids with their log-probabilities out."""

@@ -1,1 +1,1 @@
-"""Room."""
+"""What is learned: settings in; problems by index, gold step labels and text to imitate out."""

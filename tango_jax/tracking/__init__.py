@@ -1,1 +1,1 @@
-"""Room."""
+"""What a run leaves behind and shows: metrics of each turn in; files, figures, alarms and logs out."""

@@ -27,9 +27,9 @@ from torture.runs import ROOT, SMALL, difference, environment, shapes_of
 from tango_jax.cli import session as runtime
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
+from tango_jax.loop.run import train
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import termination
-from tango_jax.train import train
 
 ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 KINDS = ("errno", "file_size", "full", "workdir_removed", "metrics_removed", "terminated", "compile_cache")

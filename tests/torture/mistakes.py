@@ -24,7 +24,7 @@ from torture.outcome import Outcome
 
 from tango_jax.cli.ranges import numbers_of
 from tango_jax.config import default_config, flatten
-from tango_jax.tracking.metrics import CompileCounter
+from tango_jax.runtime.timers import CompileCounter
 
 # What an error line tells to do begins with one of these, or is a limit that says it already.
 HINTS = ("must", "choose", "give", "name", "raise", "lower", "use ", "write", "set ", "take", "try", "did you mean",
