@@ -85,7 +85,9 @@ def role_config() -> ConfigDict:
             # Workdir of a run whose stage-1 checkpoint to start from, finished and within its gate; empty: run stage 1
             # here.
             "init_from": "",
-            "template": "math",  # prompts/templates.py, or a path to a text file
+            # A reward function of your own, FILE.py:name or package.module:name (rl/credit.py); empty: the usual one.
+            "reward": "",
+            "template": "math",  # text/templates.py, or a path to a text file
             "max_prompt": 2048,  # tokens
             "max_response": 2048,  # tokens
             "prompt_buckets": (),  # lengths that prompts are padded to; max_prompt is always the last
@@ -136,7 +138,9 @@ def task_config() -> ConfigDict:
     """What is learned: the synthetic task, or problems from files."""
     return ConfigDict(
         {
-            "name": "last_letter",  # last_letter (synthetic), or math (problems from files)
+            # last_letter (synthetic), math (problems from files), or a function of yours that makes a Task (tasks/task.py)
+            # of the config: FILE.py:name or package.module:name.
+            "name": "last_letter",
             "data_seed": 0,  # SFT text, test problems and the fixed pool; RL problems also depend on `seed`
             "min_steps": 2,  # fewer step blocks cost format score; 3 for math
             # math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in data/problem_sets.py

@@ -15,8 +15,7 @@ from tango_jax.config import default_config
 from tango_jax.loop.rollouts import ROLE_TEXTS, make_solution
 from tango_jax.records import Problem, Rollout, Signal
 from tango_jax.rl.schedule import Turn
-from tango_jax.tasks.last_letter import gold_steps
-from tango_jax.tasks.last_letter_tokenizer import last_letter_model
+from tango_jax.tasks.last_letter import gold_steps, tokenizer_model
 from tango_jax.tasks.prompt_lengths import make_num_tokens
 from tango_jax.text.hf_tokenizer import make_tokenizer
 from tango_jax.text.templates import MANY_STEPS, TEMPLATES, verifier_prompt
@@ -49,7 +48,7 @@ def hf_tokenizer() -> Tokenizer:
 
 TOKENIZERS = {
     "letters": LETTERS,
-    "sentencepiece": load_sentencepiece(last_letter_model(default_config().task)),
+    "sentencepiece": load_sentencepiece(tokenizer_model(default_config().task)),
     "byte level": hf_tokenizer(),
 }
 

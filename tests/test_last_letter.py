@@ -12,10 +12,10 @@ from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
-from tango_jax.tasks.last_letter import LastLetterConfig
-from tango_jax.tasks.last_letter_tokenizer import last_letter_model
+from tango_jax.tasks.last_letter import LastLetterConfig, tokenizer_model
 from tango_jax.tasks.registry import make_task
-from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, train_sentencepiece
+from tango_jax.text.character_tokenizer import train_sentencepiece
+from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece
 
 CONFIG = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
 HARD = set("bdfhjlnpr")
@@ -277,7 +277,7 @@ def test_no_text_of_a_split_is_longer_than_the_bound():
 def test_prompts_of_another_template_are_counted(tmp_path):
     """A template of one's own makes longer prompts than the material alone, which is what validation counts."""
     config = load_config(str(ROOT / "configs/tiny.py"))
-    tokenizers = {role: load_sentencepiece(last_letter_model(config.task)) for role in ("generator", "verifier")}
+    tokenizers = {role: load_sentencepiece(tokenizer_model(config.task)) for role in ("generator", "verifier")}
     make_task(config, tokenizers)
     template = tmp_path / "template.txt"
     template.write_text("{problem}\n" * 9)

@@ -11,7 +11,8 @@ from tiny_checkpoints import MODEL, save_run, tiny_params, write_tiny_folder, wr
 
 from tango_jax.config import default_config
 from tango_jax.rl.policy import make_policies
-from tango_jax.tasks.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
+from tango_jax.tasks.last_letter import tokenizer_model
+from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.hf_tokenizer import load_hf_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
 from tango_jax.tracking.run_config import save_config
@@ -112,9 +113,9 @@ def test_what_is_no_checkpoint_is_named(name, message):
 
 
 def test_the_tokenizer_of_models_from_scratch_in_hugging_faces_format(tmp_path):
-    model = last_letter_model(default_config().task)
+    model = tokenizer_model(default_config().task)
     own = load_sentencepiece(model)
-    write_last_letter_tokenizer(model, tmp_path)
+    write_character_tokenizer(model, tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(own.stop_ids)}))
     written = load_hf_tokenizer(tmp_path, own.vocab_size)
     rng, pieces = np.random.default_rng(0), ["<step>", "#1", "#8", " ends in ", " ", "\n", "abc", "CORRECT", "7}"]

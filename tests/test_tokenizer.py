@@ -11,7 +11,8 @@ import sentencepiece
 from tango_jax.loop.rollouts import make_solution
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
-from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character, train_sentencepiece
+from tango_jax.text.character_tokenizer import train_sentencepiece
+from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character
 
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 GEQ = "\N{GREATER-THAN OR EQUAL TO}"  # e2 89 a5

@@ -12,7 +12,7 @@ import numpy as np
 from tango_jax.arms import ARMS, Call
 from tango_jax.loop.rollouts import RunContext, respond
 from tango_jax.records import Batch, Counters, Responses, Rollout, States, TrainState, TurnResult
-from tango_jax.rl.credit import CREDITS, REWARDS
+from tango_jax.rl.credit import CREDITS, reward_fn
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn
@@ -40,7 +40,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
         parents = answers[call.role].records
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
-    reward = REWARDS[plan.reward](answers, config.rl)
+    reward = reward_fn(config, role, plan.reward)(answers, config.rl)
     credit = CREDITS[plan.credit](config, turn, answers, reward.reward_B, is_action_BT, counters)
     state, update_metrics = update_policy(context, states[role], learner, credit.signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from tango_jax.records import Counters, Responses, Signal
 from tango_jax.rl import advantages, rewards
 from tango_jax.rl.schedule import Turn, alpha_at
+from tango_jax.runtime.user_code import load_function
 
 Answers = Mapping[str, Responses]  # role -> what it responded in this turn
 
@@ -89,6 +90,32 @@ def class_balanced_credit(config, turn, answers: Answers, reward_B, is_action_BT
         "verifier/label_count_correct": label_counts[1],
     }
     return Credit(signal, dataclasses.replace(counters, label_counts=tuple(map(float, label_counts))), metrics)
+
+
+def reward_fn(config: ConfigDict, role: str, name: str) -> Callable[[Answers, ConfigDict], Rewards]:
+    """The reward function REWARDS[name], or the one that `config.<role>.reward` names in its place.
+
+    A user's function takes the same arguments and returns one finite number a response, [B]. The parts of the usual
+    reward are still logged beside it.
+
+    Raises:
+        ValueError: there is no such function; and, from the function that is returned, another shape or other values.
+    """
+    key, own_name = f"{role}.reward", config[role].reward
+    if not own_name:
+        return REWARDS[name]
+    own_fn = load_function(key, own_name)
+
+    def own_reward(answers: Answers, rl: ConfigDict) -> Rewards:
+        usual = REWARDS[name](answers, rl)
+        reward_B = np.asarray(own_fn(answers, rl), np.float32)
+        if reward_B.shape != usual.reward_B.shape or not np.isfinite(reward_B).all():
+            raise ValueError(f"{key}={own_name} returned {reward_B.shape} numbers, {np.isfinite(reward_B).sum()} of "
+                             f"them finite; it must return one finite number for each of {usual.reward_B.size} "
+                             "responses")
+        return Rewards(reward_B, usual.metrics | {f"{role}/reward/own": reward_B.mean()})
+
+    return own_reward
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}

@@ -12,8 +12,10 @@ import re
 import string
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
+from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 
 SPLITS = {
     "rl": 1,
@@ -43,10 +45,14 @@ class LastLetterConfig:
 
 def symbols(max_words: int) -> list[str]:
     """User-defined symbols of the task's tokenizer."""
-    tags = ["think", "step", "answer", "step_verification", "final_verification"]
-    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
     numbers = [f"#{k}" for k in range(1, max_words + 1)]
-    return [*marks, *numbers, "\\boxed{", "INCORRECT", "CORRECT", " ends in ", " reads ", ", says "]
+    # Their order fixes the token ids, and with them every seed's run.
+    return [*CONTRACT_SYMBOLS[:-3], *numbers, *CONTRACT_SYMBOLS[-3:], " ends in ", " reads ", ", says "]
+
+
+def tokenizer_model(task: ConfigDict) -> bytes:
+    """A SentencePiece model with the letters, and the symbols that problems of the config's sizes need."""
+    return train_sentencepiece(ALPHABET, symbols(max(task.sft_words[1], task.rl_words[1], task.test_words[1])))
 
 
 ALPHABET = string.ascii_lowercase + string.digits + "}\n "

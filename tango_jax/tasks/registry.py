@@ -1,30 +1,70 @@
-"""The tasks by name. Stage of the loop: once, at the start of a run."""
+"""The tasks by name, and a user's own. Stage of the loop: once, at the start of a run."""
 
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
+from tango_jax.runtime.user_code import is_user_code, load_function
 from tango_jax.tasks import last_letter
 from tango_jax.tasks.math_task import make_math
 from tango_jax.tasks.prompt_lengths import make_num_tokens
 from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.tokenizer import Tokenizer
 
 TASKS = ("last_letter", "math")
 ROLES = ("generator", "verifier")
+LOOKED_AT = 64  # problems of a user's own task whose prompts are counted at the start
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     """The task named by `config.task`; `tokenizers`: each role's, by which lengths are measured.
 
     Raises:
-        ValueError: files that cannot be read, or limits that leave too few problems.
+        ValueError: files that cannot be read, limits that leave too few problems, or a task without what the settings
+            ask for.
     """
+    task = _make(config, tokenizers)
+    for role in ROLES:
+        if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
+            raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
+                             f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
+    return task
+
+
+def tokenizer_model(config: ConfigDict) -> bytes:
+    """The SentencePiece model of a role that starts without a checkpoint: made for last_letter, or else of printable
+    characters."""
+    return last_letter.tokenizer_model(config.task) if config.task.name == "last_letter" else printable_model()
+
+
+def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     if config.task.name == "math":
         return make_math(config, tokenizers)
+    if is_user_code(config.task.name):
+        return _make_own(config, tokenizers)
     is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
     if tokenizers and not is_counted:  # validation counted the tokens of the template and tokenizer made for this task
         _check_last_letter_prompts(config, tokenizers)
     return _make_last_letter(config)
+
+
+def _make_own(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+    """The result of a user's function of the configuration; the prompts of its first problems must fit."""
+    name = config.task.name
+    task = load_function("task.name", name)(config)
+    if not isinstance(task, Task):
+        raise ValueError(f"task.name={name}: the function returned {type(task).__name__}, and not a Task of "
+                         "tango_jax.tasks.task")
+    num_tokens_fn, limit = make_num_tokens(config, tokenizers), config.generator.max_prompt
+    num_test = LOOKED_AT if task.num_test is None else min(task.num_test, LOOKED_AT)
+    problems = [task.train_problem(index) for index in range(LOOKED_AT)]
+    problems += [task.test_problem(index) for index in range(num_test)]
+    longest = max(map(num_tokens_fn, problems))
+    if longest > limit:
+        raise ValueError(f"task.name={name} makes prompts of {longest} tokens, or as much over verifier.max_prompt="
+                         f"{config.verifier.max_prompt} as that is over generator.max_prompt={limit}: raise the limits "
+                         "or shorten the problems")
+    return task
 
 
 def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:

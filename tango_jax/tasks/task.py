@@ -19,13 +19,16 @@ class Task(NamedTuple):
     """Everything that depends on the task. Functions of an index are pure, so a data cursor is one integer."""
 
     name: str
-    grade_kind: str  # tango_jax.grading.grade's `kind`
-    min_steps: int
-    train_problem: Callable[[int], Problem]
+    grade_kind: str  # tango_jax.grading.grade's `kind`: math, string, python or choice
+    min_steps: int  # a solution with fewer step blocks loses format score
+    train_problem: Callable[[int], Problem]  # number of problems seen since the start of training -> the next one
     test_problem: Callable[[int], Problem]
-    num_test: int | None  # test problems there are; None: as many as one asks for
-    pool_solution: Callable[[int], tuple[Problem, str]] | None  # fixed solutions that the verifier is measured on
-    gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None  # None: no labels for this one
-    sft_example: Callable[[str, str, int], SftExample]  # (role, "train" or "heldout", index)
-    sft_roles: tuple[str, ...]  # roles that there are examples for
+    num_test: int | None = None  # test problems there are; None: as many as one asks for
+    # Fixed solutions that the verifier is measured on; None: there are none.
+    pool_solution: Callable[[int], tuple[Problem, str]] | None = None
+    # (problem, steps) -> a label for each step, or None where it has none; None: the task has no step labels.
+    gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None = None
+    # (role, "train" or "heldout", index) -> text to imitate in stage 1
+    sft_example: Callable[[str, str, int], SftExample] | None = None
+    sft_roles: tuple[str, ...] = ()  # roles that there are examples for
     notes: tuple[str, ...] = ()  # what to tell at start: how many problems, how many left out

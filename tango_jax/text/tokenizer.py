@@ -7,7 +7,6 @@ second of them.
 
 import codecs
 import dataclasses
-import io
 import re
 from collections.abc import Callable, Sequence
 
@@ -70,32 +69,6 @@ def token_of_character(ends: Sequence[int], character: int) -> int:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if ends[middle] <= character else (low, middle)
     return low if low < len(ends) else -1
-
-
-def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
-    """A character-level SentencePiece model: one piece per letter of `alphabet`, one per symbol. Returns its bytes.
-
-    Symbols may contain blanks; they are matched longest first, before anything else.
-    """
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([alphabet] * 2),
-        model_writer=model,
-        model_type="char",
-        character_coverage=1.0,
-        vocab_size=len(set(alphabet) | {" "}) + len(symbols) + 3,
-        hard_vocab_limit=False,
-        user_defined_symbols=[symbol.replace(" ", "\u2581") for symbol in symbols],
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        pad_id=-1,
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
-        minloglevel=2,
-    )
-    return model.getvalue()
 
 
 def load_sentencepiece(model: bytes) -> Tokenizer:

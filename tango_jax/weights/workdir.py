@@ -16,7 +16,8 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.finite import check_loaded
 from tango_jax.runtime.manifest import complete_steps
-from tango_jax.tasks.last_letter_tokenizer import last_letter_model, write_last_letter_tokenizer
+from tango_jax.tasks.registry import tokenizer_model
+from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import NUMERICS, Source, generation_of, kind_of, open_source
@@ -70,14 +71,14 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
         return open_checkpoint(
             role_config.checkpoint, role, role_config.use_chat if use_chat is None else use_chat, **numerics
         )
-    model = last_letter_model(config.task)
+    model = tokenizer_model(config)
     tokenizer = load_sentencepiece(model)
     return Source(
         name="",
         model_config=ModelConfig(vocab_size=tokenizer.vocab_size, **role_config.model),
         tokenizer=tokenizer,
         load_params=None,
-        write_tokenizer=lambda folder: write_last_letter_tokenizer(model, folder),
+        write_tokenizer=lambda folder: write_character_tokenizer(model, folder),
         generation=generation_of(tokenizer),
     )
 
