@@ -138,8 +138,8 @@ def task_config() -> ConfigDict:
     """What is learned: the synthetic task, or problems from files."""
     return ConfigDict(
         {
-            # last_letter (synthetic), math (problems from files), or a function of yours that makes a Task (tasks/task.py)
-            # of the config: FILE.py:name or package.module:name.
+            # last_letter (synthetic), math (problems from files), or a function of your own from the config to a Task
+            # (tasks/task.py): FILE.py:name or package.module:name.
             "name": "last_letter",
             "data_seed": 0,  # SFT text, test problems and the fixed pool; RL problems also depend on `seed`
             "min_steps": 2,  # fewer step blocks cost format score; 3 for math
