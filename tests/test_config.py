@@ -15,7 +15,7 @@ from tango_jax.cli import task_validation, validation
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
-from tango_jax.tracking.run_config import ANY_PLACE, check_config, keep_config, save_config
+from tango_jax.tracking.run_config import ANY_PLACE, check_config, check_same_settings, keep_config, save_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
@@ -396,13 +396,18 @@ def test_a_run_may_go_on_with_other_loggers_and_alarms(small, tmp_path):
     assert json.loads(path.read_text())["alarms.kl"] == 1.0
 
 
-def test_a_setting_that_one_version_lacks_is_a_difference(small, tmp_path):
+def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_path):
     path = tmp_path / "config.json"
-    config = load_config(small)
-    save_config(config, path)
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "arm"}))
-    with pytest.raises(ValueError, match="arm: None -> tango"):
-        save_config(config, path)
+    save_config(load_config(small), path)
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "generator.reward"}))
+    check_config(load_config(small), path)
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "rl.gamma"}))
+    with pytest.raises(ValueError, match=r"rl\.gamma: 0\.8 -> 0\.5"):
+        check_same_settings(load_config(small, ["rl.gamma=0.5"]), path)
+    path.write_text(json.dumps(saved | {"rl.delta": 1}))
+    with pytest.raises(ValueError, match=r"rl\.delta: 1 -> None"):
+        check_same_settings(load_config(small), path)
 
 
 def test_the_file_is_written_only_if_something_changed_and_never_by_a_check(small, tmp_path):

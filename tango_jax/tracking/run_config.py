@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import flatten
+from tango_jax.config import default_config, flatten
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.manifest import complete_steps
@@ -88,7 +88,9 @@ def check_same_settings(
 ) -> None:
     """See `check_config`; also raises ValueError where there is no such file, and runs in this process alone."""
     try:
-        old, new = json.loads(path.read_text()), json.loads(_as_json(config))
+        # Keys that the version which began the run did not have yet: their defaults are what it did.
+        old = json.loads(_as_json(default_config())) | json.loads(path.read_text())
+        new = json.loads(_as_json(config))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
     moved = [key for key in may_move if old.get(key) and new.get(key)]
