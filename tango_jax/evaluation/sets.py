@@ -70,9 +70,12 @@ class JudgeSet(NamedTuple):
         return [self.claims[start : start + size] for start in range(0, len(self.claims), size)]
 
 
+EvalSet = SolveSet | JudgeSet
+
+
 def open_sets(
     names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int
-) -> list[SolveSet | JudgeSet]:
+) -> list[EvalSet]:
     """Every set that is asked for, in order.
 
     Args:
@@ -83,7 +86,7 @@ def open_sets(
     Raises:
         ValueError: an unknown name, rows that cannot be read, or a set that needs a checkpoint which is not given.
     """
-    opened: dict[str, SolveSet | JudgeSet] = {}
+    opened: dict[str, EvalSet] = {}
     for name, source in _resolve(names):
         if name in opened:
             raise ValueError(f"--sets names {name} twice: take one of them out")

@@ -36,7 +36,7 @@ class SolvedRow:
     num_steps: int
     is_truncated: bool
     num_tokens: int
-    is_too_long: bool  # the prompt was over the limit and nothing was written: wrong
+    is_too_long: bool  # the prompt was over the limit and nothing was sampled: wrong
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
 
 
@@ -90,7 +90,7 @@ def _tuples(fields: dict) -> dict:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-def finish(
+def complete_shards(
     title: str,
     shards: Sequence[Shard],
     read_fn: Callable[[Shard], list | None],
@@ -103,7 +103,7 @@ def finish(
 
     Args:
         read_fn: a shard's rows from its file, or None.
-        open_fn: makes what `work_fn` needs: a speaker with its weights.
+        open_fn: makes what `work_fn` needs: a sampler with its weights.
         work_fn: does a shard.
         shown_fn: a few numbers of a shard for the progress bar.
     """
