@@ -192,7 +192,7 @@ def pack(
     shards = assign_micro_batches(sequences, shape, max_sequences, max_prompts, num_shards)
     longest = max((len(sequence.prompt) for sequence in sequences), default=1)
     # Of all processes: they run one program.
-    longest, num_micro = hosts.agree_max(longest, max(map(len, shards)))
+    longest, num_micro = hosts.max_over_processes(longest, max(map(len, shards)))
     batch = empty_batch(batch_shape(shape, max_sequences, max_prompts, num_shards, longest)).replace(
         num_micro=np.int32(num_micro)
     )
