@@ -19,8 +19,8 @@ from tango_jax.planning.planner import Options, comparison, make_plan
 from tango_jax.planning.programs import compile_one, plan_source
 from tango_jax.planning.report import as_json, show
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_target
-from tango_jax.planning.times import Clock
-from tango_jax.planning.workload import Segment, segments_of, spread
+from tango_jax.planning.times import TimeModel
+from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
@@ -195,30 +195,30 @@ def test_a_folder_with_a_config_json_is_enough(tmp_path):
 
 
 def test_lengths_are_spread_around_their_mean():
-    assert spread(5, 100, 0.5).tolist() == [100, 75, 50, 25, 1]
-    assert spread(3, 100, 0.25).tolist() == [50, 25, 1]
-    assert spread(3, 100, 0.75).tolist() == [100, 75, 50]
+    assert evenly_spaced_lengths(5, 100, 0.5).tolist() == [100, 75, 50, 25, 1]
+    assert evenly_spaced_lengths(3, 100, 0.25).tolist() == [50, 25, 1]
+    assert evenly_spaced_lengths(3, 100, 0.75).tolist() == [100, 75, 50]
 
 
 def test_segments_of_a_decode_batch():
     # Six rows in eight places: at once no more than 8 > alive = 6 > 4. At step 3 four are left, in a batch of four; its
     # cache of 4 is full at step 4 and grows to 10; the last row ends at step 9.
     lengths = np.array([9, 9, 5, 5, 3, 2])
-    assert list(segments_of(lengths, 8, SamplerConfig((1,), (4, 10), (4, 8)))) == [
-        Segment(8, 4, 2), Segment(4, 4, 1), Segment(4, 10, 5)
+    assert list(decode_segments(lengths, 8, SamplerConfig((1,), (4, 10), (4, 8)))) == [
+        DecodeSegment(8, 4, 2), DecodeSegment(4, 4, 1), DecodeSegment(4, 10, 5)
     ]  # fmt: skip
     # Prefill has made the only token.
-    assert list(segments_of(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
+    assert list(decode_segments(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
 
 
 def test_bandwidth_of_a_group():
-    clock = Clock(A100)
-    assert clock.bandwidth((0, 1, 2, 3, 4, 5, 6, 7)) == 300e9
-    assert clock.bandwidth((0, 8, 16, 24)) == 25e9  # one device of each host, one network card each
-    assert clock.bandwidth(tuple(range(32))) == 200e9  # eight cards of a host
+    times = TimeModel(A100)
+    assert times.bandwidth((0, 1, 2, 3, 4, 5, 6, 7)) == 300e9
+    assert times.bandwidth((0, 8, 16, 24)) == 25e9  # one device of each host, one network card each
+    assert times.bandwidth(tuple(range(32))) == 200e9  # eight cards of a host
     gather = Collective("all-gather", size=8 * 10**9, members=tuple(range(8)), times=3, in_pass=True)
-    assert clock.sending(gather) == pytest.approx(3 * 7e9 / (0.8 * 300e9))
+    assert times.transfer_seconds(gather) == pytest.approx(3 * 7e9 / (0.8 * 300e9))
     # Half of 312 TFLOP/s for bfloat16, half of 156 for float32 as it is, half of 19.5 for a head in full float32.
-    assert clock.products(Flops(156e12, 9.75e12), "bfloat16", "float32") == pytest.approx(2.0)
-    assert clock.products(Flops(78e12, 156e12), "float32", "bfloat16") == pytest.approx(2.0)
-    assert clock.reading(2.04e12) == pytest.approx(1 / 0.7)
+    assert times.matmul_seconds(Flops(156e12, 9.75e12), "bfloat16", "float32") == pytest.approx(2.0)
+    assert times.matmul_seconds(Flops(78e12, 156e12), "float32", "bfloat16") == pytest.approx(2.0)
+    assert times.read_seconds(2.04e12) == pytest.approx(1 / 0.7)

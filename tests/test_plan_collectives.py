@@ -10,7 +10,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import collectives, wire_bytes_by_kind
-from tango_jax.planning.needs import Tokens, update_collectives
+from tango_jax.planning.needs import MicroBatchShape, update_collectives
 from tango_jax.planning.programs import abstract_batch, blank_tokenizer, compile_one, lowered_functions, make_job
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
 from tango_jax.rl.policy import make_policy
@@ -49,7 +49,7 @@ def test_an_update_sends_what_it_must(case):
     batch = abstract_batch(policy, rl, processes=1)
     compiled = policy.update.lower(policy.abstract_state(), batch).compile(QUICK)
     found = wire_bytes_by_kind(collectives(compiled.as_text(), 8), passes=1)
-    need = update_collectives(model, policy.placement.train, Tokens(2, 64, 1, 32), 48)
+    need = update_collectives(model, policy.placement.train, MicroBatchShape(2, 64, 1, 32), 48)
     print(axes, {kind: f"{need.get(kind, 0):.0f} needed, {found.get(kind, 0):.0f} found" for kind in need | found})
     assert set(found) <= set(need)
     for kind, size in found.items():
@@ -66,13 +66,13 @@ def test_bytes_by_hand():
         compute_dtype="bfloat16",
     )  # fmt: skip
     mesh = small_policy(dataclasses.replace(MODEL, width=4 * 32), 2, 2, 2).placement.train
-    need = update_collectives(model, mesh, Tokens(rows=1, row_length=10), chunk=4)
+    need = update_collectives(model, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
     # Over fsdp a device lacks half. Layers twice in bfloat16, table in bfloat16, head in float32; half of each over
     # tensor.
     assert need["all-gather"] == 0.5 * (2 * 80 * 2 + 12 * 2 + 12 * 4)
     assert need["reduce-scatter"] == 0.5 * (80 + 12 + 12) * 4  # summed in float32
     narrow = dataclasses.replace(model, grad_reduce_dtype="bfloat16")
-    need_narrow = update_collectives(narrow, mesh, Tokens(rows=1, row_length=10), chunk=4)
+    need_narrow = update_collectives(narrow, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
     # The head is used in float32, and no sum is narrower than the use.
     assert need_narrow == need | {"reduce-scatter": 0.5 * (80 * 2 + 12 * 2 + 12 * 4)}
     data = 2 * 0.5 * 4 * (80 + 12 + 12) / 2  # float32 of what is stored, between two
@@ -121,7 +121,7 @@ def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     policy, batch = job.policies["generator"], job.batches["generator"]
     program = compile_one(lowered_functions(job, "generator")["update"](), devices.compiler_options, 32)
     (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
-    need = update_collectives(policy.model_config, policy.placement.train, Tokens(R, T, Q, X), 512)
+    need = update_collectives(policy.model_config, policy.placement.train, MicroBatchShape(R, T, Q, X), 512)
     # One micro-batch, the worst case: what is sent once for all of them then counts in full.
     found = wire_bytes_by_kind(program.collectives, passes=1)
     print(name, axes, {kind: f"{need.get(kind, 0) / 1e9:.2f} GB needed, {found.get(kind, 0) / 1e9:.2f} GB found"

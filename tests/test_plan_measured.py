@@ -11,7 +11,7 @@ import pytest
 from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import needs
-from tango_jax.planning.needs import Tokens
+from tango_jax.planning.needs import MicroBatchShape
 from tango_jax.planning.programs import abstract_batch, abstract_sampling, blank_tokenizer
 from tango_jax.rl.policy import make_policy
 from tango_jax.weights.source import Source
@@ -55,7 +55,7 @@ def test_flops_of_an_update(remat):
     policy, rl = small_policy(remat, rows=10), default_config().rl
     rl.prompts_per_step = 2
     # One micro-batch: XLA counts the body of the loop over them once.
-    tokens = Tokens(rows=2, row_length=256, prefixes=1, prefix_length=256)
+    tokens = MicroBatchShape(rows=2, row_length=256, prefixes=1, prefix_length=256)
     expected = needs.update_flops(policy.model_config, tokens, 1, "xla", is_chunked=False).total
     flops = counted(policy.update.lower(policy.abstract_state(), abstract_batch(policy, rl, 1)))
     print(f"{remat}: {expected:.4e} by arithmetic, {flops:.4e} counted, {expected / flops:.3f}")
@@ -67,7 +67,7 @@ def test_flops_of_scoring_and_sampling():
     rl.prompts_per_step = 2
     model, sampling = policy.model_config, abstract_sampling(policy)
     sampler, params = policy.sampler, policy.abstract_state().params
-    tokens = Tokens(rows=2, row_length=256, prefixes=1, prefix_length=256)
+    tokens = MicroBatchShape(rows=2, row_length=256, prefixes=1, prefix_length=256)
     state, batch = sampling.states[-1], abstract_batch(policy, rl, 1)
     for name, expected, lowered in (
         ("score", needs.score_flops(model, tokens, 1, "xla"), policy.score.lower(params, batch)),
@@ -83,11 +83,11 @@ def test_flops_of_scoring_and_sampling():
 def test_flops_by_hand():
     # D=4, H=2, K=1, E=2, F=6, L=1, V=10: a layer 2 * (4*2*(2+2) + 2*2*4 + 3*4*6) = 240 a token, a pair 4 * 2 * 2 = 16.
     model = ModelConfig(vocab_size=10, width=4, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, mlp_width=6)
-    tokens = Tokens(rows=1, row_length=3, prefixes=1, prefix_length=2)  # 5 tokens, 3 of them scored
+    tokens = MicroBatchShape(rows=1, row_length=3, prefixes=1, prefix_length=2)  # 5 tokens, 3 of them scored
     assert tokens.pairs("xla") == 2 * 2 + 3 * (2 + 3)
     assert tokens.pairs("splash") == 3 + 3 * 2 + 6  # the prompt's triangle; rows see the prompt and their own triangle
     assert tokens.pairs("cudnn") == 3 + 3 * (2 + 3)  # all of a row that continues a prompt
-    assert Tokens(rows=1, row_length=3).pairs("cudnn") == 6
+    assert MicroBatchShape(rows=1, row_length=3).pairs("cudnn") == 6
     forward = needs.score_flops(model, tokens, 1, "xla")
     assert forward == (5 * 240 + 19 * 16, 3 * 80)
     # Again with remat: all but the last product, 5 tokens x 2 * 4 * 6; the head a fourth time where it is chunked.

@@ -7,7 +7,7 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import flatten
-from tango_jax.models.attention import KINDS as ATTENTION_KINDS
+from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig
 from tango_jax.rl.advantages import ALGORITHMS
 from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS

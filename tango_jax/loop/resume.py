@@ -72,14 +72,14 @@ def start_or_resume(
     restored = checkpointer.restore(abstract_states)
     check_start(restored, fingerprints)
     if restored is None:
-        return Start({role: policy.parked(policy.restart(start_params[role])) for role, policy in policies.items()})
+        return Start({role: policy.offloaded(policy.restart(start_params[role])) for role, policy in policies.items()})
     for role, state in restored.state.items():  # one at a time: their meshes may be of other devices
         check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
                      "go back to the turn before it, if one is left, or choose another --workdir")
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
     # Checkpoints of earlier versions were always saved after the evaluation.
-    states = {role: policy.parked(restored.state[role]) for role, policy in policies.items()}
+    states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
     return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta.get("owes_evaluation", False))
 
 

@@ -30,7 +30,7 @@ from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.lock import hold
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
-from tango_jax.sharding.layouts import park
+from tango_jax.sharding.layouts import offload
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log, read_metrics
@@ -118,7 +118,7 @@ def run_all(
     fingerprints = {role: tree_fingerprint(start_params[role]) for role in ROLES}
     check_start(newest, fingerprints)
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
-    references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
+    references |= {role: offload(params) for role, params in references.items() if config[role].mesh.offload}
     context = RunContext(config, task, policies, references, PhaseTimer())
     # Before the states are made: beside them, the state that updates are compiled with could be too much.
     with console.stage("Compiling", total=len(ROLES)) as progress:
@@ -126,7 +126,7 @@ def run_all(
     start = start_or_resume(policies, start_params, abstract_states, fingerprints, checkpointer)
     if start.counters.turn:
         console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
-    del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
+    del start_params  # where no KL is measured, or its reference is offloaded, nothing else needs them
     compiles.mark_warm()
 
     began -= start.seconds

@@ -86,7 +86,7 @@ def update_policy(
                 state, device_metrics = policy.update(state, batch)
                 updates.append(device_metrics)  # read once all are under way
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
-        state = policy.parked(state)
+        state = policy.offloaded(state)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}
 
 

@@ -30,7 +30,7 @@ def warm_up(context: RunContext, params: dict, progress: Stage, preemption: host
     hosts.warm_up()
     for role, policy in context.policies.items():
         policy.sampler.warm_up(policy.sampler.layout(params[role]), group_sizes[role])
-        state = policy.parked(policy.restart(policy.init(rng.step_key(0, "warm-up")).params))
+        state = policy.offloaded(policy.restart(policy.init(rng.step_key(0, "warm-up")).params))
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = _warm_up_update(context, policy, state, bucket)
             preemption.check()

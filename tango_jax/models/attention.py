@@ -14,14 +14,19 @@ What they give for padding is finite, differs between them, and reaches no real 
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE, and the same with what a layer's cache becomes (None without a cache).
+RowAttention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
 MASKED = -1e30  # finite, so that a row without any key gives uniform weights instead of NaN
-KINDS = ("auto", "xla", "cudnn", "splash")  # values of ModelConfig.attention
+ATTENTION_KINDS = ("auto", "xla", "cudnn", "splash")  # values of ModelConfig.attention
 CUDNN_BLOCK = 64  # cuDNN wants even lengths where it is given a mask; this also aligns the rows of the mask
 
 
@@ -39,14 +44,14 @@ def resolve_attention(
     """
     if name == "auto":
         name = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")
-        return "xla" if _obstacle(name, platform, compute_dtype, head_dim, capability) else name
-    obstacle = _obstacle(name, platform, compute_dtype, head_dim, capability)
-    if obstacle:
-        raise ValueError(f"model.attention={name} {obstacle}: use auto (what the machine has) or xla (runs everywhere)")
+        return "xla" if _unsupported_reason(name, platform, compute_dtype, head_dim, capability) else name
+    reason = _unsupported_reason(name, platform, compute_dtype, head_dim, capability)
+    if reason:
+        raise ValueError(f"model.attention={name} {reason}: use auto (what the machine has) or xla (runs everywhere)")
     return name
 
 
-def _obstacle(name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None) -> str:
+def _unsupported_reason(name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None) -> str:
     """Why an implementation cannot run; empty where it can."""
     if name == "xla":
         return ""
@@ -65,7 +70,7 @@ def _obstacle(name: str, platform: str, compute_dtype: str, head_dim: int, capab
     return ""
 
 
-def attention_of(config, device: jax.Device | None = None) -> str:
+def attention_of(config: Any, device: jax.Device | None = None) -> str:
     """The implementation of a ModelConfig on a device, which may be one that is only planned for.
 
     Without a device a name is taken at its word (it was checked when the policy was made), and auto means this machine.
@@ -86,13 +91,16 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
     B, T, H, E = q_BTHE.shape
     S, K = k_BSKE.shape[1:3]
     G = H // K
-    # The G query heads that share a key head are rows of one matmul.
+    # The G query heads that share a key head are rows of one matmul (here X = G x T), so that keys and values are never
+    # repeated for each of them. The scale is applied to the queries, which are far fewer numbers than the scores.
     q_BKXE = (q_BTHE * jnp.asarray(E**-0.5, q_BTHE.dtype)).reshape(B, T, K, G, E).transpose(0, 2, 3, 1, 4)
     q_BKXE = q_BKXE.reshape(B, K, G * T, E)
     k_BKES, v_BKSE = k_BSKE.transpose(0, 2, 3, 1), v_BSKE.transpose(0, 2, 1, 3)
-    scores = jnp.matmul(q_BKXE, k_BKES, preferred_element_type=jnp.float32).reshape(B, K, G, T, S)
-    weights = jax.nn.softmax(jnp.where(mask_BTS[:, None, None], scores, MASKED), axis=-1).astype(v_BSKE.dtype)
-    out_BKXE = jnp.matmul(weights.reshape(B, K, G * T, S), v_BKSE)
+    # Scores stay float32 until after the softmax: its exponentials would lose most digits in bfloat16.
+    score_BKGTS = jnp.matmul(q_BKXE, k_BKES, preferred_element_type=jnp.float32).reshape(B, K, G, T, S)
+    score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, MASKED)
+    weight_BKGTS = jax.nn.softmax(score_BKGTS, axis=-1).astype(v_BSKE.dtype)
+    out_BKXE = jnp.matmul(weight_BKGTS.reshape(B, K, G * T, S), v_BKSE)
     return out_BKXE.reshape(B, K, G, T, E).transpose(0, 3, 1, 2, 4).reshape(B, T, H, E)
 
 
@@ -110,8 +118,8 @@ def make_row_attention(
     is_prefix_BX: jax.Array | None = None,
     implementation: str = "xla",
     mesh: Mesh | None = None,
-) -> Callable:
-    """`fn(q_BTHE, k_BSKE, v_BSKE) -> out_BTHE` for rows of T own tokens; its masks are made here, once for all layers.
+) -> RowAttention:
+    """Attention of rows of T own tokens; its masks are made here, once for all layers.
 
     With `is_prefix_BX` there are S = X + T keys: a prefix, of which every segment of the row sees what `is_prefix_BX`
     keeps, then the row's own. Without `segment_BT` a row is one sequence, padded on the right if at all: causality
@@ -126,14 +134,14 @@ def make_row_attention(
         mask_BTS = _mask(segment_BT, is_prefix_BX)
         return lambda q, k, v: attend(q, k, v, _causal_mask(q.shape[1]) if mask_BTS is None else mask_BTS)
     if implementation == "cudnn":
-        seen, kernel_fn = _pad_mask(_mask(segment_BT, is_prefix_BX)), _cudnn_attend
+        mask, kernel_fn = _pad_mask(_mask(segment_BT, is_prefix_BX)), _cudnn_attend
     elif implementation in ("splash", "splash_interpret"):
         from tango_jax.models import splash  # here, because no other platform needs Pallas
 
-        seen = None if segment_BT is None else splash.visible(segment_BT, is_prefix_BX)
+        mask = None if segment_BT is None else splash.mask_inputs(segment_BT, is_prefix_BX)
         kernel_fn = functools.partial(splash.attend, interpret=implementation == "splash_interpret")
     else:
-        raise ValueError(f"attention {implementation!r} is none of {', '.join(KINDS[1:])}")
+        raise ValueError(f"attention {implementation!r} is none of {', '.join(ATTENTION_KINDS[1:])}")
     if mesh is not None and mesh.size > 1:
         rows = tuple(name for name in mesh.axis_names if name != "tensor")
         by_head, by_row = P(rows, None, "tensor", None), P(rows)
@@ -141,18 +149,18 @@ def make_row_attention(
         kernel_fn = jax.shard_map(
             kernel_fn, mesh=mesh, in_specs=(by_head, by_head, by_head, by_row), out_specs=by_head, check_vma=False
         )
-    return lambda q, k, v: kernel_fn(q, k, v, seen)
+    return lambda q, k, v: kernel_fn(q, k, v, mask)
 
 
 def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None) -> jax.Array | None:
     """bool[B, T, X + T], or None for causality alone."""
     if segment_BT is None:
         return None
-    own_BTT = packed_mask(segment_BT)
+    row_BTT = packed_mask(segment_BT)
     if is_prefix_BX is None:
-        return own_BTT
-    seen_BTX = jnp.broadcast_to(is_prefix_BX[:, None, :], (*segment_BT.shape, is_prefix_BX.shape[1]))
-    return jnp.concatenate([seen_BTX, own_BTT], axis=-1)
+        return row_BTT
+    prefix_BTX = jnp.broadcast_to(is_prefix_BX[:, None, :], (*segment_BT.shape, is_prefix_BX.shape[1]))
+    return jnp.concatenate([prefix_BTX, row_BTT], axis=-1)
 
 
 def _pad_mask(mask_BTS: jax.Array | None) -> jax.Array | None:
@@ -164,7 +172,9 @@ def _pad_mask(mask_BTS: jax.Array | None) -> jax.Array | None:
     return jnp.pad(mask_BTS, ((0, 0), (0, extra_T), (0, 0)), constant_values=True)[:, None]
 
 
-def _cudnn_attend(q_BTHE, k_BSKE, v_BSKE, mask_B1TS: jax.Array | None) -> jax.Array:
+def _cudnn_attend(
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_B1TS: jax.Array | None
+) -> jax.Array:
     T, S = q_BTHE.shape[1], k_BSKE.shape[1]
     q_BTHE, k_BSKE, v_BSKE = (
         jnp.pad(x, ((0, 0), (0, -x.shape[1] % CUDNN_BLOCK), (0, 0), (0, 0))) for x in (q_BTHE, k_BSKE, v_BSKE)
@@ -177,7 +187,7 @@ def _cudnn_attend(q_BTHE, k_BSKE, v_BSKE, mask_B1TS: jax.Array | None) -> jax.Ar
     return out_BTHE[:, :T]
 
 
-def make_packed_attention(segment_BT: jax.Array, implementation: str = "xla"):
+def make_packed_attention(segment_BT: jax.Array, implementation: str = "xla") -> AttendFn:
     """`attend_fn` for rows that hold one or more whole sequences; its cache result is None."""
     row_fn = make_row_attention(segment_BT, None, implementation)
     return lambda q, k, v: (row_fn(q, k, v), None)
@@ -189,7 +199,7 @@ def make_shared_prefix_attention(
     prefix_of_ZR: jax.Array,
     segment_ZRT: jax.Array,
     implementation: str = "xla",
-):
+) -> AttendFn:
     """`attend_fn` for rows [Z, Q*X + R*T]: Q prompts of X tokens, then R rows of responses that continue them.
 
     Prompts attend to themselves; a response attends to its row's prompt and to itself. Everything else in a layer acts
@@ -199,26 +209,29 @@ def make_shared_prefix_attention(
     R, T = segment_ZRT.shape[1:]
     is_prefix_ZQX = jnp.arange(X)[None, None, :] < prefix_length_ZQ[..., None]
 
-    def of_rows(x_ZQ):
-        """What belongs to each row's prompt, from the row's own shard: [Z, Q, ...] -> [Z*R, ...]."""
-        picked = jax.vmap(lambda x_Q, prefix_of_R: x_Q[prefix_of_R])(x_ZQ, prefix_of_ZR)
-        return picked.reshape(Z * R, *x_ZQ.shape[2:])
+    def for_rows(x_ZQ: jax.Array) -> jax.Array:
+        """Each row's prompt, out of the row's own shard: [Z, Q, ...] -> [Z*R, ...]."""
+        picked_ZR = jax.vmap(lambda x_Q, prefix_of_R: x_Q[prefix_of_R])(x_ZQ, prefix_of_ZR)
+        return picked_ZR.reshape(Z * R, *x_ZQ.shape[2:])
 
     prompt_fn = make_row_attention(None, None, implementation)
-    own_fn = make_row_attention(segment_ZRT.reshape(Z * R, T), of_rows(is_prefix_ZQX), implementation)
+    row_fn = make_row_attention(segment_ZRT.reshape(Z * R, T), for_rows(is_prefix_ZQX), implementation)
 
-    def attend_fn(q, k, v):
-        def split(x_ZNHE):
-            heads = x_ZNHE.shape[2:]
-            prefix = x_ZNHE[:, : Q * X].reshape(Z, Q, X, *heads)
-            return prefix, x_ZNHE[:, Q * X :].reshape(Z * R, T, *heads)
+    def split(x_ZNHE: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The tokens of prompts, [Z, Q, X, H, E], and of rows, [B, T, H, E] with B = Z*R."""
+        heads = x_ZNHE.shape[2:]
+        return x_ZNHE[:, : Q * X].reshape(Z, Q, X, *heads), x_ZNHE[:, Q * X :].reshape(Z * R, T, *heads)
 
-        (prefix_q, own_q), (prefix_k, own_k), (prefix_v, own_v) = split(q), split(k), split(v)
-        prefix_out = prompt_fn(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prefix_q, prefix_k, prefix_v)))
-        keys = jnp.concatenate([of_rows(prefix_k), own_k], axis=1)
-        values = jnp.concatenate([of_rows(prefix_v), own_v], axis=1)
-        own_out = own_fn(own_q, keys, values)
-        flat = [out.reshape(Z, -1, *out.shape[2:]) for out in (prefix_out, own_out)]
-        return jnp.concatenate(flat, axis=1), None
+    def attend_fn(q_ZNHE: jax.Array, k_ZNKE: jax.Array, v_ZNKE: jax.Array) -> tuple[jax.Array, None]:
+        prompt_q, row_q_BTHE = split(q_ZNHE)
+        prompt_k, row_k_BTKE = split(k_ZNKE)
+        prompt_v, row_v_BTKE = split(v_ZNKE)
+        prompt_out = prompt_fn(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prompt_q, prompt_k, prompt_v)))
+        # A prompt's keys are repeated for each of its rows, because the kernels take one set of keys per row. Decoding,
+        # where they are most of what a step reads, does without (cache.py).
+        k_BSKE = jnp.concatenate([for_rows(prompt_k), row_k_BTKE], axis=1)
+        v_BSKE = jnp.concatenate([for_rows(prompt_v), row_v_BTKE], axis=1)
+        row_out = row_fn(row_q_BTHE, k_BSKE, v_BSKE)
+        return jnp.concatenate([out.reshape(Z, -1, *out.shape[2:]) for out in (prompt_out, row_out)], axis=1), None
 
     return attend_fn

@@ -1,8 +1,9 @@
-"""The key/value cache of decoding, in two parts: a prefix per PROMPT, shared by its samples, and a suffix per row.
+"""The key/value cache of decoding, in two parts: a prefix per prompt, shared by its samples, and a suffix per row.
 
 The prefix is written once by prefill. The suffix holds the new tokens; all rows are at the same suffix index, so a
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
-layouts in which both products of attention read contiguous memory.
+layouts in which both products of attention read contiguous memory. S is the prompt bucket in the prefix and the cache
+bucket in the suffix.
 """
 
 import jax
@@ -11,7 +12,7 @@ from flax import struct
 from jax import lax
 from jax.sharding import Mesh
 
-from tango_jax.models.attention import MASKED, make_row_attention
+from tango_jax.models.attention import MASKED, AttendFn, make_row_attention
 from tango_jax.models.transformer import ModelConfig
 
 
@@ -41,48 +42,63 @@ def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
     )
 
 
-def make_prefill_attention(implementation: str = "xla", mesh: Mesh | None = None):
+def make_prefill_attention(implementation: str = "xla", mesh: Mesh | None = None) -> AttendFn:
     """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v)."""
     row_fn = make_row_attention(None, None, implementation, mesh)
 
-    def attend_fn(q_BTHE, k_BTKE, v_BTKE):
+    def attend_fn(q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array) -> tuple[jax.Array, tuple]:
         out_BTHE = row_fn(q_BTHE, k_BTKE, v_BTKE)
         return out_BTHE, (k_BTKE.transpose(0, 2, 3, 1), v_BTKE.transpose(0, 2, 1, 3))
 
     return attend_fn
 
 
-def make_decode_attention(prefix_k, prefix_v, prefix_mask_PS, suffix_k, suffix_v, index):
+def make_decode_attention(
+    prefix_k_PKES: jax.Array,
+    prefix_v_PKSE: jax.Array,
+    prefix_mask_PS: jax.Array,
+    suffix_k_BKES: jax.Array,
+    suffix_v_BKSE: jax.Array,
+    index: jax.Array,
+) -> AttendFn:
     """`attend_fn` for one new token per row at suffix slot `index`; its cache result is the updated suffix pair.
 
-    Softmax runs over the prompt's and the row's own keys together, so the result is that of plain attention.
+    Attention over prefix and suffix is two products, because the prefix has one set of keys per prompt and the suffix
+    one per row: joining them would copy every prompt's cache M times. The softmax runs over both together, so the
+    result is that of plain attention.
     """
 
-    def attend_fn(q_B1HE, k_B1KE, v_B1KE):
+    def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape
-        P, K, _, prefix_length = prefix_k.shape
+        P, K, _, S = prefix_k_PKES.shape
         G, M = H // K, B // P
-        suffix_k_new = lax.dynamic_update_slice(suffix_k, k_B1KE.transpose(0, 2, 3, 1), (0, 0, 0, index))
-        suffix_v_new = lax.dynamic_update_slice(suffix_v, v_B1KE.transpose(0, 2, 1, 3), (0, 0, index, 0))
+        # All rows are at the same index, so this is one slice for all of them, which XLA writes in place.
+        new_k_BKES = lax.dynamic_update_slice(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), (0, 0, 0, index))
+        new_v_BKSE = lax.dynamic_update_slice(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), (0, 0, index, 0))
         q_BKGE = q_B1HE.reshape(B, K, G, E) * jnp.asarray(E**-0.5, q_B1HE.dtype)
 
-        # The M samples of a prompt are rows of one product with the keys they share.
+        # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
+        # share (X = M x G): the prompt's cache is read once per prompt, not once per row.
         q_PKXE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
-        shared = jnp.matmul(q_PKXE, prefix_k, preferred_element_type=jnp.float32)
-        shared = jnp.where(prefix_mask_PS[:, None, None, :], shared, MASKED)
-        shared = shared.reshape(P, K, M, G, prefix_length).transpose(0, 2, 1, 3, 4).reshape(B, K, G, prefix_length)
-        own = jnp.matmul(q_BKGE, suffix_k_new, preferred_element_type=jnp.float32)
-        own = jnp.where(jnp.arange(own.shape[-1])[None, None, None, :] <= index, own, MASKED)
+        prefix_PKXS = jnp.matmul(q_PKXE, prefix_k_PKES, preferred_element_type=jnp.float32)
+        prefix_PKXS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKXS, MASKED)
+        prefix_BKGS = prefix_PKXS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
+        suffix_BKGS = jnp.matmul(q_BKGE, new_k_BKES, preferred_element_type=jnp.float32)
+        # Slots after `index` are still zero, and a key of zeros has a score like any other.
+        is_written_S = jnp.arange(suffix_BKGS.shape[-1]) <= index
+        suffix_BKGS = jnp.where(is_written_S[None, None, None, :], suffix_BKGS, MASKED)
 
-        top = jnp.maximum(shared.max(-1, keepdims=True), own.max(-1, keepdims=True))
-        shared, own = jnp.exp(shared - top), jnp.exp(own - top)
-        total = shared.sum(-1, keepdims=True) + own.sum(-1, keepdims=True)
-        shared, own = (shared / total).astype(q_B1HE.dtype), (own / total).astype(q_B1HE.dtype)
+        # One softmax over both parts by hand: the larger of their maxima, and the sum of their normalisers.
+        top_BKG1 = jnp.maximum(prefix_BKGS.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))
+        prefix_BKGS, suffix_BKGS = jnp.exp(prefix_BKGS - top_BKG1), jnp.exp(suffix_BKGS - top_BKG1)
+        total_BKG1 = prefix_BKGS.sum(-1, keepdims=True) + suffix_BKGS.sum(-1, keepdims=True)
+        prefix_BKGS = (prefix_BKGS / total_BKG1).astype(q_B1HE.dtype)
+        suffix_BKGS = (suffix_BKGS / total_BKG1).astype(q_B1HE.dtype)
 
-        shared = shared.reshape(P, M, K, G, prefix_length).transpose(0, 2, 1, 3, 4)
-        out = jnp.matmul(shared.reshape(P, K, M * G, prefix_length), prefix_v)
-        out = out.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
-        out = out + jnp.matmul(own, suffix_v_new)
-        return out.reshape(B, 1, H, E), (suffix_k_new, suffix_v_new)
+        prefix_PKXS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
+        out_PKXE = jnp.matmul(prefix_PKXS, prefix_v_PKSE)
+        out_BKGE = out_PKXE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
+        out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, new_v_BKSE)
+        return out_BKGE.reshape(B, 1, H, E), (new_k_BKES, new_v_BKSE)
 
     return attend_fn

@@ -1,16 +1,16 @@
 """Attention on TPUs by jax's splash kernel: packed rows, and packed rows that continue a prefix, with gradients.
 
-In: queries, keys and values of whole rows, and what `visible` made of their segments. Out: what `attention.attend`
+In: queries, keys and values of whole rows, and what `mask_inputs` made of their segments. Out: what `attention.attend`
 gives, for real tokens. Stage: every layer of training, scoring and prefill, where `ModelConfig.attention` is splash.
 
-The kernel's own means are a mask that is fixed when it is built, and segment ids, which must be EQUAL for a query to
-see a key. Equality cannot say that several segments of a row all see the row's prefix but not each other. What can is
-the function from which the kernel computes its mask block by block: it is given a number per query, by default the
-query's index. Here, where there is a prefix, that number holds the first and the last own token that the query may
-see. Segment ids then only tell tokens from padding. The kernel still skips the blocks that causality rules out.
+The kernel itself offers a mask that is fixed when it is built, and segment ids, which must be equal for a query to see
+a key. Equality cannot express that several segments of a row all see the row's prefix but not each other. What can is
+the function from which the kernel computes its mask block by block: it is given one number per query, by default the
+query's index. Where there is a prefix, that number here holds the first and the last token of the row that the query
+may see. Segment ids then only tell tokens from padding. The kernel still skips the blocks that causality rules out.
 
-Training runs under a `shard_map` that checks which values vary over which mesh axes. The kernel does not tell it, so
-there it is kept apart (`_unchecked`), with a gradient of its own.
+Training runs under a `shard_map` that checks which values vary over which mesh axes (vma). The kernel does not declare
+that, so it then runs without the check (`_without_vma_check`), with a gradient of its own.
 """
 
 import dataclasses
@@ -25,98 +25,110 @@ from jax.experimental.pallas.ops.tpu import splash_attention as lib
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-BLOCKS = (512, 256, 128)  # tokens that a step of the kernel works on; lengths are padded to a multiple
-MOST_PADDING = 1 / 8  # of the tokens, that a larger block may add
-BITS = 15  # of a token's index in its row
+BLOCK_SIZES = (512, 256, 128)  # tokens that a step of the kernel works on; lengths are padded to a multiple
+MAX_PADDING_SHARE = 1 / 8  # of the tokens, that a larger block may add
+INDEX_BITS = 15  # of a token's index in its row, so that two of them fit the one int32 that a query has
+
+MaskInputs = tuple[jax.Array, jax.Array, jax.Array | None]  # segments of queries, of keys, and ranges of tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnTokens:
-    """The mask of a row with a prefix, computed inside the kernel: all of the prefix, and a range of own tokens."""
+class PrefixAndSegment:
+    """The mask of a row with a prefix, computed inside the kernel: all of the prefix, and a range of row tokens."""
 
     prefix: int
 
-    def __call__(self, range_, key):
-        own = key - self.prefix
-        return (own < 0) | ((own >= range_ >> BITS) & (own <= range_ & (1 << BITS) - 1))
+    def __call__(self, range_: jax.Array, key: jax.Array) -> jax.Array:
+        token = key - self.prefix
+        return (token < 0) | ((token >= range_ >> INDEX_BITS) & (token <= range_ & (1 << INDEX_BITS) - 1))
 
 
-def block_of(*lengths: int) -> int:
+def block_size(*lengths: int) -> int:
     """The largest block that does not pad too much."""
-    for block in BLOCKS[:-1]:
-        if sum(-length % block for length in lengths) <= MOST_PADDING * sum(lengths):
+    for block in BLOCK_SIZES[:-1]:
+        if sum(-length % block for length in lengths) <= MAX_PADDING_SHARE * sum(lengths):
             return block
-    return BLOCKS[-1]
+    return BLOCK_SIZES[-1]
 
 
-def visible(segment_BT: jax.Array, is_prefix_BX: jax.Array | None) -> tuple:
-    """What the kernel's masks are made of, padded to its blocks: (query segments, key segments, ranges or None)."""
+def mask_inputs(segment_BT: jax.Array, is_prefix_BX: jax.Array | None) -> MaskInputs:
+    """What the kernel's masks are made of, padded to its blocks."""
     T = segment_BT.shape[1]
     if is_prefix_BX is None:
-        segment_BT = _pad(segment_BT, block_of(T))
+        segment_BT = _pad(segment_BT, block_size(T))
         return segment_BT, segment_BT, None
-    if T > 1 << BITS:
-        raise ValueError(f"a row of {T} tokens is longer than the {1 << BITS} of attention=splash: lower pack_length")
-    block = block_of(is_prefix_BX.shape[1], T)
+    if T > 1 << INDEX_BITS:
+        raise ValueError(
+            f"a row of {T} tokens is longer than the {1 << INDEX_BITS} of attention=splash: lower pack_length"
+        )
+    block = block_size(is_prefix_BX.shape[1], T)
     segment_BT, is_prefix_BX = _pad(segment_BT, block), _pad(is_prefix_BX, block)
     index_T = jnp.arange(segment_BT.shape[1], dtype=jnp.int32)
     is_first_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     first_BT = lax.cummax(jnp.where(is_first_BT, index_T[None], 0), axis=1)
     is_token_BT = (segment_BT > 0).astype(jnp.int32)
     key_segment_BS = jnp.concatenate([is_prefix_BX.astype(jnp.int32), is_token_BT], axis=1)
-    return is_token_BT, key_segment_BS, (first_BT << BITS) | index_T[None]
+    return is_token_BT, key_segment_BS, (first_BT << INDEX_BITS) | index_T[None]
 
 
-def attend(q_BTHE, k_BSKE, v_BSKE, seen: tuple | None, interpret: bool = False) -> jax.Array:
+def attend(
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool = False
+) -> jax.Array:
     """Grouped-query attention of T queries over S = X + T keys: [B, T, H, E].
 
     Args:
-        seen: from `visible`; None: causal, X = 0.
+        mask: from `mask_inputs`; None: causal, X = 0.
         interpret: run in Pallas's interpreter, which needs no TPU.
     """
     if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
-        return _attend_apart(q_BTHE, k_BSKE, v_BSKE, seen, interpret)
-    return _attend(q_BTHE, k_BSKE, v_BSKE, seen, interpret)
+        return _attend_in_shard_map(q_BTHE, k_BSKE, v_BSKE, mask, interpret)
+    return _attend(q_BTHE, k_BSKE, v_BSKE, mask, interpret)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend_apart(q_BTHE, k_BSKE, v_BSKE, seen, interpret: bool):
-    return _unchecked(lambda *args: _attend(*args, interpret), q_BTHE, k_BSKE, v_BSKE, seen)
+def _attend_in_shard_map(
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool
+) -> jax.Array:
+    return _without_vma_check(lambda *args: _attend(*args, interpret), q_BTHE, k_BSKE, v_BSKE, mask)
 
 
-def _forward(q_BTHE, k_BSKE, v_BSKE, seen, interpret: bool):
-    def kernel_fn(q, k, v, seen):
-        return jax.vjp(lambda q, k, v: _attend(q, k, v, seen, interpret), q, k, v)
+def _forward(
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool
+) -> tuple[jax.Array, Callable]:
+    def kernel_fn(q: jax.Array, k: jax.Array, v: jax.Array, mask: MaskInputs | None) -> tuple[jax.Array, Callable]:
+        return jax.vjp(lambda q, k, v: _attend(q, k, v, mask, interpret), q, k, v)
 
-    return _unchecked(kernel_fn, q_BTHE, k_BSKE, v_BSKE, seen)
-
-
-def _backward(interpret: bool, pullback_fn: Callable, grad_BTHE) -> tuple:
-    return *_unchecked(lambda grad, pullback_fn: pullback_fn(grad), grad_BTHE, pullback_fn), None
+    return _without_vma_check(kernel_fn, q_BTHE, k_BSKE, v_BSKE, mask)
 
 
-_attend_apart.defvjp(_forward, _backward)
+def _backward(interpret: bool, pullback_fn: Callable, grad_BTHE: jax.Array) -> tuple:
+    return *_without_vma_check(lambda grad, pullback_fn: pullback_fn(grad), grad_BTHE, pullback_fn), None
 
 
-def _unchecked(fn: Callable, first: jax.Array, *rest) -> Any:
-    """fn(first, *rest) without a check of what varies over which mesh axes; all of the result does as `first`.
+_attend_in_shard_map.defvjp(_forward, _backward)
 
-    A `shard_map` over no further axis ends the check. What is selected below is known when compiling: nothing remains
-    of it. It only concerns types, which lose their axes on the way in and get those of `first` on the way out.
+
+def _without_vma_check(fn: Callable, first: jax.Array, *rest: Any) -> Any:
+    """fn(first, *rest) without a check of what varies over which mesh axes; the result varies as `first` does.
+
+    A `shard_map` over no further axis ends the check. The `jnp.where` calls below only concern types, which lose their
+    axes on the way in and get those of `first` on the way out; the compiler removes them, since True is a constant.
     """
 
-    def forgetful(*args):
+    def fn_without_vma(*args: Any) -> Any:
         return fn(*jax.tree.map(lambda leaf: jnp.where(True, leaf, jnp.zeros((), leaf.dtype)), args))
 
-    out = jax.shard_map(forgetful, in_specs=P(), out_specs=P(), check_vma=False)(first, *rest)
+    out = jax.shard_map(fn_without_vma, in_specs=P(), out_specs=P(), check_vma=False)(first, *rest)
     one = first.ravel()[0]
     return jax.tree.map(lambda leaf: jnp.where(True, leaf, one.astype(leaf.dtype)), out)
 
 
-def _attend(q_BTHE, k_BSKE, v_BSKE, seen: tuple | None, interpret: bool) -> jax.Array:
+def _attend(
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool
+) -> jax.Array:
     T, E = q_BTHE.shape[1], q_BTHE.shape[3]
     X = k_BSKE.shape[1] - T
-    block = block_of(X, T) if X else block_of(T)
+    block = block_size(X, T) if X else block_size(T)
     q_BHTE = _pad(q_BTHE * jnp.asarray(E**-0.5, q_BTHE.dtype), block).swapaxes(1, 2)
     k_BKSE, v_BKSE = (
         jnp.concatenate([_pad(x[:, :X], block), _pad(x[:, X:], block)], axis=1).swapaxes(1, 2)
@@ -124,17 +136,17 @@ def _attend(q_BTHE, k_BSKE, v_BSKE, seen: tuple | None, interpret: bool) -> jax.
     )
     kernel = _kernel(q_BHTE.shape[1], q_BHTE.shape[2], k_BKSE.shape[2], block, interpret)
 
-    def attend_row(q_HTE, k_KSE, v_KSE, seen):
-        if seen is None:
+    def attend_row(q_HTE: jax.Array, k_KSE: jax.Array, v_KSE: jax.Array, mask: MaskInputs | None) -> jax.Array:
+        if mask is None:
             return kernel(q_HTE, k_KSE, v_KSE)
-        query_segment_T, key_segment_S, range_T = seen
+        query_segment_T, key_segment_S, range_T = mask
         row_kernel = kernel if range_T is None else _with_ranges(kernel, range_T, k_KSE.shape[1] - q_HTE.shape[1])
         return row_kernel(q_HTE, k_KSE, v_KSE, lib.SegmentIds(query_segment_T, key_segment_S))
 
-    return jax.vmap(attend_row)(q_BHTE, k_BKSE, v_BKSE, seen).swapaxes(1, 2)[:, :T]
+    return jax.vmap(attend_row)(q_BHTE, k_BKSE, v_BKSE, mask).swapaxes(1, 2)[:, :T]
 
 
-def _kernel(heads: int, queries: int, keys: int, block: int, interpret: bool):
+def _kernel(heads: int, queries: int, keys: int, block: int, interpret: bool) -> Any:
     """The kernel with a causal mask whose diagonal ends at the last key."""
     mask = lib.MultiHeadMask([lib.CausalMask((queries, keys), offset=keys - queries)] * heads)
     names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
@@ -142,10 +154,10 @@ def _kernel(heads: int, queries: int, keys: int, block: int, interpret: bool):
     return lib.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
 
 
-def _with_ranges(kernel, range_T: jax.Array, prefix: int):
-    """The same blocks, with `OwnTokens` as the mask inside them."""
+def _with_ranges(kernel: Any, range_T: jax.Array, prefix: int) -> Any:
+    """The same blocks, with `PrefixAndSegment` as the mask inside them."""
     infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
-    settings = kernel.kwargs | {"mask_function": OwnTokens(prefix)}
+    settings = kernel.kwargs | {"mask_function": PrefixAndSegment(prefix)}
     return type(kernel)(*(info._replace(q_sequence=range_T) for info in infos), **settings)
 
 

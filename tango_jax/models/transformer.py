@@ -17,7 +17,8 @@ the list that `split_layers` returns and loops in Python, since a scan would cop
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -26,11 +27,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from tango_jax.models.attention import KINDS as ATTENTION_KINDS
+from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
 from tango_jax.sharding import collectives
-from tango_jax.sharding.layouts import STORED
+from tango_jax.sharding.layouts import PARAM_SPECS
 
 REMAT_MODES = ("none", "dots", "full")
+
+Rope = tuple[jax.Array, jax.Array]  # sine and cosine of every position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +106,13 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
     return keep_E * freq_E + (1 - keep_E) * freq_E / scaling.factor
 
 
-def rope_tables(config: ModelConfig, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rope_tables(config: ModelConfig, position_BT: jax.Array) -> Rope:
     """Sine and cosine of every position, each float32[B, T, 1, E/2]; computed once and shared by all layers."""
     angle_BTE = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None, :]
     return jnp.sin(angle_BTE)[:, :, None, :], jnp.cos(angle_BTE)[:, :, None, :]
 
 
-def apply_rope(x_BTHE: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+def apply_rope(x_BTHE: jax.Array, rope: Rope) -> jax.Array:
     """Rotate the two halves of the head dim (Hugging Face's convention, not interleaved pairs)."""
     sin, cos = rope
     first, second = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
@@ -149,16 +152,17 @@ class Block(nn.Module):
         return [matmul(x_BTD, weight.reshape(-1, sizes[name])) for name, weight in weights.items()]
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, rope: tuple[jax.Array, jax.Array], attend_fn: Callable):
+    def __call__(self, x_BTD: jax.Array, rope: Rope, attend_fn: AttendFn) -> tuple[jax.Array, Any]:
         c = self.config
-        parts = collectives.tensor_size(self.mesh)
-        D, F, H, K, E = c.width, c.mlp_width // parts, c.num_heads // parts, c.num_kv_heads // parts, c.head_dim
+        # Under tensor parallelism a device has its share of the heads and of the mlp's width.
+        tensor = collectives.tensor_size(self.mesh)
+        D, F, H, K, E = c.width, c.mlp_width // tensor, c.num_heads // tensor, c.num_kv_heads // tensor, c.head_dim
         # What a layer adds to the residual stream starts small against the embedding, as in GPT-2: token identity
         # survives to the last layer, and copying is learned sooner.
         residual_scale = (2 * c.num_layers) ** -0.5
 
         x_norm_BTD = rms_norm(x_BTD, self._param("attention_norm", (D,)), c.norm_eps)
-        x_norm_BTD = collectives.enter_tensor(x_norm_BTD, self.mesh)
+        x_norm_BTD = collectives.copy_to_tensor(x_norm_BTD, self.mesh)
         heads = {"q": H, "k": K, "v": K}
         flat = self._products("qkv", x_norm_BTD, {name: (D, count, E) for name, count in heads.items()})
         split = {name: out.reshape(*out.shape[:-1], heads[name], E) for name, out in zip(heads, flat, strict=True)}
@@ -168,7 +172,7 @@ class Block(nn.Module):
         if c.qk_norm:
             # Entered as [E]: their gradients are then summed over tensor as such, not for every token and head.
             norms = (self._param(name, (E,)) for name in ("q_norm", "k_norm"))
-            q_norm_E, k_norm_E = (collectives.enter_tensor(norm_E, self.mesh) for norm_E in norms)
+            q_norm_E, k_norm_E = (collectives.copy_to_tensor(norm_E, self.mesh) for norm_E in norms)
             q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
@@ -176,7 +180,7 @@ class Block(nn.Module):
         x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
-        x_norm_BTD = collectives.enter_tensor(x_norm_BTD, self.mesh)
+        x_norm_BTD = collectives.copy_to_tensor(x_norm_BTD, self.mesh)
         gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
         out_BTD = matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
         return x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh), cache
@@ -188,11 +192,11 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
     block, dtype = Block(config), jnp.dtype(config.param_dtype)
     K, E, H = config.num_kv_heads, config.head_dim, config.num_heads
 
-    def init_layer(layer_key):
+    def init_layer(layer_key: jax.Array) -> dict:
         x_BTD = jnp.zeros((1, 1, config.width), config.compute_dtype)
         rope = rope_tables(config, jnp.zeros((1, 1), jnp.int32))
 
-        def attend_fn(q, k, v):
+        def attend_fn(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
             assert q.shape[2:] == (H, E) and k.shape[2:] == (K, E), (q.shape, k.shape)
             return q, None
 
@@ -209,17 +213,19 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+    """Rows of the embedding table, [B, T, D]; `params` are those of training or the result of `split_layers`."""
     dtypes = (config.compute_dtype, config.grad_reduce_dtype)
-    embed_VD = collectives.gather_table(params["embed"], mesh, STORED["embed"], *dtypes)
+    embed_VD = collectives.gather_table(params["embed"], mesh, PARAM_SPECS["embed"], *dtypes)
     if embed_VD.shape[0] == config.vocab_size:
         return embed_VD[token_BT]
-    row_BT, is_here_BT = own_vocabulary(config, token_BT, mesh)
+    # Each device looks up the tokens of its part of the vocabulary and adds zeros for the others.
+    row_BT, is_here_BT = vocabulary_shard_index(config, token_BT, mesh)
     x_BTD = jnp.where(is_here_BT[..., None], embed_VD[row_BT], 0)
     return collectives.sum_over_tensor(x_BTD, mesh)
 
 
-def own_vocabulary(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """Where the vocabulary is split over tensor: each token's place in this device's part, and whether it is there."""
+def vocabulary_shard_index(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Each token's place in this device's part of a vocabulary that is split over tensor, and whether it is there."""
     size = config.vocab_size // collectives.tensor_size(mesh)
     row_BT = token_BT - size * collectives.tensor_index(mesh)
     is_here_BT = (row_BT >= 0) & (row_BT < size)
@@ -227,7 +233,7 @@ def own_vocabulary(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tupl
 
 
 def apply_layers(
-    config: ModelConfig, layers: dict, x_BTD: jax.Array, rope, attend_fn: Callable, mesh: Mesh | None = None
+    config: ModelConfig, layers: dict, x_BTD: jax.Array, rope: Rope, attend_fn: AttendFn, mesh: Mesh | None = None
 ) -> jax.Array:
     """All layers by a rematerialised scan over the stacked parameters: the training path, no cache.
 
@@ -235,12 +241,13 @@ def apply_layers(
     """
     block = Block(config, mesh)
 
-    def layer_fn(x_BTD, layer_params):
+    def layer_fn(x_BTD: jax.Array, layer_params: dict) -> tuple[jax.Array, None]:
         layer_params = collectives.gather_layer(layer_params, mesh, config.compute_dtype, config.grad_reduce_dtype)
         return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
 
     if config.remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
+        # Inside a scan XLA cannot undo the rematerialisation by common-subexpression elimination.
         layer_fn = jax.checkpoint(layer_fn, prevent_cse=False, policy=policy)
     return lax.scan(layer_fn, x_BTD, layers, unroll=config.num_layers if config.unroll else 1)[0]
 
@@ -257,16 +264,17 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
         cast[joined] = jnp.concatenate(flat, axis=-1)
     layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
-    out = {
+    return {
         "embed": params["embed"].astype(config.compute_dtype),
         "layers": layers,
         "final_norm": params["final_norm"].astype(config.compute_dtype),
         "head_DV": head_matrix(config, params),
     }
-    return out
 
 
-def apply_split_layers(config: ModelConfig, layers: tuple, x_BTD, rope, attend_fns) -> tuple[jax.Array, tuple]:
+def apply_split_layers(
+    config: ModelConfig, layers: tuple[dict, ...], x_BTD: jax.Array, rope: Rope, attend_fns: Sequence[AttendFn]
+) -> tuple[jax.Array, tuple]:
     """All layers by a Python loop over `split_layers`' tuple; returns the hidden states and each layer's cache."""
     block, caches = Block(config), []
     for layer_params, attend_fn in zip(layers, attend_fns, strict=True):
@@ -279,11 +287,13 @@ def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> 
     """The output projection [D, V] in the head's dtype, tied or not."""
     name = "embed" if config.tied_head else "head"
     dtypes = (config.head_dtype, config.grad_reduce_dtype)
-    matrix = collectives.gather(params[name], mesh, STORED[name], *dtypes)
+    matrix = collectives.gather(params[name], mesh, PARAM_SPECS[name], *dtypes)
     return matrix.T if config.tied_head else matrix
 
 
-def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax.Array:
+def logits_from_hidden(
+    config: ModelConfig, final_norm_D: jax.Array, head_DV: jax.Array, x_BTD: jax.Array
+) -> jax.Array:
     """Final norm and head; logits are float32 whatever the head's dtype.
 
     By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. A head of float32 asks for all 24 bits,
@@ -296,7 +306,14 @@ def logits_from_hidden(config: ModelConfig, final_norm_D, head_DV, x_BTD) -> jax
     return jnp.matmul(x_BTD, head_DV, precision=precision, preferred_element_type=jnp.float32)
 
 
-def forward(config: ModelConfig, params: dict, token_BT, position_BT, attend_fn, mesh: Mesh | None = None) -> jax.Array:
+def forward(
+    config: ModelConfig,
+    params: dict,
+    token_BT: jax.Array,
+    position_BT: jax.Array,
+    attend_fn: AttendFn,
+    mesh: Mesh | None = None,
+) -> jax.Array:
     """Hidden states [B, T, D] before the final norm, for whole sequences (training and scoring)."""
     x_BTD = embed_tokens(config, params, token_BT, mesh)
     return apply_layers(config, params["layers"], x_BTD, rope_tables(config, position_BT), attend_fn, mesh)

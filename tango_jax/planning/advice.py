@@ -7,6 +7,7 @@ helps. Stage: the end of `plan`.
 from tango_jax.planning.memory import Phase
 from tango_jax.planning.programs import Job
 from tango_jax.planning.targets import GIB, Target
+from tango_jax.rl.policy import Policy
 
 
 def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
@@ -40,7 +41,7 @@ def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
     return changes
 
 
-def _training_changes(policy) -> list[str]:
+def _training_changes(policy: Policy) -> list[str]:
     role, config, shape = policy.role, policy.config, policy.placement.train.shape
     changes = []
     if policy.model_config.remat != "full":
@@ -56,7 +57,7 @@ def _training_changes(policy) -> list[str]:
     return changes
 
 
-def _sampling_changes(policy) -> list[str]:
+def _sampling_changes(policy: Policy) -> list[str]:
     role, config, model = policy.role, policy.config, policy.model_config
     tensor, changes = config.mesh.decode_tensor, []
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size >= 2 * tensor:

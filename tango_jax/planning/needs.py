@@ -20,13 +20,13 @@ from jax.sharding import Mesh
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import ring_bytes
-from tango_jax.sharding.layouts import STORED, fit, param_name
+from tango_jax.sharding.layouts import PARAM_SPECS, fit_spec, param_name
 from tango_jax.weights.hf_layout import abstract_params
 
 SKIPPING = ("cudnn", "splash")  # attention that does not compute what lies above the diagonal
 
 
-class Tokens(NamedTuple):
+class MicroBatchShape(NamedTuple):
     """One micro-batch of one shard."""
 
     rows: int  # R
@@ -72,13 +72,13 @@ class Flops(NamedTuple):
         return self.layers + self.head
 
 
-def score_flops(model: ModelConfig, tokens: Tokens, tensor: int, attention: str) -> Flops:
+def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
     """Forward pass of one micro-batch."""
     layers = layer_flops(model, tokens.total, tokens.pairs(attention)) / tensor
     return Flops(layers, head_flops(model, tokens.scored) / _head_parts(model, tensor))
 
 
-def update_flops(model: ModelConfig, tokens: Tokens, tensor: int, attention: str, is_chunked: bool) -> Flops:
+def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
     """Forward and backward pass of one micro-batch, with what is computed again."""
     forward = score_flops(model, tokens, tensor, attention)
     attended = layer_flops(model, 0, tokens.pairs(attention)) / tensor
@@ -96,7 +96,7 @@ def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> F
 
 
 def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, attention: str) -> Flops:
-    pairs = prompts * Tokens(1, length).pairs(attention)
+    pairs = prompts * MicroBatchShape(1, length).pairs(attention)
     layers = layer_flops(model, prompts * length, pairs) / tensor
     return Flops(layers, head_flops(model, prompts) / _head_parts(model, tensor))
 
@@ -105,7 +105,7 @@ def _head_parts(model: ModelConfig, tensor: int) -> int:
     return tensor if model.vocab_size % tensor == 0 else 1
 
 
-def update_collectives(model: ModelConfig, mesh: Mesh, tokens: Tokens, chunk: int) -> dict[str, float]:
+def update_collectives(model: ModelConfig, mesh: Mesh, tokens: MicroBatchShape, chunk: int) -> dict[str, float]:
     """{kind: bytes} that a device must receive for one micro-batch of an update.
 
     all-gather      each matrix over fsdp, in the dtype of its use; twice for layers (the backward pass does it again
@@ -120,7 +120,7 @@ def update_collectives(model: ModelConfig, mesh: Mesh, tokens: Tokens, chunk: in
     need = {"all-gather": 0.0, "reduce-scatter": 0.0, "all-reduce": 0.0}
     for path, leaf in jax.tree_util.tree_flatten_with_path(abstract_params(model))[0]:
         name = param_name(path)
-        stored = fit(STORED[name], leaf.shape, mesh)
+        stored = fit_spec(PARAM_SPECS[name], leaf.shape, mesh)
         part = leaf.size / (shape["tensor"] if "tensor" in stored else 1)
         if "fsdp" in stored:
             for dtype, gathers in _uses(model, name):
@@ -142,7 +142,7 @@ def _uses(model: ModelConfig, name: str) -> list[tuple[str, int]]:
     return [("compute", 1)] * (name == "embed") + [("head", 1)] * (name == ("embed" if model.tied_head else "head"))
 
 
-def _tensor_sums(model: ModelConfig, tensor: int, tokens: Tokens, chunk: int, width: int) -> float:
+def _tensor_sums(model: ModelConfig, tensor: int, tokens: MicroBatchShape, chunk: int, width: int) -> float:
     again = 0 if model.remat == "none" else 1
     padded = -(-tokens.scored // chunk) * chunk if 0 < chunk < tokens.scored else tokens.scored
     is_split = _head_parts(model, tensor) > 1

@@ -56,7 +56,7 @@ class Program(NamedTuple):
         return self.temp + self.output - self.alias
 
 
-class Sampling(NamedTuple):
+class SamplingShapes(NamedTuple):
     """Arguments of a sampler's jitted functions, as shapes: the largest batch that it runs, each row with its own
     prompt."""
 
@@ -75,7 +75,7 @@ class Job:
     processes: int
     states: dict[str, TrainState]  # by role, as shapes with shardings; so are the next two
     batches: dict[str, Batch]
-    sampling: dict[str, Sampling]
+    sampling: dict[str, SamplingShapes]
 
     @property
     def prompts(self) -> int:
@@ -156,7 +156,7 @@ def abstract_batch(policy: Policy, rl: ConfigDict, processes: int) -> Batch:
     return jax.tree.map(over_processes, empty_batch(sizes))
 
 
-def abstract_sampling(policy: Policy) -> Sampling:
+def abstract_sampling(policy: Policy) -> SamplingShapes:
     """Shapes and shardings of the largest decode batch that the role can sample."""
     sampler, placement = policy.sampler, policy.placement
     weights = jax.eval_shape(sampler.layout_fn, policy.abstract_state().params)
@@ -181,10 +181,10 @@ def abstract_sampling(policy: Policy) -> Sampling:
     for bucket in sampler.config.cache_buckets:
         state = jax.eval_shape(lambda state, bucket=bucket: decode.grow_cache(bucket, state), first)
         states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
-    return Sampling(weights, arguments, tuple(states), sampling)
+    return SamplingShapes(weights, arguments, tuple(states), sampling)
 
 
-def _placed(place: NamedSharding, tree):
+def _placed(place: NamedSharding, tree: Any) -> Any:
     """A sharding stands for all that hangs below it, such as the layers of a cache."""
     return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
 
@@ -210,7 +210,7 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
 def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]) -> dict[str, Program]:
     """{"generator/update": Program, ...}; `report(name, seconds)` hears of each as it is done."""
 
-    def compiled(name: str, lowered) -> Program:
+    def compiled(name: str, lowered: jax.stages.Lowered) -> Program:
         began = time.monotonic()
         program = compile_one(lowered, devices.compiler_options, len(devices.devices))
         report(name, time.monotonic() - began)
@@ -225,7 +225,7 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
         return {name: future.result() for name, future in pending.items()}
 
 
-def compile_one(lowered, options: dict, num_devices: int) -> Program:
+def compile_one(lowered: jax.stages.Lowered, options: dict, num_devices: int) -> Program:
     """Compile and examine; a program that the compiler finds no memory for becomes its message."""
     try:
         compiled = lowered.compile(compiler_options=options or None)
@@ -238,7 +238,7 @@ def compile_one(lowered, options: dict, num_devices: int) -> Program:
     return examine(compiled, num_devices)
 
 
-def examine(compiled, num_devices: int) -> Program:
+def examine(compiled: jax.stages.Compiled, num_devices: int) -> Program:
     """What an executable says of itself."""
     memory = compiled.memory_analysis()
     return Program(

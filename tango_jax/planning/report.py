@@ -8,7 +8,8 @@ from tango_jax.planning.needs import decode_flops, prefill_flops
 from tango_jax.planning.planner import Plan, comparison
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
 from tango_jax.planning.times import TurnPlan, function_flops, scores_of
-from tango_jax.planning.workload import Sampled
+from tango_jax.planning.workload import SamplingWorkload
+from tango_jax.rl.policy import Policy
 from tango_jax.runtime.console import Console, format_seconds
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
@@ -83,7 +84,7 @@ def work(plan: Plan) -> dict[str, Work]:
     return done
 
 
-def _sampling_work(policy, role: str, sampled: Sampled) -> dict[str, Work]:
+def _sampling_work(policy: Policy, role: str, sampled: SamplingWorkload) -> dict[str, Work]:
     model, placement = policy.model_config, policy.placement
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     prompts = prefill_flops(model, sampled.prompts / groups, sampled.prompt_length, tensor, model.attention)

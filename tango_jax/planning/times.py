@@ -14,11 +14,12 @@ Parsing, grading and evaluation are not in it.
 from typing import NamedTuple
 
 from tango_jax.arms import ARMS
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, ring_bytes
 from tango_jax.planning.needs import Flops, decode_flops, prefill_flops, score_flops, update_flops
-from tango_jax.planning.programs import Job, Program, Sampling, device_bytes
+from tango_jax.planning.programs import Job, Program, SamplingShapes, device_bytes
 from tango_jax.planning.targets import Target
-from tango_jax.planning.workload import Passes, Sampled, passes_of, sampled_by
+from tango_jax.planning.workload import SamplingWorkload, UpdateWorkload, sampling_workload, update_workload
 from tango_jax.rl.policy import Policy
 
 SHARE_OF_FLOPS = 0.5
@@ -26,24 +27,24 @@ SHARE_OF_READ = 0.7
 SHARE_OF_LINK = 0.8
 STEP_OVERHEAD = 10e-6  # seconds a layer of a decode step: starting kernels, and small ones
 SUM_LATENCY = 10e-6  # seconds of a sum of few bytes over the devices that share decoding weights
-HIDDEN = ("all-gather", "reduce-scatter")  # sent while something is computed
+OVERLAPPED = ("all-gather", "reduce-scatter")  # sent while something is computed
 
 
-class Clock(NamedTuple):
+class TimeModel(NamedTuple):
     """Seconds on one target."""
 
     target: Target
 
-    def products(self, flops: Flops, compute_dtype: str, head_dtype: str) -> float:
+    def matmul_seconds(self, flops: Flops, compute_dtype: str, head_dtype: str) -> float:
         target = self.target
         layers = target.flops_float32 if compute_dtype == "float32" else target.flops
         head = target.flops_highest if head_dtype == "float32" else target.flops  # see transformer.logits_from_hidden
         return (flops.layers / layers + flops.head / head) / SHARE_OF_FLOPS
 
-    def reading(self, size: float) -> float:
+    def read_seconds(self, size: float) -> float:
         return size / (self.target.read * SHARE_OF_READ)
 
-    def sending(self, item: Collective) -> float:
+    def transfer_seconds(self, item: Collective) -> float:
         return item.wire_bytes / (self.bandwidth(item.members) * SHARE_OF_LINK)
 
     def bandwidth(self, members: tuple[int, ...]) -> float:
@@ -53,24 +54,24 @@ class Clock(NamedTuple):
             return self.target.link
         return min(self.target.link, self.target.network * max(hosts.count(host) for host in set(hosts)))
 
-    def passes(self, policy: Policy, program: Program, flops: Flops, passes: Passes) -> float:
+    def training_seconds(self, policy: Policy, program: Program, flops: Flops, passes: UpdateWorkload) -> float:
         """All micro-batches of an update or a score."""
         model, count, calls = policy.model_config, passes.micro_batches, passes.calls
-        hidden = [item for item in program.collectives if item.kind in HIDDEN]
-        inside = sum(self.sending(item) for item in hidden if item.in_pass)
-        open_sums = [item for item in program.collectives if item.kind not in HIDDEN]
-        sums = sum(self.sending(item) * (count if item.in_pass else calls) for item in open_sums)
-        outside = calls * sum(self.sending(item) for item in hidden if not item.in_pass)
-        return count * max(self.products(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
+        overlapped = [item for item in program.collectives if item.kind in OVERLAPPED]
+        inside = sum(self.transfer_seconds(item) for item in overlapped if item.in_pass)
+        open_sums = [item for item in program.collectives if item.kind not in OVERLAPPED]
+        sums = sum(self.transfer_seconds(item) * (count if item.in_pass else calls) for item in open_sums)
+        outside = calls * sum(self.transfer_seconds(item) for item in overlapped if not item.in_pass)
+        return count * max(self.matmul_seconds(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
 
-    def sampling(self, policy: Policy, shapes: Sampling, done: Sampled) -> float:
+    def sampling_seconds(self, policy: Policy, shapes: SamplingShapes, done: SamplingWorkload) -> float:
         """All decode batches of a phase."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
         dtypes = (model.compute_dtype, model.head_dtype)
         prompts = done.prompts / groups
         prefill = prefill_flops(model, prompts, done.prompt_length, tensor, model.attention)
-        seconds = self.products(prefill, *dtypes)
+        seconds = self.matmul_seconds(prefill, *dtypes)
         weights = device_bytes({name: part for name, part in shapes.weights.items() if name != "embed"})
         state, config = shapes.states[-1], policy.config
         of_prompt_token = device_bytes(state.prefix) / state.prefix.length_P.shape[0] / config.max_prompt * groups
@@ -81,11 +82,11 @@ class Clock(NamedTuple):
             prefixes = min(prompts, rows) if segment.rows == done.segments[0].rows else rows
             cache = prefixes * done.prompt_length * of_prompt_token + rows * segment.cache * of_token
             flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
-            step = max(self.reading(weights + cache), self.products(flops, *dtypes))
+            step = max(self.read_seconds(weights + cache), self.matmul_seconds(flops, *dtypes))
             seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
         return done.batches * seconds
 
-    def _sums(self, model, rows: float, tensor: int) -> float:
+    def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
         """The two sums of a layer over the devices that share decoding weights."""
         if tensor == 1:
             return 0.0
@@ -97,8 +98,8 @@ class TurnPlan(NamedTuple):
     """What a turn of one role does, and how long that takes."""
 
     role: str
-    passes: Passes
-    sampled: dict[str, Sampled]  # by the role that samples
+    passes: UpdateWorkload
+    sampled: dict[str, SamplingWorkload]  # by the role that samples
     seconds: dict[str, float]  # phase -> seconds
 
     @property
@@ -108,25 +109,25 @@ class TurnPlan(NamedTuple):
 
 def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnPlan:
     """The turn in which `role` is updated."""
-    clock, rl, policy = Clock(target), job.config.rl, job.policies[role]
+    times, rl, policy = TimeModel(target), job.config.rl, job.policies[role]
     M, is_generator = rl.samples_per_prompt, role == "generator"
     judged = (job.prompts * M, rl.verifications_per_solution) if is_generator else (job.prompts, M)
-    sampled = {"generator": sampled_by(job, "generator", job.prompts, M if is_generator else 1, filled)}
+    sampled = {"generator": sampling_workload(job, "generator", job.prompts, M if is_generator else 1, filled)}
     if "verifier" in {call.role for call in ARMS[job.config.arm].turns[role].calls}:
-        sampled["verifier"] = sampled_by(job, "verifier", *judged, filled)
-    passes = passes_of(job, role, filled)
+        sampled["verifier"] = sampling_workload(job, "verifier", *judged, filled)
+    passes = update_workload(job, role, filled)
     loss = policy.config.loss
     score, update = function_flops(policy, passes)
-    seconds = {"reshard": sum(reshard_seconds(clock, programs[f"{name}/layout"]) for name in sampled)}
+    seconds = {"reshard": sum(reshard_seconds(times, programs[f"{name}/layout"]) for name in sampled)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
-            seconds[phase] = clock.sampling(job.policies[name], job.sampling[name], sampled[name])
-    seconds["score"] = scores_of(policy) * clock.passes(policy, programs[f"{role}/score"], score, passes)
+            seconds[phase] = times.sampling_seconds(job.policies[name], job.sampling[name], sampled[name])
+    seconds["score"] = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes)
     state = job.states[role]
     # Of each parameter and its two moments: read and written; of the gradient: read for its norm and for the step.
     touched = 2 * device_bytes(state) + 2 * device_bytes(state.params)
-    step = loss.minibatches * clock.reading(touched)
-    update_s = clock.passes(policy, programs[f"{role}/update"], update, passes)
+    step = loss.minibatches * times.read_seconds(touched)
+    update_s = times.training_seconds(policy, programs[f"{role}/update"], update, passes)
     seconds["update"] = loss.epochs * (update_s + step)
     return TurnPlan(role, passes, sampled, seconds)
 
@@ -136,7 +137,7 @@ def scores_of(policy: Policy) -> int:
     return (policy.config.loss.kl_coef > 0) + (policy.updates_per_batch > 1)
 
 
-def function_flops(policy: Policy, passes: Passes) -> tuple[Flops, Flops]:
+def function_flops(policy: Policy, passes: UpdateWorkload) -> tuple[Flops, Flops]:
     """(score, update) of one micro-batch on one device."""
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
     is_chunked = 0 < policy.config.logp_chunk < passes.tokens.scored
@@ -144,6 +145,7 @@ def function_flops(policy: Policy, passes: Passes) -> tuple[Flops, Flops]:
     return score_flops(*shape), update_flops(*shape, is_chunked)
 
 
-def reshard_seconds(clock: Clock, layout: Program) -> float:
+def reshard_seconds(times: TimeModel, layout: Program) -> float:
     """Parameters sent to where they are sampled with, and written there."""
-    return sum(clock.sending(item) for item in layout.collectives) + clock.reading(layout.output + layout.argument)
+    sent = sum(times.transfer_seconds(item) for item in layout.collectives)
+    return sent + times.read_seconds(layout.output + layout.argument)

@@ -12,21 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.planning.needs import Tokens
+from tango_jax.planning.needs import MicroBatchShape
 from tango_jax.planning.programs import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
 
 
-class Passes(NamedTuple):
+class UpdateWorkload(NamedTuple):
     """An update or a score of one turn."""
 
     micro_batches: int  # in all calls
     calls: int  # one a minibatch
-    tokens: Tokens  # of each micro-batch of a shard
+    tokens: MicroBatchShape  # of each micro-batch of a shard
 
 
-class Segment(NamedTuple):
+class DecodeSegment(NamedTuple):
     """Decode steps in the same shapes."""
 
     rows: int
@@ -34,28 +34,28 @@ class Segment(NamedTuple):
     steps: int
 
 
-class Sampled(NamedTuple):
+class SamplingWorkload(NamedTuple):
     """One phase of sampling in the busiest process: decode batches that follow each other, all alike."""
 
     batches: int
     prompts: int  # of a batch
     prompt_length: int  # bucket
-    segments: tuple[Segment, ...]
+    segments: tuple[DecodeSegment, ...]
 
 
-def spread(count: int, longest: int, filled: float) -> np.ndarray:
+def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray:
     """`count` lengths from 1 to `longest`, evenly spaced around a mean of `filled` x `longest`; the longest first."""
     half = min(filled, 1 - filled)
     shares = np.linspace(filled + half, filled - half, count)
     return np.maximum(1, np.ceil(longest * shares)).astype(int)
 
 
-def passes_of(job: Job, role: str, filled: float) -> Passes:
+def update_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
     policy, config, M = job.policies[role], job.policies[role].config, job.config.rl.samples_per_prompt
     prompts, shards = job.minibatch_prompts(role), policy.placement.num_local_shards
-    responses = shuffled(spread(prompts * M, config.max_response, filled))
-    lengths = shuffled(spread(prompts, config.max_prompt, filled))
+    responses = shuffled(evenly_spaced_lengths(prompts * M, config.max_response, filled))
+    lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
     sequences = [
         TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))
         for b in range(prompts * M)
@@ -64,30 +64,31 @@ def passes_of(job: Job, role: str, filled: float) -> Passes:
     micro_batches = assign_micro_batches(sequences, pack_as, prompts * M, prompts, shards)
     shape = batch_shape(pack_as, prompts * M, prompts, shards, longest_prompt=lengths.max())
     calls = config.loss.minibatches
-    return Passes(max(map(len, micro_batches)) * calls, calls, Tokens(shape.R, shape.T, shape.Q, shape.X))
+    tokens = MicroBatchShape(shape.R, shape.T, shape.Q, shape.X)
+    return UpdateWorkload(max(map(len, micro_batches)) * calls, calls, tokens)
 
 
 def shuffled(lengths: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).permutation(lengths)
 
 
-def sampled_by(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> Sampled:
+def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> SamplingWorkload:
     """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
     config, buckets = job.policies[role].config, job.policies[role].sampler.config
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))
     taken = math.ceil(num_prompts / batches)
     prompts = buckets.padded_prompts(taken, group_size)
-    longest = int(spread(num_prompts, config.max_prompt, filled)[0])
-    lengths = spread(taken * group_size, config.max_response, filled)
-    return Sampled(
+    longest = int(evenly_spaced_lengths(num_prompts, config.max_prompt, filled)[0])
+    lengths = evenly_spaced_lengths(taken * group_size, config.max_response, filled)
+    return SamplingWorkload(
         batches=batches,
         prompts=prompts,
         prompt_length=buckets.prompt_bucket(longest),
-        segments=tuple(segments_of(lengths, prompts * group_size, buckets)),
+        segments=tuple(decode_segments(lengths, prompts * group_size, buckets)),
     )
 
 
-def segments_of(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[Segment]:
+def decode_segments(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[DecodeSegment]:
     """The shapes that a decode batch goes through: `lengths` of its rows, the longest first, in `rows` places."""
     step, cache = 1, buckets.cache_buckets[0]  # prefill has made the first token
     while step < lengths[0]:
@@ -96,7 +97,7 @@ def segments_of(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Itera
         target = int(lengths[smaller]) if smaller < len(lengths) else step
         stop = min(target, cache)
         if stop > step:
-            yield Segment(rows, cache, stop - step)
+            yield DecodeSegment(rows, cache, stop - step)
             step = stop
         if step >= target:
             rows = smaller or rows

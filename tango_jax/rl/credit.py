@@ -55,13 +55,27 @@ def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     return Rewards(reward_B, metrics)
 
 
-def outcome_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+def outcome_credit(
+    config: ConfigDict,
+    turn: Turn,
+    answers: Answers,
+    reward_B: np.ndarray,
+    is_action_BT: np.ndarray,
+    counters: Counters,
+) -> Credit:
     """The generator's reward is shared by all tokens of a response."""
     adv_BT = _outcome_advantages(config, answers["generator"], reward_B, is_action_BT)
     return Credit(Signal(reward_B, adv_BT, adv_BT), counters, {"generator/alpha": 0.0})
 
 
-def judged_steps_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+def judged_steps_credit(
+    config: ConfigDict,
+    turn: Turn,
+    answers: Answers,
+    reward_B: np.ndarray,
+    is_action_BT: np.ndarray,
+    counters: Counters,
+) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
     averaged."""
     verifications, count = answers["verifier"].records, answers["verifier"].group_size
@@ -69,13 +83,27 @@ def judged_steps_credit(config, turn, answers: Answers, reward_B, is_action_BT, 
     return _steps_credit(config, turn, answers, reward_B, is_action_BT, counters, labels)
 
 
-def gold_steps_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+def gold_steps_credit(
+    config: ConfigDict,
+    turn: Turn,
+    answers: Answers,
+    reward_B: np.ndarray,
+    is_action_BT: np.ndarray,
+    counters: Counters,
+) -> Credit:
     """The outcome, blended with the task's own step labels: what a verifier without faults would say."""
     labels = [[solution.gold_steps for solution in answers["generator"].records]]
     return _steps_credit(config, turn, answers, reward_B, is_action_BT, counters, labels)
 
 
-def class_balanced_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
+def class_balanced_credit(
+    config: ConfigDict,
+    turn: Turn,
+    answers: Answers,
+    reward_B: np.ndarray,
+    is_action_BT: np.ndarray,
+    counters: Counters,
+) -> Credit:
     """The verifier's reward, weighted against the class of solutions that is more frequent (arXiv 2505.15034)."""
     is_correct_B = _is_correct_B(answers["verifier"])
     adv_outcome_BT = _outcome_advantages(config, answers["verifier"], reward_B, is_action_BT)
@@ -127,13 +155,21 @@ CREDITS: dict[str, Callable[..., Credit]] = {
 }
 
 
-def _outcome_advantages(config: ConfigDict, learner: Responses, reward_B, is_action_BT) -> np.ndarray:
+def _outcome_advantages(
+    config: ConfigDict, learner: Responses, reward_B: np.ndarray, is_action_BT: np.ndarray
+) -> np.ndarray:
     loss = config[learner.role].loss
     return advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, learner.group_size, loss.use_std)
 
 
 def _steps_credit(
-    config: ConfigDict, turn: Turn, answers: Answers, reward_B, is_action_BT, counters: Counters, labels: list[Sequence]
+    config: ConfigDict,
+    turn: Turn,
+    answers: Answers,
+    reward_B: np.ndarray,
+    is_action_BT: np.ndarray,
+    counters: Counters,
+    labels: list[Sequence],
 ) -> Credit:
     """Blend outcome and steps; `labels` is one list of step labels per solution for every verification of it."""
     rl, loss, solved = config.rl, config.generator.loss, answers["generator"]

@@ -1,7 +1,7 @@
 """One policy: all that generator and verifier have in common. They differ in config, prompt and reward only."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import Sampler, make_sampler
-from tango_jax.sharding.layouts import check_host_memory, fetch, param_shardings, park, with_shardings
+from tango_jax.sharding.layouts import check_host_memory, fetch, offload, param_shardings, with_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
 from tango_jax.text.tokenizer import Tokenizer
@@ -48,9 +48,9 @@ class Policy:
         """Shapes and shardings of a state, without arrays."""
         return with_shardings(jax.eval_shape(self.init, np.zeros((2,), np.uint32)), self.shardings)
 
-    def parked(self, state: TrainState) -> TrainState:
+    def offloaded(self, state: TrainState) -> TrainState:
         """The state between updates: with `mesh.offload`, its moments in host memory."""
-        return state.replace(opt_state=park(state.opt_state)) if self.config.mesh.offload else state
+        return state.replace(opt_state=offload(state.opt_state)) if self.config.mesh.offload else state
 
     def fetched(self, state: TrainState) -> TrainState:
         """The state as an update takes it."""
@@ -63,7 +63,13 @@ class Policy:
         return self.config.loss.minibatches * self.config.loss.epochs
 
 
-def make_policy(role: str, config: ConfigDict, source: Source, devices=None, num_local: int | None = None) -> Policy:
+def make_policy(
+    role: str,
+    config: ConfigDict,
+    source: Source,
+    devices: Sequence[jax.Device] | None = None,
+    num_local: int | None = None,
+) -> Policy:
     """Build a policy of the `role` ("generator" or "verifier") from that role's config and what it starts from.
 
     `devices`: those of the job, by default all that there are; the first `num_local` of them are this process's.
@@ -142,7 +148,7 @@ def loss_config(config: ConfigDict) -> LossConfig:
 def _make_state(model: ModelConfig, optimizer, placement: Placement) -> tuple[Callable, Callable, TrainState]:
     """(init, restart, shardings) of a train state."""
 
-    def fresh(key_data):
+    def fresh(key_data: jax.Array) -> TrainState:
         return init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data)))
 
     shardings = param_shardings(placement.train, jax.eval_shape(fresh, np.zeros((2,), np.uint32)))

@@ -2,6 +2,7 @@
 reference policy and for old log-probs when one batch gets several updates."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +12,20 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of, make_packed_attention, make_shared_prefix_attention
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 from tango_jax.sharding import collectives
 from tango_jax.sharding.placement import ROWS
 
 
-def micro_batch(batch: Batch, index) -> Batch:
+def micro_batch(batch: Batch, index: jax.Array | int) -> Batch:
     """Micro-batch number `index`: every field without its leading N axis."""
     return jax.tree.map(
         lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False) if leaf.ndim else leaf, batch
     )
 
 
-def hidden_states(model_config, params, micro: Batch, mesh: Mesh | None = None) -> jax.Array:
+def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: Mesh | None = None) -> jax.Array:
     """Hidden states of the packed rows, [Z, R, T, D]; shared prompts are computed once beside them."""
     Z, R, T = micro.token_NZRT.shape
     Q, X = micro.prefix_token_NZQX.shape[1:]
@@ -35,18 +37,25 @@ def hidden_states(model_config, params, micro: Batch, mesh: Mesh | None = None) 
         attend_fn = make_packed_attention(segment_BT, attention)
         x_BTD = transformer.forward(model_config, params, token_BT, position_BT, attend_fn, mesh)
         return x_BTD.reshape(Z, R, T, -1)
-    token = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
-    prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
-    position = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
+    # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: whatever acts token by token is then one matmul
+    # over all of them, and attention alone takes them apart again.
+    token_ZN = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
+    prefix_position_ZN = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
+    position_ZN = jnp.concatenate([prefix_position_ZN, micro.position_NZRT.reshape(Z, -1)], axis=1)
     attend_fn = make_shared_prefix_attention(
         micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention
     )
-    x = transformer.forward(model_config, params, token, position, attend_fn, mesh)
-    return x[:, Q * X :].reshape(Z, R, T, -1)
+    x_ZND = transformer.forward(model_config, params, token_ZN, position_ZN, attend_fn, mesh)
+    return x_ZND[:, Q * X :].reshape(Z, R, T, -1)
 
 
 def token_logps(
-    model_config, params, micro: Batch, temperature: float, chunk: int, mesh: Mesh | None = None
+    model_config: ModelConfig,
+    params: dict,
+    micro: Batch,
+    temperature: float,
+    chunk: int,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of every token given those before it, and the entropy of the distribution it came from.
 
@@ -58,20 +67,25 @@ def token_logps(
     Z, R, T, D = x_ZRTD.shape
     # Gathered to its use layout once, before the loop: inside it, every chunk would gather it again.
     head_DV = transformer.head_matrix(model_config, params, mesh)
-    # A vocabulary that tensor does not divide is whole everywhere: each device of a group then does the same.
-    parts = mesh if head_DV.shape[1] < model_config.vocab_size else None
-    final_norm_D = collectives.enter_tensor(params["final_norm"], parts)  # here, so that its gradient is summed once
+    # None where the vocabulary is whole on every device, because tensor does not divide it: each then does the same.
+    vocabulary_mesh = mesh if head_DV.shape[1] < model_config.vocab_size else None
+    # Outside the loop, so that its gradient is summed once.
+    final_norm_D = collectives.copy_to_tensor(params["final_norm"], vocabulary_mesh)
 
-    def score_fn(x_ZCD, target_ZC):
-        x_ZCD = collectives.enter_tensor(x_ZCD, parts)
+    def score_fn(x_ZCD: jax.Array, target_ZC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x_ZCD = collectives.copy_to_tensor(x_ZCD, vocabulary_mesh)
         logits_ZCV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZCD) / temperature
-        if parts is None:
+        if vocabulary_mesh is None:
             return _score_logits(logits_ZCV, target_ZC, True, None)
-        return _score_logits(logits_ZCV, *transformer.own_vocabulary(model_config, target_ZC, parts), parts)
+        index_ZC, is_here_ZC = transformer.vocabulary_shard_index(model_config, target_ZC, vocabulary_mesh)
+        return _score_logits(logits_ZCV, index_ZC, is_here_ZC, vocabulary_mesh)
 
+    # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target,
+    # and `shift` drops that score.
     x_ZND = x_ZRTD.reshape(Z, R * T, D)
     target_ZN = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
     if 0 < chunk < R * T:
+        # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
         padding = -(R * T) % chunk
         x_ZND = jnp.pad(x_ZND, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
         target_ZN = jnp.pad(target_ZN, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
@@ -82,16 +96,19 @@ def token_logps(
     else:
         logp_ZN, entropy_ZN = score_fn(x_ZND, target_ZN)
 
-    def shift(values_ZN):
+    def shift(values_ZN: jax.Array) -> jax.Array:
         """From 'predicted at t' to 'scores token t'; padding and prompt stay finite."""
         return jnp.pad(values_ZN.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
 
     return shift(logp_ZN), shift(entropy_ZN)
 
 
-def _score_logits(logits_BCV, target_BC, is_here_BC, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+def _score_logits(
+    logits_BCV: jax.Array, target_BC: jax.Array, is_here_BC: jax.Array | bool, mesh: Mesh | None
+) -> tuple[jax.Array, jax.Array]:
     """Log-prob of the targets and entropy. With a mesh, V is this device's part of the vocabulary and `is_here` says
     which targets lie in it."""
+    # Written out instead of jax.nn.log_softmax, so that what crosses devices is one number per token, never logits.
     top_BC = collectives.max_over_tensor(logits_BCV.max(-1), mesh)
     total_BC = collectives.sum_over_tensor(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1), mesh)
     normaliser_BC = top_BC + jnp.log(total_BC)
@@ -102,19 +119,19 @@ def _score_logits(logits_BCV, target_BC, is_here_BC, mesh: Mesh | None) -> tuple
     return chosen_BC - normaliser_BC, normaliser_BC - mean_logit_BC
 
 
-def make_score(model_config, temperature: float, chunk: int, mesh: Mesh | None = None):
+def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: Mesh | None = None) -> Callable:
     """Build the jitted `score(params, batch) -> logp_NZRT`; micro-batches not in use are left at 0."""
     out_sharding = None if mesh is None else NamedSharding(mesh, P(None, ROWS))
 
-    def score_shard(params, micro: Batch):
+    def score_shard(params: dict, micro: Batch) -> jax.Array:
         logp_BT, _ = token_logps(model_config, params, micro, temperature, chunk, mesh)
         return logp_BT.reshape(micro.token_NZRT.shape)
 
     score_micro = collectives.over_shards(score_shard, mesh, P(ROWS))
 
     @functools.partial(jax.jit, out_shardings=out_sharding)
-    def score(params, batch: Batch) -> jax.Array:
-        def body(index, logp_NZRT):
+    def score(params: dict, batch: Batch) -> jax.Array:
+        def body(index: jax.Array, logp_NZRT: jax.Array) -> jax.Array:
             with jax.named_scope("score"):
                 logp_ZRT = score_micro(params, micro_batch(batch, index))
             return lax.dynamic_update_index_in_dim(logp_NZRT, logp_ZRT, index, 0)

@@ -6,6 +6,7 @@ neither on packing nor on the micro-batch size. The number of micro-batches is t
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl import losses
 from tango_jax.rl.packing import MAX_SEGMENTS
@@ -47,13 +49,15 @@ class LossConfig:
     logp_chunk: int
 
 
-def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None) -> Callable:
+def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh | None = None) -> Callable:
     """`loss_fn(params, micro) -> (loss, sums)` of reinforcement learning: clipped surrogate + KL - entropy."""
 
-    def loss_fn(params, micro: Batch):
+    def loss_fn(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
         logp_BT, entropy_BT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk, mesh)
         rows = _Rows(micro)
+        # Prompts and padding get 0: their ratios could overflow, and a weight of 0 would make NaN of that.
         logp_BT = jnp.where(rows.is_action_BT, logp_BT, 0.0)
+        # With one update per batch the old policy is this one: its ratio is 1, and only the gradient goes through it.
         old_BT = rows.old_logp_BT if config.has_old_logp else lax.stop_gradient(logp_BT)
         if config.ratio == "sequence":
             log_ratio_BT = losses.sequence_log_ratio_BT(
@@ -119,7 +123,9 @@ def make_loss(loss_fn: Callable) -> Callable:
     return loss
 
 
-def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shardings=None) -> Callable:
+def make_update(
+    optimizer: optax.GradientTransformation, loss_fn: Callable, shardings: TrainState | None = None
+) -> Callable:
     """Build the jitted `update(state, batch) -> (state, metrics)`. The state is donated, and stays as `shardings` say.
 
     Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the parameters
@@ -130,7 +136,7 @@ def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shar
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
 
-        def body(index, carry):
+        def body(index: jax.Array, carry: tuple) -> tuple:
             grads, loss, sums, maxima = carry
             micro = micro_batch(batch, index)
             with jax.named_scope("loss"):
@@ -138,7 +144,7 @@ def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shar
             grads, sums = jax.tree.map(jnp.add, (grads, sums), (micro_grads, micro_sums))
             return pinned(grads), loss + micro_loss, sums, jax.tree.map(jnp.maximum, maxima, micro_maxima)
 
-        def pinned(grads):
+        def pinned(grads: dict) -> dict:
             # Without this the accumulators would be whole on every device.
             return grads if shardings is None else lax.with_sharding_constraint(grads, shardings.params)
 
@@ -159,12 +165,12 @@ def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shar
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
 
 
-def _norm(tree) -> jax.Array:
+def _norm(tree: Any) -> jax.Array:
     """Global norm, float32 whatever the arrays are: a square of 16 bits would lose or overflow."""
     return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 
-def init_state(optimizer: optax.GradientTransformation, params) -> TrainState:
+def init_state(optimizer: optax.GradientTransformation, params: dict) -> TrainState:
     """Step 0 with fresh moments; call it under jit."""
     return TrainState(params=params, opt_state=optimizer.init(params), step=jnp.zeros((), jnp.int32))
 

@@ -13,15 +13,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tango_jax.sharding.layouts import STORED, param_shardings
+from tango_jax.records import Batch
+from tango_jax.sharding.layouts import PARAM_SPECS, param_shardings
 from tango_jax.sharding.placement import ROWS
 
 
-def over_shards(fn: Callable, mesh: Mesh | None, out_specs) -> Callable:
+def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
     """`fn(params, micro)` on every device by itself: parameters as they are stored, Z = 1 of the batch.
 
     The gradient with respect to the parameters comes out as they are stored, summed over all rows.
@@ -29,11 +31,11 @@ def over_shards(fn: Callable, mesh: Mesh | None, out_specs) -> Callable:
     if mesh is None or mesh.size == 1:
         return fn
 
-    def sharded(params, micro):
+    def sharded(params: dict, micro: Batch) -> Any:
         stored = jax.tree.map(lambda place: place.spec, param_shardings(mesh, params))
         rows = jax.tree.map(lambda leaf: P(ROWS) if leaf.ndim else P(), micro)
 
-        def on_device(params, micro):
+        def on_device(params: dict, micro: Batch) -> Any:
             # Here, not where they are used: the sum of their gradients over rows is then made once, of what is stored.
             return fn(jax.tree.map(_used_by_rows, params, stored), micro)
 
@@ -66,8 +68,11 @@ def tensor_index(mesh: Mesh | None) -> jax.Array | int:
     return 0 if tensor_size(mesh) == 1 else jax.lax.axis_index("tensor")
 
 
-def enter_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Inside `over_shards`: x on its way into matrices that are split over tensor. One sum of gradients for all."""
+def copy_to_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Inside `over_shards`: x on its way into matrices that are split over tensor.
+
+    The backward pass sums the devices' gradients of x (the operator f of Megatron-LM, arXiv 1909.08053).
+    """
     return x if tensor_size(mesh) == 1 else jax.lax.pcast(x, "tensor", to="varying")
 
 
@@ -82,7 +87,7 @@ def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     return x if tensor_size(mesh) == 1 else jax.lax.pmax(x, "tensor")
 
 
-def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype, reduce_dtype) -> jax.Array:
+def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
     """Inside `over_shards`: a parameter in the dtype of its use, whole over fsdp.
 
     It is sent in that dtype. Its gradient goes back by reduce-scatter, summed in `reduce_dtype`, or in `dtype` if that
@@ -99,23 +104,27 @@ def _is_split(mesh: Mesh | None, stored: P) -> bool:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _gather(x: jax.Array, axis: int, dtype, sum_dtype, own_dtype) -> jax.Array:
+def _gather(x: jax.Array, axis: int, dtype: np.dtype, sum_dtype: np.dtype, stored_dtype: np.dtype) -> jax.Array:
     return jax.lax.all_gather(x.astype(dtype), "fsdp", axis=axis, tiled=True)
 
 
-def _gather_forward(x, axis, dtype, sum_dtype, own_dtype):
-    return _gather(x, axis, dtype, sum_dtype, own_dtype), None
+def _gather_forward(
+    x: jax.Array, axis: int, dtype: np.dtype, sum_dtype: np.dtype, stored_dtype: np.dtype
+) -> tuple[jax.Array, None]:
+    return _gather(x, axis, dtype, sum_dtype, stored_dtype), None
 
 
-def _gather_backward(axis, dtype, sum_dtype, own_dtype, _, grad):
+def _gather_backward(
+    axis: int, dtype: np.dtype, sum_dtype: np.dtype, stored_dtype: np.dtype, residuals: None, grad: jax.Array
+) -> tuple[jax.Array]:
     grad = jax.lax.psum_scatter(grad.astype(sum_dtype), "fsdp", scatter_dimension=axis, tiled=True)
-    return (grad.astype(own_dtype),)
+    return (grad.astype(stored_dtype),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def gather_table(x: jax.Array, mesh: Mesh | None, stored: P, dtype, reduce_dtype) -> jax.Array:
+def gather_table(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
     """`gather` of a table [V, D] of which rows are picked."""
     table_VD = gather(x, mesh, stored, dtype, reduce_dtype)
     if not _is_split(mesh, stored) or mesh.devices.flat[0].platform != "tpu":
@@ -125,10 +134,10 @@ def gather_table(x: jax.Array, mesh: Mesh | None, stored: P, dtype, reduce_dtype
     return with_layout_constraint(table_VD, Layout(major_to_minor=(1, 0)))
 
 
-def gather_layer(layer: dict, mesh: Mesh | None, dtype, reduce_dtype) -> dict:
+def gather_layer(layer: dict, mesh: Mesh | None, dtype: str, reduce_dtype: str) -> dict:
     """One layer's parameters, sliced from the stack, in the dtype and layout of their use."""
     if mesh is None or mesh.size == 1:
         return layer
-    return {
-        name: gather(leaf, mesh, P(*STORED[f"layers/{name}"][1:]), dtype, reduce_dtype) for name, leaf in layer.items()
-    }
+    # Without the leading L axis: the scan has sliced it off.
+    specs = {name: P(*PARAM_SPECS[f"layers/{name}"][1:]) for name in layer}
+    return {name: gather(leaf, mesh, specs[name], dtype, reduce_dtype) for name, leaf in layer.items()}

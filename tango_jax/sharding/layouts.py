@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import KeyPath
 
 from tango_jax.records import Batch
 from tango_jax.sharding.placement import ROWS, Placement
@@ -19,7 +20,7 @@ from tango_jax.sharding.placement import ROWS, Placement
 HOST_MEMORY = "pinned_host"
 # How each parameter is stored; a layer's are stacked on L. Without fsdp it is the layout of use. Embedding and head are
 # both split over the vocabulary, so that a tied table serves as either.
-STORED = {
+PARAM_SPECS = {
     "embed": P("tensor", "fsdp"),
     "head": P("fsdp", "tensor"),
     "final_norm": P(None),
@@ -40,7 +41,7 @@ STORED = {
 }
 
 
-def fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+def fit_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     """The spec without axes of one device, and without those that do not divide their dimension (a vocabulary may have
     any size)."""
     entries = [
@@ -50,13 +51,13 @@ def fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     return P(*entries)
 
 
-def _only(spec: P, axes: Sequence[str]) -> P:
+def _keep_axes(spec: P, axes: Sequence[str]) -> P:
     """The spec with these mesh axes alone."""
     return P(*(entry if entry in axes else None for entry in spec))
 
 
-def param_name(path) -> str:
-    """The name in STORED of a leaf of a parameter tree, or of a tree of such trees (optimizer moments)."""
+def param_name(path: KeyPath) -> str:
+    """The name in PARAM_SPECS of a leaf of a parameter tree, or of a tree of such trees (optimizer moments)."""
     names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
     return "/".join(names[-2:]) if "layers" in names[-2:-1] else names[-1]
 
@@ -66,11 +67,11 @@ def param_shardings(mesh: Mesh, tree: Any) -> Any:
     everywhere.
 
     Raises:
-        KeyError: a parameter without an entry in STORED.
+        KeyError: a parameter without an entry in PARAM_SPECS.
     """
 
-    def sharding_of(path, leaf):
-        spec = P() if leaf.ndim == 0 else fit(STORED[param_name(path)], leaf.shape, mesh)
+    def sharding_of(path: KeyPath, leaf: Any) -> NamedSharding:
+        spec = P() if leaf.ndim == 0 else fit_spec(PARAM_SPECS[param_name(path)], leaf.shape, mesh)
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding_of, tree)
@@ -84,13 +85,13 @@ def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
 def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
     """Shardings of `transformer.split_layers`' result on a DECODE_AXES mesh: split over tensor, copied over rows."""
 
-    def sharding_of(path, leaf):
+    def sharding_of(path: KeyPath, leaf: Any) -> NamedSharding:
         name = param_name(path)
-        if f"layers/{name}" in STORED:  # an element of the tuple of layers: not stacked
-            spec = P(*STORED[f"layers/{name}"][1:])
+        if f"layers/{name}" in PARAM_SPECS:  # an element of the tuple of layers: not stacked
+            spec = P(*PARAM_SPECS[f"layers/{name}"][1:])
         else:  # joined matrices exist where tensor is 1
-            spec = STORED.get({"head_DV": "head"}.get(name, name), P())
-        return NamedSharding(mesh, fit(_only(spec, ("tensor",)), leaf.shape, mesh))
+            spec = PARAM_SPECS.get({"head_DV": "head"}.get(name, name), P())
+        return NamedSharding(mesh, fit_spec(_keep_axes(spec, ("tensor",)), leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(sharding_of, abstract_weights)
 
@@ -100,7 +101,7 @@ def to_local(placement: Placement, tree: Any) -> Any:
     if placement.local == placement.decode:
         return tree
 
-    def local_array(leaf):
+    def local_array(leaf: jax.Array) -> jax.Array:
         sharding = NamedSharding(placement.local, leaf.sharding.spec)
         shards = [shard.data for shard in leaf.addressable_shards]
         return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
@@ -108,7 +109,7 @@ def to_local(placement: Placement, tree: Any) -> Any:
     return jax.tree.map(local_array, tree)
 
 
-def park(tree: Any) -> Any:
+def offload(tree: Any) -> Any:
     """Arrays moved to the host memory that their devices reach; `fetch` brings them back."""
     places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST_MEMORY), tree)
     return jax.device_put(tree, places)
@@ -119,7 +120,7 @@ def fetch(tree: Any, shardings: Any) -> Any:
     return jax.device_put(tree, shardings)
 
 
-def batch_sharding(placement: Placement, leaf) -> NamedSharding:
+def batch_sharding(placement: Placement, leaf: Any) -> NamedSharding:
     """[N, Z, ...] is split over Z; the number of micro-batches is everywhere."""
     return NamedSharding(placement.train, P(None, ROWS) if np.ndim(leaf) else P())
 

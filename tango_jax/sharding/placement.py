@@ -5,6 +5,7 @@ Every process samples its own rows on its own devices (the `local` mesh).
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -91,8 +92,8 @@ def resolve_axes(settings: ConfigDict, num_devices: int) -> tuple[int, int, int]
     return tuple(sizes)
 
 
-def check_model(model, settings: ConfigDict, placement: Placement) -> None:
-    """Raises ValueError where an axis of the model cannot be split as the mesh says."""
+def check_model(model: Any, settings: ConfigDict, placement: Placement) -> None:
+    """Raises ValueError where an axis of `model` (a ModelConfig) cannot be split as the mesh says."""
     shape, decode_tensor = placement.train.shape, settings.decode_tensor
     for name, size, parts, axes in (
         ("width", model.width, shape["fsdp"], "fsdp"),
