@@ -101,7 +101,7 @@ def test_the_order_never_changes():
 def test_an_order_needs_problems_and_a_seed():
     with pytest.raises(ValueError, match="0 problems with seed=0"):
         make_problem_order([], 0)
-    with pytest.raises(ValueError, match="seed=-1; there must be one, and a seed in 0"):
+    with pytest.raises(ValueError, match="seed=-1; there must be at least one problem, and the seed must be in 0"):
         make_problem_order(problems(1), -1)
 
 
@@ -120,8 +120,8 @@ def test_long_prompts_are_left_out_and_counted():
     assert max(len(problem.question) for problem in done.train + done.validation) == 90
     assert not set(done.train) & set(done.validation)
     assert done.describe() == (
-        f"{len(done.train)} training and {len(done.validation)} validation problems; 10 left out for their length, "
-        "the longest prompt has 100 tokens"
+        f"{len(done.train)} training and {len(done.validation)} validation problems; 10 left out because of their "
+        "length, the longest prompt has 100 tokens"
     )
 
 
@@ -135,7 +135,7 @@ def test_another_limit_moves_no_problem_between_the_parts():
 
 @pytest.mark.parametrize("settings", [{"max_tokens": 7}, {"batch_size": 81, "max_tokens": 100}, {"max_tokens": 0}])
 def test_less_than_a_batch_is_refused(settings):
-    with pytest.raises(ValueError, match="too few problems: .* raise the limit.*, lower the others or give more than"):
+    with pytest.raises(ValueError, match="too few problems: .* raise the limit.*, lower the other numbers, or give"):
         split(**settings)
 
 
