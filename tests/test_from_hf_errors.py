@@ -112,7 +112,7 @@ def test_a_tensor_in_two_files(tmp_path):
     config = model_config_from_hf(write_checkpoint(tmp_path, LLAMA, shards=2))
     first = tmp_path / "model-00001-of-00002.safetensors"
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(first.read_bytes())
-    with pytest.raises(ValueError, match="00002-of-00002.safetensors holds .* and 6 more, which are in .*00001"):
+    with pytest.raises(ValueError, match="00002-of-00002.safetensors holds .* and 6 more, which are also in .*00001"):
         load_hf(tmp_path, config)
 
 

@@ -99,7 +99,7 @@ def test_the_order_never_changes():
 
 
 def test_an_order_needs_problems_and_a_seed():
-    with pytest.raises(ValueError, match="0 problems with seed=0"):
+    with pytest.raises(ValueError, match="0 problems and seed=0"):
         make_problem_order([], 0)
     with pytest.raises(ValueError, match="seed=-1; there must be at least one problem, and the seed must be in 0"):
         make_problem_order(problems(1), -1)
