@@ -267,7 +267,7 @@ MISTAKES = [
      r"task\.train=.* has 7 problems; a batch takes rl\.prompts_per_step=4, and 4 are set aside \(task\.validation\)"),
     (f"{MATH} task.test= task.validation=2", r"has 7 problems; .*prompts_per_step=4, and 4 are set aside"),
     (f"{MATH} task.stage_one=none.jsonl", r"data file none\.jsonl does not exist"),
-    (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: no 'solution'; keys found: question, answer;"),
+    (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: 'solution' is missing; keys found: question, answer;"),
     (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
     (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
      r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),

@@ -201,7 +201,7 @@ def test_a_second_file_that_is_no_stage_one_text_is_named(folder, policy, tmp_pa
     (tmp_path / "validation.parquet").write_text('{"question": "1 + 1?", "answer": "2"}')
     config = math_config(folder, stage_one=str(tmp_path), validation=1)
     config.verifier.sft.steps = 0
-    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: no 'solution'.* beside train\.parquet; "):
+    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: 'solution' is missing.* beside train\.parquet"):
         validate(config)
 
 

@@ -284,7 +284,7 @@ def test_bad_folders(tmp_path, change_fn, rows, words):
     (b"", ["not a SentencePiece model of type BPE"]),
     (lambda: sentencepiece_model(model_type="unigram", vocab_size=400), ["not a SentencePiece model of type BPE"]),
     (lambda: sentencepiece_model(normalization_rule_name="nmt_nfkc"), ["rewrites characters"]),
-    (lambda: sentencepiece_model(remove_extra_whitespaces=True), ["rewrites characters or blanks"]),
+    (lambda: sentencepiece_model(remove_extra_whitespaces=True), ["rewrites characters or spaces"]),
 ])  # fmt: skip
 def test_bad_sentencepiece_models(tmp_path, model, words):
     (tmp_path / "tokenizer.model").write_bytes(model() if callable(model) else model)

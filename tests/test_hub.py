@@ -134,5 +134,5 @@ def test_a_warning_that_no_commit_is_known_for(monkeypatch, warned, tmp_path):
 def test_half_a_character_in_a_data_file_ends_in_one_line(tmp_path):
     path = tmp_path / "set.jsonl"
     path.write_text('{"question": "\\ud83d\\ude00", "answer": "1"}\n{"question": "a\\uD800", "answer": "1"}\n')
-    with pytest.raises(ValueError, match=r"set.jsonl, line 2: '\\ud800' is half of a character beyond U\+FFFF"):
+    with pytest.raises(ValueError, match=r"set.jsonl, line 2: '\\ud800' is half of a surrogate pair"):
         read_rows(path)

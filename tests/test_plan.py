@@ -181,7 +181,7 @@ def test_sizes_of_checkpoints_without_them():
     assert (source.model_config.width, source.model_config.compute_dtype) == (3584, "bfloat16")
     assert source.tokenizer.vocab_size == 152064
     config.generator.checkpoint = "someone/unknown"
-    with pytest.raises(ValueError, match="the sizes of someone/unknown are not known here: give a folder"):
+    with pytest.raises(ValueError, match="no preset sizes for someone/unknown: give a folder"):
         plan_source(config, "generator")
     assert all(preset_model(name).num_layers == raw["num_hidden_layers"] for name, raw in CONFIG_JSON.items())
 

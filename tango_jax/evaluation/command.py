@@ -1,7 +1,7 @@
-"""`python -m tango_jax.evaluate` from settings to tables: solve, judge, count, write.
+"""Implementation of `python -m tango_jax.evaluate`: solves problems, judges solutions, computes and writes metrics.
 
-In: settings. Out: the folder `settings.out` with rows, tables and, for several samples, a figure. The generator's
-weights are gone before the verifier's are read. Stage: after training, on any checkpoint.
+Takes settings; writes the folder `settings.out` with rows, tables and, for several samples, a figure. The generator's
+weights are freed before the verifier's are loaded. Stage of the loop: after training, on any checkpoint.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ TABLES = ("tables.md", "tables.csv")
 
 
 def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]:
-    """The whole evaluation, or what is left of it; results are returned by every process and written by the first.
+    """Run the whole evaluation, or what is left of it. Every process returns the results; the first one writes them.
 
     Raises:
-        ValueError: sets, checkpoints or an output folder that will not do, before any model is run.
+        ValueError: the sets, a checkpoint or the output folder cannot be used; this is raised before any model is run.
     """
     sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed)
     for kind in {one.grade_kind for one in sets if isinstance(one, SolveSet)}:
@@ -72,7 +72,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
 def solve_all(
     sets: Sequence, opened: dict[str, Speaker], settings: Settings, console: Console
 ) -> tuple[list[Shard], list[list[SolvedRow]]]:
-    """Every problem, solved."""
+    """Solve every problem; return the shards and the rows of each."""
     shards = [
         Shard(one, items, settings.out, "solved", index)
         for one in sets if isinstance(one, SolveSet)
@@ -102,7 +102,7 @@ def judge_all(
     settings: Settings,
     console: Console,
 ) -> tuple[list[Shard], list[list[JudgedRow]]]:
-    """The given solutions and, where a verifier is named, those of the generator, judged."""
+    """Judge the given solutions and, if a verifier is named, those of the generator; return shards and rows."""
     shards = [
         Shard(one, claims, settings.out, "judged", index)
         for one in sets if isinstance(one, JudgeSet)
@@ -130,19 +130,19 @@ def judge_all(
 
 
 def _begin(speaker: Speaker, settings: Settings) -> Speaker:
-    """The speaker with its weights, once nothing can be found wrong with the settings any more: they are kept now."""
+    """Load the speaker's weights, then save the settings, since they can no longer be found invalid."""
     ready = with_weights(speaker)
     keep_settings(settings)
     return ready
 
 
 def _rows_of(one, shards: Sequence[Shard], rows: Sequence[list]) -> list:
-    """The rows of one set, in order."""
+    """Return the rows of one set, in order."""
     return [row for shard, part in zip(shards, rows, strict=True) if shard.set is one for row in part]
 
 
 def write_rows(settings: Settings, one, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> None:
-    """One line per solution with its verifications, for people and for other programs."""
+    """Write one line per solution with its verifications, for people and for other programs."""
     by_claim: dict[tuple[int, int], list[dict]] = {}
     for row in judged:
         fields = {key: value for key, value in dataclasses.asdict(row).items() if key not in ("number", "sample")}
@@ -177,13 +177,13 @@ def write_tables(settings: Settings, results: Sequence[SetResult], console: Cons
 
 
 def _summary_row(result: SetResult) -> list[str]:
-    """Of a set, each figure of SUMMARY, the one with the most samples."""
+    """Return each figure of SUMMARY for one set, with the largest number of samples."""
     found = {metric.name: metric.estimate for metric in result.metrics}  # metrics ascend in k
     return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
 
 
 def process_config(settings: Settings) -> ConfigDict:
-    """The settings of the process, as `runtime.session` wants them."""
+    """Return the settings of the process in the form that `runtime.session` expects."""
     config = default_config().copy_and_resolve_references()
     config.distributed.enabled = settings.distributed
     config.generator.checkpoint = settings.judge

@@ -1,4 +1,4 @@
-"""A generator solves problems: a shard of a set in; graded solutions, greedy and sampled, out."""
+"""Solving by the generator: takes a shard of a set; returns graded solutions, greedy and sampled."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ from tango_jax.text.templates import generator_prompt
 
 
 def samples_of(settings: Settings) -> list[int]:
-    """The numbers of a problem's solutions."""
+    """Return the sample numbers of a problem's solutions."""
     return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
 
 
 def solve_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[SolvedRow]:
-    """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
+    """Sample every solution of a shard, problem by problem. A problem whose prompt is too long counts as wrong."""
     solve_set: SolveSet = shard.set
     prompts = [generator_prompt(speaker.template, speaker.source.tokenizer, problem) for _, problem in shard.items]
     fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= speaker.max_prompt]
@@ -67,7 +67,7 @@ def _rows(
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
-    """The answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
+    """Return the answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
     groups: dict[int, list[int]] = {}
     for index, (number, sample) in enumerate(keys):
         if sample != GREEDY:
@@ -83,10 +83,10 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 
 
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
-    """The rows of an earlier attempt at a shard, if they are whole.
+    """Read the rows of an earlier attempt at a shard; return None if they are incomplete.
 
     Raises:
-        ValueError: they are whole, and of other problems.
+        ValueError: the rows are complete but belong to other problems.
     """
     rows = read_shard(shard.path, SolvedRow)
     wanted = [(number, sample, problem) for number, problem in shard.items for sample in samples]
@@ -102,7 +102,7 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
 
 
 def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
-    """The solutions as a verifier sees them."""
+    """Return the solutions as claims for a verifier to judge."""
     problems = dict(solve_set.problems)
     return [
         Claim(

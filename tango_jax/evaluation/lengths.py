@@ -1,7 +1,7 @@
-"""Whether there is a prompt at all that a model may be given: sets and opened models in, an error or nothing out.
+"""Check that each set has at least one prompt within the limits of the models.
 
-A single problem that is too long counts as answered wrong. Where every one is, a limit is mistaken and the table would
-be zeros. Stage: before weights are read.
+Takes sets and opened models; raises an error or returns nothing. Stage of the loop: before weights are read. A single
+problem that is too long counts as wrong. If all of them are too long, a limit is mistaken and the table would be zeros.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _NO_LIMIT = 1 << 30
 
 
 def check_room(sets: Iterable[SolveSet | JudgeSet], opened: dict[str, Speaker], are_solutions_judged: bool) -> None:
-    """Raises ValueError where not one problem of a set is within the limit of a role that gets to see it."""
+    """Raise ValueError if no problem of a set is within the limit of a role that receives it."""
     solving = ("generator", "verifier") if are_solutions_judged else ("generator",)
     for one in sets:
         is_solved = isinstance(one, SolveSet)
@@ -33,7 +33,7 @@ def check_room(sets: Iterable[SolveSet | JudgeSet], opened: dict[str, Speaker], 
 
 
 def _num_tokens(role: str, speaker: Speaker, problem: Problem) -> int:
-    """Tokens of a problem's prompt; a verifier's, of the shortest solution there is."""
+    """Return the number of tokens in a problem's prompt; for a verifier, with the shortest possible solution."""
     if role == "generator":
         return len(generator_prompt(speaker.template, speaker.source.tokenizer, problem))
     return len(verifier_prompt(speaker.template, speaker.source.tokenizer, problem, "", 1, _NO_LIMIT)[0])

@@ -1,6 +1,7 @@
-"""What the command line of `python -m tango_jax.evaluate` says, checked before any work.
+"""The command line of `python -m tango_jax.evaluate`, checked before any work.
 
-In: arguments. Out: one frozen record. What a resumed evaluation depends on is kept in the output folder and compared.
+Takes arguments; returns one frozen record. The settings on which a resumed evaluation depends are saved in the output
+folder and compared.
 """
 
 import argparse
@@ -33,7 +34,7 @@ FREE = ("out", "rows", "distributed", "decode_tensor")  # may change when an eva
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One evaluation."""
+    """The settings of one evaluation."""
 
     checkpoint: str | None  # what solves problems
     verifier: str | None  # what judges solutions
@@ -62,7 +63,7 @@ class Settings:
 
     @property
     def judge(self) -> str:
-        """What judges the sets that need no solver."""
+        """The model that judges the sets that need no solver."""
         return self.verifier or self.checkpoint
 
     def speaker(self, role: str) -> SpeakerSettings:
@@ -79,10 +80,10 @@ class Settings:
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
-    """Settings from arguments; argparse ends on --help and on unknown arguments.
+    """Parse and check the arguments; argparse exits on --help and on unknown arguments.
 
     Raises:
-        ValueError: values that cannot be; names the value, the limit and the fix.
+        ValueError: a value is invalid; the message names the value, the limit and the fix.
     """
     fields = vars(_parser(doc).parse_args(argv))
     fields["sets"] = tuple(dict.fromkeys(part.strip() for part in fields["sets"].split(",") if part.strip()))
@@ -93,7 +94,7 @@ def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Raises ValueError on the first mistake."""
+    """Raise ValueError for the first invalid setting."""
     require(bool(settings.sets), "--sets is empty: name at least one")
     require(bool(settings.judge), "no model is named: --checkpoint solves, --verifier judges; give one or both")
     for name in (settings.checkpoint, settings.verifier):
@@ -105,21 +106,21 @@ def check(settings: Settings) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Insist that the settings of an earlier attempt in the output folder, if any, are the same; nothing is written.
+    """Check that the settings of an earlier attempt in the output folder, if any, are the same; write nothing.
 
-    The first process does; all of them must call it.
+    The first process does the check, but all processes must call this function.
 
     Raises:
-        ValueError: the folder holds another evaluation (names what differs), or its settings are gone.
+        ValueError: the folder holds another evaluation (the message names the differences) or its settings are missing.
     """
     hosts.in_first(lambda: _compare(settings.out / "settings.json", _comparable(settings)))
 
 
 def keep_settings(settings: Settings) -> None:
-    """Write the settings into the output folder, if they are not there. The first process does; all must call it.
+    """Write the settings into the output folder unless they are there. All processes must call this; the first writes.
 
     Raises:
-        ValueError: they cannot be written.
+        ValueError: the settings cannot be written.
     """
     path = settings.out / "settings.json"
     hosts.in_first(lambda: None if path.exists() else write_json_atomic(path, _comparable(settings)))
