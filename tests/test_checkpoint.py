@@ -141,7 +141,7 @@ def test_a_checkpoint_of_before_there_was_a_seal_is_read(two_steps, tmp_path):
     assert restored.step == 20 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(2))
     shutil.rmtree(tmp_path / "20" / "record")  # and its lines: nothing tells that they are missing
     write_manifest(tmp_path / "20")
-    with pytest.raises(CheckpointError, match="20 is incomplete .*: move this folder away to go on"):
+    with pytest.raises(CheckpointError, match="20 is incomplete .*: move this folder away to resume"):
         Checkpointer(tmp_path).peek(abstract(make_state(2)))
 
 
@@ -201,7 +201,7 @@ def test_a_glance_tells_the_record_and_loads_no_array(two_steps, tmp_path, monke
         patched.setattr(checkpoint_lib, "_load", None)
         glance = two_steps.peek(abstract(state))
         assert (glance.step, glance.state, glance.meta) == (20, None, {"phase": "rl"})
-        with pytest.raises(CheckpointError, match="another model/optimizer"):
+        with pytest.raises(CheckpointError, match="another model or optimizer"):
             two_steps.peek(abstract(changed("ema")))
     assert Checkpointer(tmp_path / "new").peek(abstract(state)) is None
 

@@ -147,7 +147,7 @@ def test_a_metrics_file_that_others_change_is_noticed_before_a_checkpoint_relies
 
 def test_a_workdir_that_is_removed_is_not_made_again(writer, tmp_path):
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(ValueError, match="run was removed while the run was going on"):
+    with pytest.raises(ValueError, match="run was removed during the run"):
         writer.write(2, "eval", {"a": 2.0})
     assert not (tmp_path / "run").exists()
 

@@ -68,8 +68,7 @@ class RunLog:
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
         settings_file: Path | None = None,
     ):  # fmt: skip
-        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and bring the other loggers to the same
-        row.
+        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up.
 
         The config is written to `settings_file` (default: <directory>/config.json) together with the first row or
         position, so that a run that fails before then does not bind the next one to its settings.

@@ -22,8 +22,7 @@ class MetricsWriter:
     """
 
     def __init__(self, path: str | os.PathLike, resume_at: int | None = None, enabled: bool = True):
-        """Open the file for appending; if `resume_at` is given, truncate it to that many bytes first (0: start
-        afresh)."""
+        """Open the file for appending, after truncating it to `resume_at` bytes if given (0: start afresh)."""
         self._file = None
         if not enabled:
             return
@@ -58,8 +57,7 @@ class MetricsWriter:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def position(self) -> int:
-        """Bytes written so far, after an fsync, so that a checkpoint can rely on this position. Raises like
-        `append`."""
+        """Bytes written so far, after an fsync, so that a checkpoint can rely on it. Raises like `append`."""
         if self._file is None:
             return 0
         self._check()

@@ -166,8 +166,7 @@ def _finish(axes: Axes) -> None:
 
 
 def _limit_scores(axes: Axes) -> None:
-    """Set the y limits of shares and scores: never beyond 0 and 1, and never so narrow that noise looks like
-    progress."""
+    """Set y limits for scores: never beyond 0 and 1, and never so narrow that noise looks like progress."""
     if not axes.lines:
         return
     low, high = axes.get_ylim()

@@ -1,5 +1,4 @@
-"""One turn's rollouts as self-contained JSON objects: question, response, judgements, grade, and how they became an
-advantage.
+"""One turn's rollouts as self-contained JSON objects, from the question to the advantages.
 
 Takes the turn's place in the schedule and its TurnResult, and returns one dict per response of the role that is
 updated, prompt-major. Runs after a turn, before rollout_dump.py writes the rows to rollouts/*.jsonl, which
@@ -160,8 +159,7 @@ def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
 
 
 def _runs(values_T: np.ndarray) -> list[list]:
-    """Run-length encode. Step advantages change only at step ends, so a response needs a few pairs instead of T
-    numbers."""
+    """Run-length encode: step advantages change only at step ends, so a few pairs replace T numbers."""
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
 

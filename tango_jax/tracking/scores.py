@@ -32,8 +32,7 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
 
 
 def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]) -> dict[str, float]:
-    """Accuracy overall and by problem size, format score, and the share of correct steps if all solutions have gold
-    labels."""
+    """Accuracy overall and by problem size, format score, and step accuracy if all solutions have gold labels."""
     scores = {
         "accuracy": float(np.mean([solution.is_correct for solution in solutions])),
         "format": float(np.mean([solution.format_score for solution in solutions])),

@@ -92,7 +92,7 @@ WRITTEN = (
     # ---- folders to write into
     ("train", "--workdir=", "--workdir is empty"),
     ("sft", "--workdir={files}/math.py", "math.py is a file"),
-    ("generate", "--workdir={files}/math.py/run", "math.py is no folder"),
+    ("generate", "--workdir={files}/math.py/run", "math.py is not a folder"),
     ("ablate", "--workdir=~nobody_of_that_name/x", "~nobody_of_that_name/x"),
     ("evaluate", "--out=", "--out is empty"),
     ("evaluate", "--out={files}/math.py", "math.py is a file"),
