@@ -50,7 +50,7 @@ def starting_from(workdir, *overrides):
     (None, None, [], [], "there is no stage-1 checkpoint of the generator in .*: run python -m tango_jax.sft with"),
     (None, None, ["sft.steps=0"], [], r"had no stage 1 of the generator .*set generator\.checkpoint=.*source and"),
     (None, None, ["init_from=runs/first"], [], "that run took its own from runs/first, so name that"),
-    (3, None, [], [], "unfinished, at step 3 of 6: start the command that began it again"),
+    (3, None, [], [], "unfinished, at step 3 of 6: run its command again to finish it"),
     (3, None, [], ["sft.steps=0"], "unfinished, at step 3 of 6"),
     (3, None, [], ["sft.steps=3"], "unfinished, at step 3 of 6"),
     (3, None, ["sft.steps=3"], [], r"has 3 steps, and generator\.sft\.steps=6 .* or set generator\.sft\.steps=3 here"),
