@@ -50,7 +50,7 @@ def test_an_update_that_replaces_the_parameters_is_noticed_although_its_loss_is_
 
 def message_of(config, error=None, newest=4) -> str:
     with pytest.raises(FloatingPointError) as found, explained("turn 5", config, "runs/mine", newest):
-        raise error or Broken("verifier", "produced values that are not finite: {'verifier/loss': nan}")
+        raise error or Broken("verifier", "gave values that are not finite: {'verifier/loss': nan}")
     return str(found.value)
 
 
@@ -58,7 +58,7 @@ def test_the_error_names_turn_and_role_and_advises_nothing_that_the_workdir_refu
     config = default_config().copy_and_resolve_references()
     config.generator.sft.steps = config.verifier.sft.steps = 3
     message = message_of(config)
-    assert message.startswith("turn 5 produced values that are not finite: {'verifier/loss': nan}. Nothing of it is saved")
+    assert message.startswith("turn 5 gave values that are not finite: {'verifier/loss': nan}. Nothing of it is saved")
     assert "the newest checkpoint, of turn 4, holds finite parameters" in message
     assert "--config.generator.init_from=runs/mine --config.verifier.init_from=runs/mine" in message
     assert "a new --workdir" in message and "lower verifier.optimizer.lr (it is 1e-06)" in message
