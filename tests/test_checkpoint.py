@@ -189,7 +189,7 @@ def changed(name: str) -> dict:
     ("extra", "generator/params/kernel: checkpoint float32[6,4], this run has none"),
 ])
 def test_checkpoint_of_another_model_is_refused(two_steps, tmp_path, name, expected):
-    with pytest.raises(CheckpointError, match="another model/optimizer: 1 of") as error:
+    with pytest.raises(CheckpointError, match="another model or optimizer: 1 of") as error:
         two_steps.restore(changed(name))
     assert expected in str(error.value)
     assert names(tmp_path) == ["10", "20"]
