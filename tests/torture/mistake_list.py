@@ -153,7 +153,7 @@ WRITTEN = (
     ("report", "{files}", "--out={files}", "is a folder"),
     ("report", "{files}", "--ou=x", "--ou=x"),
     ("grade", "--file={files}/nothing.jsonl", "nothing.jsonl"),
-    ("grade", "--file={files}", "is no file"),
+    ("grade", "--file={files}", "is not a file"),
     ("grade", "--file={files}/bytes.jsonl", "bytes.jsonl, line 1"),
     ("grade", "--file={files}/list.jsonl", "list.jsonl, line 1"),
     ("grade", "--file={files}/graded_nan.jsonl", "'gold' is nan"),
