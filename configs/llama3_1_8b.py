@@ -1,6 +1,6 @@
 """Llama-3.1-8B-Instruct in both roles (arXiv 2505.15034, appendix E); otherwise as in qwen2_5_math_7b.py.
 
-Command:   the same two commands, with the same optional argument after the file name:
+Command:   as in qwen2_5_math_7b.py, with the same optional argument after the file name:
                python -m tango_jax.sft --config=configs/llama3_1_8b.py --config.generator.init_from= \
                    --config.task.stage_one=TAGGED.parquet --workdir=runs/llama3_1_8b_sft
                python -m tango_jax.train --config=configs/llama3_1_8b.py --workdir=runs/llama3_1_8b
