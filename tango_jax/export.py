@@ -1,9 +1,9 @@
-"""Either policy of a run as a Hugging Face folder: weights, tokenizer, generation config and a model card.
+"""Export a policy of a run as a Hugging Face folder: weights, tokenizer, generation config and a model card.
 
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
-takes the newest checkpoint in DIR, of stage 2 or else of stage 1. With --config=FILE (and --config.key=value), the run
-must have been made with these settings.
+Exports the newest checkpoint in DIR: that of stage 2 if there is one, otherwise that of stage 1. With --config=FILE
+(and --config.key=value), the command fails unless the run was made with these settings.
 """
 
 import argparse
@@ -26,10 +26,11 @@ ROLES = ("generator", "verifier")
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
-    """Write the folder and return its path. `dtype`: what to store; by default the parameters' own, bit by bit.
+    """Write the folder and return its path. `dtype` is the storage dtype; by default weights keep theirs, bit by bit.
 
     Raises:
-        ValueError: no run or no checkpoint there, a folder that is in use, or a model without a Hugging Face class.
+        ValueError: there is no run or no checkpoint, the output folder is in use, or the model has no Hugging Face
+            class.
     """
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
@@ -56,7 +57,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
 
 
 def last_metrics(workdir: Path, role: str) -> dict:
-    """The newest evaluation of the role that the run has written, without times."""
+    """The newest evaluation metrics of the role that the run has written, without timings."""
     for path in (workdir / "metrics.jsonl", workdir / "sft" / role / "metrics.jsonl"):
         rows = [row for row in read_metrics(path) if row["phase"] in ("eval", "sft")] if path.is_file() else []
         if rows:
@@ -65,14 +66,14 @@ def last_metrics(workdir: Path, role: str) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    """Return exit code 0, or 2 after one line on standard error that says what to change."""
     parser = argparse.ArgumentParser(
         prog="python -m tango_jax.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator")
-    parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store")
+    parser.add_argument("--out", required=True, help="output folder; it must be empty or not exist yet")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="stored dtype (default: as is)")
     parser.add_argument("--config", help="config file that the run must have been made with")
     args, overrides = parser.parse_known_args(argv)
     try:
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"unknown argument {(unknown or overrides)[0]!r}; --help shows the usage")
         hosts.check_devices()
         workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
-        if out.is_dir() and any(out.iterdir()):  # before the weights are read
+        if out.is_dir() and any(out.iterdir()):  # checked before the weights are read
             raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")
         if args.config:
             config = load_config(args.config, [text.removeprefix("--config.") for text in overrides])

@@ -1,12 +1,12 @@
-"""A question in, a solution written by a generator and judged step by step by a verifier out, in the terminal.
+"""Answer a question in the terminal: a generator writes a solution, and a verifier judges it step by step.
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates.
-Without --verifier a workdir's own verifier judges, and any other checkpoint judges itself. Without --question every
-line of standard input is one. A line that a model wrote begins with "| ", so that none can pass for one of this
-command's; what could steer a terminal is shown as an escape (model_text.py).
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, whose templates are then used.
+Without --verifier, the workdir's own verifier is used, and any other checkpoint judges itself. Without --question,
+every line of standard input is a question. Lines written by a model start with "| ", so that they cannot be mistaken
+for output of this command; control characters are shown as escapes (model_text.py).
 """
 
 import argparse
@@ -32,7 +32,7 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
 
 
 def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
-    """Open a checkpoint and read its weights; a workdir's settings go where the command line says nothing."""
+    """Open a checkpoint and load its weights. A workdir's settings are used for options that are not given."""
     settings = SpeakerSettings(
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
@@ -40,31 +40,31 @@ def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
 
 
 def write(speaker: Speaker, prompt: list[int], args: argparse.Namespace, name: str) -> str:
-    """One response, as text."""
+    """Generate one response and return its text."""
     key_data = rng.step_key(args.seed, name)
     rollout = speaker.sampler.sample(speaker.weights, [prompt], 1, key_data, args.temperature, args.top_p)
     return speaker.source.tokenizer.decode(rollout.tokens[0])
 
 
 def quoted(text: str, encoding: str, indent: str = "") -> str:
-    """Model text for the terminal, every line of it behind a bar."""
+    """Model text for the terminal, with "| " in front of every line."""
     return "\n".join(f"{indent}| {line}" for line in for_terminal(text, encoding).split("\n"))
 
 
 def answer(question: str, generator: Speaker, verifier: Speaker, args, console: rich.console.Console) -> None:
-    """Write a solution and its judgement, and show both.
+    """Write a solution and its judgement, and print both.
 
     Raises:
-        ValueError: the question is longer than a prompt may be.
+        ValueError: the question does not fit into a prompt.
     """
     problem = Problem("the question", question, "")
     encoding = console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
     prompt = generator_prompt(generator.template, generator.source.tokenizer, problem)
     if len(prompt) > generator.max_prompt:
-        raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
-                         "shorten it, or raise --max_prompt")
-    # Before minutes of writing: whether the verifier can read a solution of this question at all.
+        raise ValueError(f"the prompt for this question has {len(prompt)} tokens, but the limit is "
+                         f"{generator.max_prompt}: shorten it, or raise --max_prompt")
+    # Check first, before minutes of decoding, that the verifier's prompt has room for a solution to this question.
     verifier_prompt(verifier.template, verifier.source.tokenizer, problem, "", 1, verifier.max_prompt)
     text = write(generator, prompt, args, "solve")
     console.print(Text(quoted(text, encoding)))
@@ -97,21 +97,21 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
         print("One question a line; end with Ctrl-D.", file=sys.stderr)
     lines = (line.strip() for line in sys.stdin if line.strip())
     for question in lines if args.question is None else [args.question]:
-        # Bytes that are no text reach a program as halves of surrogate pairs, which no tokenizer takes.
+        # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.
         if any("\ud800" <= char <= "\udfff" for char in question):
             raise ValueError(f"the question {question!r} is not valid Unicode: give it in UTF-8")
         yield question
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    """Return exit code 0, or 2 after one line on standard error that says what to change."""
     args = _parse_args(argv)
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
         check_options(args, RANGES)
         hosts.check_devices()
         if args.question is not None and not args.question.strip():
-            raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
+            raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
         generator = make_speaker("generator", args.checkpoint, args)
         verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):
@@ -127,17 +127,17 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tango_jax.sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", required=True, help="what writes the solution")
-    parser.add_argument("--verifier", help="what judges it")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint of the generator")
+    parser.add_argument("--verifier", help="checkpoint of the verifier (default: see above)")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
     parser.add_argument("--top_p", type=float, default=1.0)
-    parser.add_argument("--max_new", type=int, default=0, help="tokens of a response; 0: 2048, or as in the run")
-    parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
+    parser.add_argument("--max_new", type=int, default=0, help="response length in tokens; 0: 2048, or as in the run")
+    parser.add_argument("--max_prompt", type=int, default=0, help="prompt length in tokens; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
-    parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
+    parser.add_argument("--use_chat", action="store_true", help="use the checkpoint's chat template")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of the weights")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 

@@ -455,7 +455,7 @@ def test_settings_that_are_gone_are_no_settings_that_agree(small, tmp_path, made
     with pytest.raises(ValueError) as error:
         save_config(load_config(small), path)
     assert f"{path} {reason}" in str(error.value) and f"whether {tmp_path / made} was made" in str(error.value)
-    assert "put back a copy" in str(error.value) and "\n" not in str(error.value)
+    assert "restore it from a copy" in str(error.value) and "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 

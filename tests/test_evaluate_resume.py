@@ -129,7 +129,7 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     (["--sets=gsm8k", "--checkpoint=a/b", "--verifier_temperature=nan"], "--verifier_temperature=nan must lie between"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--seed=-1"], "--seed=-1 must lie between 0 and 4294967295"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--out="], "--out is empty: give a path"),
-    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is no folder; name a folder"),
+    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is not a folder; name a folder"),
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}"], "is a file; name a folder"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):

@@ -277,7 +277,7 @@ def test_over_long_prompts_are_counted(folder, policy, tmp_path):
     counts = generate(config, tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
     assert (counts["problems"], counts["over_long_prompts"]) == (fitting, 8 - fitting) and fitting < 8
     config.generator.max_prompt = 5
-    with pytest.raises(ValueError, match=rf"none of the 8 .* within .*=5 tokens, the shortest has {lengths[0]}:"):
+    with pytest.raises(ValueError, match=rf"none of the 8 .* within .*=5 tokens \(the shortest has {lengths[0]}\):"):
         generate(config, tmp_path / "none", SILENT, policy)
     assert not (tmp_path / "none").exists()
 

@@ -251,14 +251,14 @@ def test_alarms_from_their_first_turn_to_their_last():
             for step, gap in enumerate(gaps, 1)]  # fmt: skip
     run = Run("one", Path("one"), flatten(default_config()), rows, True)
     told = alarm_table.alarms(run)
-    assert told["note"] == "In 5 turns 2 rang, of which 1 had not ended at the last one."
+    assert told["note"] == "In 5 turns there were 2 alarms, 1 of them still active at the last turn."
     gap, truncation = told["rows"]
     assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
     assert "0.025" in gap["seen"] and "alarms.logprob_gap=0.02" in gap["limit"]
-    assert (truncation["turns"], truncation["range"]) == ("5 (not ended)", [5, 5])
-    assert truncation["seen"] == "it rang with the limits of that time"
+    assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
+    assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
-    assert alarm_table.alarms(before)["note"] == "The metrics of this run hold no alarms."
+    assert alarm_table.alarms(before)["note"] == "The metrics of this run contain no alarms."
 
 
 def test_the_plotting_library_is_the_published_file():

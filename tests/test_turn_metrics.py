@@ -88,7 +88,7 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
         log.write(7, "eval", metrics)
         log.write(8, "eval", metrics | dict.fromkeys(metrics, 0))
     assert stream.getvalue().count("could not judge") == 1
-    assert "after turn 7 counts answers as wrong that the grader could not judge: 2 errors, 1 timeouts" in (
+    assert "answers of the evaluation after turn 7; they count as wrong: 2 errors, 1 timeouts" in (
         stream.getvalue().replace("\n", " "))  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""What a run says of itself to a person: at start what it is about to do, at the end what came out."""
+"""Console summaries of a run: at the start what it will do, at the end its results.
+
+Takes the configuration, policies and task, or the summary of a finished run, and logs lines and tables.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -20,7 +23,7 @@ from tango_jax.text.templates import generator_prompt, verifier_prompt
 def describe_run(
     console: Console, config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule
 ) -> None:
-    """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
+    """Log the machine, the number of turns, the batch size, the parameters, and one decoded prompt per role."""
     rl = config.rl
     console.log(f"machine: {describe_machine()}")
     console.log(f"arm {config.arm}: {ARMS[config.arm].help}; seed {config.seed}")
@@ -76,7 +79,7 @@ def describe_results(console: Console, workdir: Path, summary: dict) -> None:
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
         f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
     )
-    console.log(f"look at it: python -m tango_jax.report {workdir}")
+    console.log(f"view the report: python -m tango_jax.report {workdir}")
     console.log("files:")
     for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints", "sft"):
         if (workdir / name).exists():

@@ -1,7 +1,7 @@
-"""One call of a turn: a role responds to problems or solutions; out come parsed, graded records.
+"""One call of a turn: a role responds to problems or solutions, and its responses are parsed and graded into records.
 
-Stage: the first half of a turn, and all of an evaluation. Every process does its share of the work, and all of them
-get the whole result.
+The first half of a turn, and all of an evaluation. Every process works on its own share, and all of them get the
+complete result.
 """
 
 import dataclasses
@@ -25,22 +25,22 @@ from tango_jax.text.tokenizer import token_of_character
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What every turn reads: built once, never changed."""
+    """What every turn reads; built once and never changed."""
 
     config: ConfigDict
     task: Task
     policies: dict[str, Policy]  # by role
-    references: dict  # role -> parameters that its KL is measured against
+    references: dict  # role -> parameters of its reference policy for the KL
     timer: PhaseTimer
 
 
 @dataclasses.dataclass(frozen=True)
 class RoleText:
-    """What sets a role apart from the other: what it is asked, and how its words are read."""
+    """The role-specific parts of a call: how prompts are built, and how responses are parsed."""
 
     prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
     read: Callable  # (context, parents of this process, rollout, group_size) -> (records, {count: value to be summed})
-    sample_phase: str  # names in the timer
+    sample_phase: str  # phase names in the timer
     read_phase: str
 
 
@@ -53,10 +53,10 @@ def respond(
     key_data: np.ndarray,
     is_greedy: bool = False,
 ) -> Responses:
-    """`group_size` responses of a role to each parent, sampled or greedy.
+    """Sample (or decode greedily) `group_size` responses of a role to each parent.
 
     Raises:
-        Broken: in every process, if the logits of any were not finite.
+        Broken: in every process, if the logits were not finite in any of them.
     """
     policy, text, timer = context.policies[role], ROLE_TEXTS[role], context.timer
     first, last = hosts.own_range(len(parents))
@@ -77,7 +77,7 @@ def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[lis
 
 
 def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[list[list[int]], dict]:
-    """A solution that is too long for the prompt loses its end, and is counted."""
+    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted."""
     limit = policy.config.max_prompt
     built = [
         verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit) for s in solutions
@@ -104,7 +104,7 @@ def _read_solutions(context: RunContext, problems: Sequence[Problem], rollout: R
 def make_solution(
     task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
 ) -> Solution:
-    """Parse one response of the generator; `ends` are the characters complete after each token."""
+    """Parse one generator response; `ends` holds the number of characters complete after each token."""
     parsed = parse_solution(text, task.min_steps)
     return Solution(
         problem=problem,
@@ -131,7 +131,7 @@ def _read_verifications(context: RunContext, solutions: Sequence[Solution], roll
 
 
 def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse one response of the verifier to a solution; `ends` are the characters complete after each token."""
+    """Parse one verifier response; `ends` holds the number of characters complete after each token."""
     parsed = parse_verification(text, len(solution.steps), solution.format_score)
     return Verification(
         text=text,
@@ -155,8 +155,8 @@ def _sample(
     context: RunContext, policy: Policy, params: Any, prompts: list[list[int]], num_prompts: int, group_size: int,
     key_data: np.ndarray, is_greedy: bool,
 ) -> Rollout:
-    """Responses to this process's share of `num_prompts` prompts; a row's randomness depends on its number in all."""
-    with context.timer("reshard"):  # concerns every process, also one without a prompt
+    """Sample this process's share of `num_prompts` prompts; randomness depends on a row's global index."""
+    with context.timer("reshard"):  # all processes take part, even those without a prompt
         weights = jax.block_until_ready(policy.sampler.layout(params))
     rollout, mistake, config = Rollout((), (), np.zeros(0, bool), 0, 0), "", policy.config
     if prompts:
@@ -174,7 +174,7 @@ def _sample(
 
 
 def _gather_rollout(rollout: Rollout) -> Rollout:
-    """The processes' rollouts as one."""
+    """Join the rollouts of all processes."""
     return Rollout(
         tokens=tuple(hosts.gather(rollout.tokens)),
         logps=tuple(hosts.gather(rollout.logps)),

@@ -1,7 +1,7 @@
-"""One turn of either role, as the data flows: problems -> calls of roles -> reward -> credit -> update.
+"""One turn of either role, in the order of the data flow: problems -> calls of roles -> reward -> credit -> update.
 
-Nothing here keeps state: a turn takes the two train states and the host counters and returns new ones. What happens in
-it is data, a `TurnPlan` of the arm (arms.py).
+Turns are stateless: a turn takes the two train states and the host counters and returns new ones. What happens in it is
+declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from tango_jax.runtime import rng
 from tango_jax.sharding.layouts import fetch
 from tango_jax.tracking.scores import verifier_scores
 
-_KEYS = {"generator": "solve", "verifier": "verify"}  # the streams of random numbers that the roles sample from
+_KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the roles sample from
 
 
 def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn) -> TurnResult:
-    """The turn that the schedule asks for.
+    """Run one turn of the schedule.
 
-    P problems -> for each call, its responses to what the call before it gave -> one reward a response and one
-    advantage a token of the role that learns -> its update.
+    P problems -> for each call, responses to the records of the previous call -> one reward per response and one
+    advantage per token for the role that learns -> the update of that role.
     """
     config, role = context.config, turn.role
     plan = ARMS[config.arm].turns[role]
@@ -50,19 +50,19 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
 
 
 def next_problems(context: RunContext, counters: Counters) -> tuple[list, Counters]:
-    """The next P training problems, and the cursor behind them."""
+    """The next P training problems, and the counters with the cursor advanced past them."""
     count, start = context.config.rl.prompts_per_step, counters.cursor
     problems = [context.task.train_problem(index) for index in range(start, start + count)]
     return problems, dataclasses.replace(counters, cursor=start + count)
 
 
 def samples_of(config: ConfigDict, call: Call) -> int:
-    """M, the responses of a call to each of its prompts."""
+    """M, the number of responses of a call to each of its prompts."""
     return config.rl[call.samples] if call.samples else 1
 
 
 def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
-    """bool[B, max_response]: sampled tokens, EOS included; truncated responses left out where the config says so."""
+    """bool[B, max_response]: sampled tokens including EOS; truncated responses are masked if the config says so."""
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
     if policy.config.loss.mask_overlong:
         length_B = np.where(rollout.is_truncated_B, 0, length_B)
@@ -72,7 +72,7 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
 def update_policy(
     context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray, is_action_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
-    """All updates that a batch gets, epochs x minibatches: the new state, and metrics over all of them."""
+    """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
     with context.timer("update"):
         batches = [
@@ -84,14 +84,14 @@ def update_policy(
         for _ in range(policy.config.loss.epochs):
             for batch in batches:
                 state, device_metrics = policy.update(state, batch)
-                updates.append(device_metrics)  # read once all are under way
+                updates.append(device_metrics)  # fetched only after all updates have been dispatched
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
         state = policy.parked(state)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}
 
 
 def _scored(context: RunContext, policy: Policy, state: TrainState, batch: Batch) -> Batch:
-    """The batch with the log-probs that its loss asks for: of the reference, and of the policy before any update."""
+    """Add the log-probs that the loss needs: of the reference policy, and of the policy before any update."""
     if policy.config.loss.kl_coef > 0:
         reference = fetch(context.references[policy.role], policy.shardings.params)
         batch = batch.replace(ref_logp_NZRT=policy.score(reference, batch))
@@ -101,7 +101,7 @@ def _scored(context: RunContext, policy: Policy, state: TrainState, batch: Batch
 
 
 def _turn_metrics(role: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
-    """What a turn shows beside its rewards: groups that teach nothing, and how well verdicts agree with the facts."""
+    """Metrics besides the rewards: groups without learning signal, and the agreement of verdicts with the grades."""
     group_size = answers[role].group_size
     is_equal_P = np.ptp(reward_B.reshape(-1, group_size), axis=1) == 0
     metrics = {f"{role}/groups_without_signal": float(is_equal_P.mean())}
@@ -109,7 +109,7 @@ def _turn_metrics(role: str, answers: dict[str, Responses], reward_B: np.ndarray
         metrics["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
     if "verifier" in answers:
         judged = answers["verifier"]
-        # Beside the generator's turn, of several verifications of a solution the first.
+        # In a generator turn only the first of several verifications of a solution counts.
         every, prefix = (judged.group_size, "verifier/live_") if role == "generator" else (1, "verifier/")
         scores = verifier_scores(judged.owners[::every], judged.records[::every])
         metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
