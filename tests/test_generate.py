@@ -18,7 +18,7 @@ from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import MAX_SAMPLES, TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
 from tango_jax.grading import close_pool
-from tango_jax.loop.stage_one import sft_batch
+from tango_jax.loop.imitation import sft_batch
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console

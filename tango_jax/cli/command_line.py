@@ -4,6 +4,7 @@ import sys
 from ast import literal_eval
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -42,7 +43,7 @@ def _apply_override(config: ConfigDict, override: str) -> None:
     node[keys[-1]] = _parse_like(old, text, name)
 
 
-def _parse_like(old, text: str, name: str):
+def _parse_like(old: Any, text: str, name: str):
     """The text as a value of the old one's type."""
     if isinstance(old, str):
         return text

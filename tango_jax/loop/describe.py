@@ -5,17 +5,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
-from tango_jax.loop.stage_one import sft_sequence
+from tango_jax.loop.imitation import sft_sequence
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
+from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
-def describe_run(console: Console, config, policies: dict, task, schedule: Schedule) -> None:
+def describe_run(
+    console: Console, config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule
+) -> None:
     """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
     rl = config.rl
     console.log(f"machine: {describe_machine()}")

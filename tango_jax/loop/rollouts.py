@@ -6,6 +6,7 @@ get the whole result.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -151,7 +152,8 @@ ROLE_TEXTS = {
 
 
 def _sample(
-    context: RunContext, policy: Policy, params, prompts, num_prompts: int, group_size: int, key_data, is_greedy: bool
+    context: RunContext, policy: Policy, params: Any, prompts: list[list[int]], num_prompts: int, group_size: int,
+    key_data: np.ndarray, is_greedy: bool,
 ) -> Rollout:
     """Responses to this process's share of `num_prompts` prompts; a row's randomness depends on its number in all."""
     with context.timer("reshard"):  # concerns every process, also one without a prompt

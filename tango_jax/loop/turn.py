@@ -8,6 +8,7 @@ import dataclasses
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS, Call
 from tango_jax.loop.rollouts import RunContext, respond
@@ -55,7 +56,7 @@ def next_problems(context: RunContext, counters: Counters) -> tuple[list, Counte
     return problems, dataclasses.replace(counters, cursor=start + count)
 
 
-def samples_of(config, call: Call) -> int:
+def samples_of(config: ConfigDict, call: Call) -> int:
     """M, the responses of a call to each of its prompts."""
     return config.rl[call.samples] if call.samples else 1
 

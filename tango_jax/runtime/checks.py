@@ -4,6 +4,7 @@ Paths that the user gives are also handled here.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def one_of(name: str, value, choices) -> None:
+def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
     require(value in choices, f"{name}={shortened(value)} is not one of {', '.join(choices)}")
 
 
-def at_least(name: str, value, limit) -> None:
+def at_least(name: str, value: float, limit: float) -> None:
     require(value >= limit, f"{name}={value} must be at least {limit}")
 
 

@@ -13,6 +13,7 @@ from tango_jax.text.tokenizer import Tokenizer
 
 TASKS = ("last_letter", "math")
 ROLES = ("generator", "verifier")
+Range = tuple[int, int]  # low and high, both included
 LOOKED_AT = 64  # problems of a user's own task whose prompts are counted at the start
 
 
@@ -87,7 +88,7 @@ def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokeniz
 def _make_last_letter(config: ConfigDict) -> Task:
     task = config.task
 
-    def ranges(words, letters, claim_noise=0.0):
+    def ranges(words: Range, letters: Range, claim_noise: float = 0.0) -> last_letter.LastLetterConfig:
         rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
         return last_letter.LastLetterConfig(words, letters, *rates)
 

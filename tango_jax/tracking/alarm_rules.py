@@ -28,7 +28,7 @@ def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> floa
     return float(np.mean(found)) if len(found) >= least else None
 
 
-def _truncation(role: str, rows, limits, ease: float) -> Finding | None:
+def _truncation(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     mean = recent_mean(rows, f"{role}/truncation_rate", limits.window, least=limits.window)
     if mean is None or mean <= limits.truncation * ease:
         return None
@@ -40,7 +40,7 @@ def _truncation(role: str, rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
+def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     # From the first turn on: it is the sampler that is wrong then, not the run.
     mean = recent_mean(rows, f"{role}/logprob_gap_mean", limits.window, least=1)
     share = recent_mean(rows, f"{role}/logprob_gap_share", limits.window, least=1)
@@ -58,7 +58,7 @@ def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _reference(role: str, rows, limits, ease: float) -> Finding | None:
+def _reference(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     first = next((row for row in rows if row.get(f"{role}/kl") is not None), None)
     if first is None:
         return None
@@ -73,7 +73,7 @@ def _reference(role: str, rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _kl(role: str, rows, limits, ease: float) -> Finding | None:
+def _kl(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     mean = recent_mean(rows, f"{role}/kl", limits.window, least=limits.window)
     if mean is None or mean <= limits.kl * ease:
         return None
@@ -85,7 +85,9 @@ def _kl(role: str, rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _ratio_to_start(rows, name: str, limits, floor: float) -> tuple[float, float, float] | None:
+def _ratio_to_start(
+    rows: Sequence[dict], name: str, limits: ConfigDict, floor: float
+) -> tuple[float, float, float] | None:
     """(ratio, mean of the first values, mean of the last ones); below `floor` a mean counts as `floor`."""
     last = recent_mean(rows, name, limits.window, least=limits.window)
     if last is None:
@@ -94,7 +96,7 @@ def _ratio_to_start(rows, name: str, limits, floor: float) -> tuple[float, float
     return max(last, floor) / max(first, floor), first, last
 
 
-def _entropy(role: str, rows, limits, ease: float) -> Finding | None:
+def _entropy(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     compared = _ratio_to_start(rows, f"{role}/entropy", limits, floor=1e-6)
     if compared is None:
         return None
@@ -116,7 +118,7 @@ def _entropy(role: str, rows, limits, ease: float) -> Finding | None:
     return None
 
 
-def _steps(rows, limits, ease: float) -> Finding | None:
+def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     compared = _ratio_to_start(rows, "generator/steps_mean", limits, floor=1.0)
     if compared is None:
         return None
@@ -139,7 +141,7 @@ def _steps(rows, limits, ease: float) -> Finding | None:
     return None
 
 
-def _one_verdict(rows, limits, ease: float) -> Finding | None:
+def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     """The verifier's own turns and its answers in the generator's turns count alike."""
     found = []
     for row in reversed(rows):
@@ -171,7 +173,7 @@ def _one_verdict(rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _grader(rows, limits, ease: float) -> Finding | None:
+def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
     errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
     graded = sum(round(row["generator/tokens_sampled"] / row["generator/length_mean"]) for row in recent)
@@ -186,7 +188,7 @@ def _grader(rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _shortened(rows, limits, ease: float) -> Finding | None:
+def _shortened(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     mean = recent_mean(rows, "verifier/shortened_rate", limits.window, least=limits.window)
     if mean is None or mean <= limits.shortened * ease:
         return None
@@ -197,7 +199,7 @@ def _shortened(rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _standing_still(role: str, reward: str, rows, limits, ease: float) -> Finding | None:
+def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
     if share is not None and share > limits.groups_without_signal * ease:
         mean = recent_mean(rows, f"{role}/reward/{reward}", limits.window, least=1)

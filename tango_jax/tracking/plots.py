@@ -112,7 +112,7 @@ def _draw_arm(axes: Axes, x: np.ndarray, values: np.ndarray, look: Look):
     return _line(axes, Series(x, values.mean(0)), look.colour, look.dash, MARKERS[look.marker])
 
 
-def _line(axes: Axes, curve: Series, colour: str, style, marker: str, label: str | None = None):
+def _line(axes: Axes, curve: Series, colour: str, style: str, marker: str, label: str | None = None):
     if not curve.x.size:
         return None
     every = max(1, len(curve.x) // MAX_MARKERS)

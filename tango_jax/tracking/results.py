@@ -92,7 +92,7 @@ def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verificat
     Chosen for what they show: first disagreements between verdict and grade, then wrong solutions, then right ones.
     """
 
-    def interest(pair) -> tuple:
+    def interest(pair: tuple[Solution, Verification]) -> tuple:
         solution, verification = pair
         agrees = (verification.verdict == "CORRECT") == solution.is_correct
         return agrees, solution.is_correct

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from tango_jax.records import TurnResult
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
@@ -43,8 +44,8 @@ class RolloutDump:
             if turn > resume_after:
                 path.unlink()
 
-    def write(self, turn: Turn, result) -> None:
-        """Write the turn if it is due. `result` is cycle.TurnResult and holds the whole batch."""
+    def write(self, turn: Turn, result: TurnResult) -> None:
+        """Write the turn if it is due. `result` holds the whole batch."""
         role_turn = turn.generator_step if turn.role == "generator" else turn.index - turn.generator_step
         if not self._enabled or role_turn % self._stride():
             return
@@ -52,7 +53,7 @@ class RolloutDump:
         write_atomically(path, self._lines(turn, result))  # the turn's checkpoint comes later and relies on it
         self._keep_within_limit()
 
-    def _lines(self, turn: Turn, result) -> bytes:
+    def _lines(self, turn: Turn, result: TurnResult) -> bytes:
         """Whole groups, as many as fit into a turn's share of the limit, but at least one."""
         kept, size = [], 0
         M = self._config.rl.samples_per_prompt

@@ -12,13 +12,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
-from tango_jax.records import Signal, Solution, Verification
+from tango_jax.records import Signal, Solution, TurnResult, Verification
 from tango_jax.rl.rewards import step_reward_BT
 from tango_jax.rl.schedule import Turn
 
 
-def turn_rows(config: ConfigDict, turn: Turn, result) -> list[dict]:
-    """Every rollout of a turn. `result` is cycle.TurnResult and holds the whole batch."""
+def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult) -> list[dict]:
+    """Every rollout of a turn. `result` holds the whole batch."""
     role_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = role_rows(config.rl, result.solutions, result.verifications, result.signal)
     M = config.rl.samples_per_prompt
@@ -40,7 +40,9 @@ def turn_rows(config: ConfigDict, turn: Turn, result) -> list[dict]:
     return [place | row for place, row in zip(places, rows, strict=True)]
 
 
-def _generator_rows(rl: ConfigDict, solutions, verifications, signal: Signal) -> list[dict]:
+def _generator_rows(
+    rl: ConfigDict, solutions: Sequence[Solution], verifications: Sequence[Verification] | None, signal: Signal
+) -> list[dict]:
     count = len(verifications) // len(solutions) if verifications else 0
     steps_by_label = [
         step_reward_BT(labels, [solution.step_ends for solution in solutions], signal.adv_BT.shape[1])
@@ -68,7 +70,9 @@ def _generator_rows(rl: ConfigDict, solutions, verifications, signal: Signal) ->
     return rows
 
 
-def _verifier_rows(rl: ConfigDict, solutions, verifications, signal: Signal) -> list[dict]:
+def _verifier_rows(
+    rl: ConfigDict, solutions: Sequence[Solution], verifications: Sequence[Verification] | None, signal: Signal
+) -> list[dict]:
     rows = []
     for b, verification in enumerate(verifications):
         solution = solutions[b * len(solutions) // len(verifications)]
@@ -156,6 +160,6 @@ def _runs(values_T: np.ndarray) -> list[list]:
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
 
 
-def _number(value) -> float:
+def _number(value: float) -> float:
     """Six significant digits: what float32 holds, in half the characters."""
     return float(f"{float(value):.6g}")

@@ -12,7 +12,7 @@ import base64
 import gzip
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tango_jax.viewer.quality import VERDICTS
 
@@ -114,11 +114,11 @@ def encode(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
 
 
-def encode_json(value) -> str:
+def encode_json(value: Any) -> str:
     """Any JSON value, encoded."""
     return encode(_json(value))
 
 
-def _json(value) -> bytes:
+def _json(value: Any) -> bytes:
     # Not escaped: what a reader searches for is in the text as it was typed. Half a surrogate cannot be written.
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
