@@ -5,6 +5,7 @@ and never from tokenizing the text a second time, and a character whose bytes ar
 second of them.
 """
 
+import bisect
 import codecs
 import dataclasses
 import re
@@ -64,11 +65,8 @@ class Tokenizer:
 
 def token_of_character(ends: Sequence[int], character: int) -> int:
     """Index of the token that completes the given character; -1 if the text does not reach it."""
-    low, high = 0, len(ends)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if ends[middle] <= character else (low, middle)
-    return low if low < len(ends) else -1
+    token = bisect.bisect_right(ends, character)
+    return token if token < len(ends) else -1
 
 
 def load_sentencepiece(model: bytes) -> Tokenizer:
