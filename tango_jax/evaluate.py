@@ -26,6 +26,7 @@ from tango_jax.runtime.model_text import error_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
     try:
         settings = parse_settings(__doc__, argv)
     except ValueError as error:
