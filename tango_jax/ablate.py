@@ -117,8 +117,8 @@ def _cell(values: list[float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with the given arguments (default: those of the process)."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
+    """Run the command with these arguments, by default those of the process."""
+    config, workdir = parse_command_line("ablate", __doc__, argv, "runs/ablation")
     with session(config, workdir) as console, hold(workdir, console):
         for arm in config.ablation.arms:
             validate(run_config(config, workdir, arm, 0))

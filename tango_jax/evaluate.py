@@ -26,7 +26,7 @@ from tango_jax.runtime.model_text import error_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with the given arguments (default: those of the process)."""
+    """Run the command with these arguments, by default those of the process."""
     try:
         settings = parse_settings(__doc__, argv)
     except ValueError as error:

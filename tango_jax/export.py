@@ -6,17 +6,17 @@ Exports the newest checkpoint in DIR: that of stage 2 if there is one, otherwise
 (and --config.key=value), the command fails unless the run was made with these settings.
 """
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import flatten
 from tango_jax.runtime import failures, hosts
-from tango_jax.runtime.checks import folder_to_write, local_path
+from tango_jax.runtime.checks import cut, folder_to_write, local_path
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.to_hf import export_hf, model_card
@@ -66,26 +66,23 @@ def last_metrics(workdir: Path, role: str) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return exit code 0, or 2 after one line on standard error that says what to change."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    parser = Parser("export", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of the run")
-    parser.add_argument("--role", choices=ROLES, default="generator")
-    parser.add_argument("--out", required=True, help="output folder; it must be empty or not exist yet")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="stored dtype (default: as is)")
-    parser.add_argument("--config", help="config file that the run must have been made with")
-    args, overrides = parser.parse_known_args(argv)
+    parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
+    parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
+    parser.add_config(default=None)
     try:
-        unknown = [text for text in overrides if not text.startswith("--config.")]
-        if unknown or (overrides and not args.config):
-            raise ValueError(f"unknown argument {(unknown or overrides)[0]!r}; --help shows the usage")
+        args, overrides = parser.parse_overrides(argv)
+        if overrides and not args.config:
+            raise ValueError(f"--config.{cut(overrides[0])} needs --config=FILE, which it changes")
         hosts.check_devices()
         workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
         if out.is_dir() and any(out.iterdir()):  # checked before the weights are read
             raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")
         if args.config:
-            config = load_config(args.config, [text.removeprefix("--config.") for text in overrides])
+            config = load_config(args.config, overrides)
             check_same_settings(config, workdir / "config.json")
         folder = export(workdir, args.role, out, args.dtype)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))

@@ -193,8 +193,8 @@ def _words(counts: dict[str, int]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with the given arguments (default: those of the process)."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
+    """Run the command with these arguments, by default those of the process."""
+    config, workdir = parse_command_line("generate", __doc__, argv, "runs/teacher")
     with session(config, workdir) as console, hold(workdir, console):
         generate(config, workdir, console)
         for name in FILES:

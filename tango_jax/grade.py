@@ -1,8 +1,11 @@
 """Grade a file of responses: reads JSONL rows {"text", "gold", "kind"?} and writes them with "correct" added.
 
-Not a stage of the loop; meant for checking answers by hand and for auditing the grader. See `python -m tango_jax.grade
---help`.
+    python -m tango_jax.grade --file=rows.jsonl --out=graded.jsonl
+
+checks answers by hand, or audits the grader. "gold" is the reference answer, and "kind" how to compare with it: math
+(the default), string, python, choice or text. The last line on standard error says how many are correct.
 """
+
 import argparse
 import json
 import sys
@@ -13,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 from tango_jax.runtime import failures
@@ -25,9 +29,9 @@ CHUNK = 256  # rows between two updates of the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return exit code 0, or 2 after one line on standard error that says what to change."""
-    args = _parse_args(argv)
+    """Exit code 0, or 2 after one line on standard error that says what to change."""
     try:
+        args = _parse_args(argv)
         if args.out is not None:
             args.out = file_to_write("--out", args.out)
             if not args.out.parent.is_dir():
@@ -127,10 +131,7 @@ def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.grade",
-        description='Grade responses: reads JSONL rows {"text", "gold", "kind"?} and adds "correct" to each.',
-    )
+    parser = Parser("grade", __doc__)
     parser.add_argument("--file", required=True, help="JSONL file with the rows")
     parser.add_argument("--out", help="where to write the graded rows (default: standard output)")
     return parser.parse_args(argv)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import rich.console
 from rich.text import Text
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
@@ -104,10 +105,10 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return exit code 0, or 2 after one line on standard error that says what to change."""
-    args = _parse_args(argv)
+    """Exit code 0, or 2 after one line on standard error that says what to change."""
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
+        args = _parse_args(argv)
         check_options(args, RANGES)
         hosts.check_devices()
         if args.question is not None and not args.question.strip():
@@ -124,21 +125,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--checkpoint", required=True, help="checkpoint of the generator")
-    parser.add_argument("--verifier", help="checkpoint of the verifier (default: see above)")
+    parser = Parser("sample", __doc__)
+    parser.add_argument("--checkpoint", required=True, help="what writes the solution")
+    parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
-    parser.add_argument("--top_p", type=float, default=1.0)
-    parser.add_argument("--max_new", type=int, default=0, help="response length in tokens; 0: 2048, or as in the run")
-    parser.add_argument("--max_prompt", type=int, default=0, help="prompt length in tokens; 0: 2048, or as in the run")
+    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
+    parser.add_argument("--max_new", type=int, default=0, help="tokens of a response; 0: 2048, or as in the run")
+    parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
-    parser.add_argument("--use_chat", action="store_true", help="use the checkpoint's chat template")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of the weights")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
     return parser.parse_args(argv)
 
 

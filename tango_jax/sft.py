@@ -22,8 +22,8 @@ from tango_jax.tracking.run_config import check_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with the given arguments (default: those of the process)."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/sft")
+    """Run the command with these arguments, by default those of the process."""
+    config, workdir = parse_command_line("sft", __doc__, argv, "runs/sft")
     with session(config, workdir) as console, hold(workdir, console):
         preemption = hosts.Preemption()
         trained = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]

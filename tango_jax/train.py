@@ -14,8 +14,8 @@ from tango_jax.loop.run import train
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with the given arguments (default: those of the process)."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/last_letter")
+    """Run the command with these arguments, by default those of the process."""
+    config, workdir = parse_command_line("train", __doc__, argv, "runs/last_letter")
     with session(config, workdir) as console:
         train(config, workdir, console)
 

@@ -27,7 +27,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl import score
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.policy import make_policies
-from tango_jax.rl.update import make_nll_loss
+from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.sampling import decode
 from tango_jax.sampling.sampler import SamplerConfig, make_sampler
 from tango_jax.sharding.placement import TRAIN_AXES, make_placement

@@ -59,7 +59,7 @@ def test_a_mistake_in_a_config_file_is_one_line(tmp_path, what):
         load_config(str(path))
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
     with pytest.raises(SystemExit) as stopped:
-        parse_command_line("doc", [f"--config={path}", f"--workdir={tmp_path / 'run'}"], "runs/x")
+        parse_command_line("train", "doc", [f"--config={path}", f"--workdir={tmp_path / 'run'}"], "runs/x")
     assert stopped.value.code == f"error: {error.value}"
     assert sorted(tmp_path.iterdir()) == [path]  # no compiled copy beside it either
 
@@ -110,7 +110,7 @@ def test_a_workdir_that_cannot_be_is_refused(tmp_path, monkeypatch, folder, mess
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit, match=message):
         argument = f"--workdir={folder.format(**places)}"
-        parse_command_line("doc", [f"--config={ROOT / 'configs/tiny.py'}", argument], "runs/x")
+        parse_command_line("train", "doc", [f"--config={ROOT / 'configs/tiny.py'}", argument], "runs/x")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -119,4 +119,4 @@ def test_a_workdir_that_cannot_be_is_refused(tmp_path, monkeypatch, folder, mess
 def test_paths_in_the_config_that_cannot_be_are_refused(key, path):
     with pytest.raises(SystemExit, match=r"error: .*(init_from|checkpoint|template).* is not a valid path"):
         arguments = [f"--config={ROOT / 'configs/tiny.py'}", f"--config.{key}={path}"]
-        parse_command_line("doc", arguments, "runs/x")
+        parse_command_line("train", "doc", arguments, "runs/x")

@@ -306,7 +306,7 @@ def test_a_problem_file_that_has_changed_is_an_error(folder, policy, tmp_path):
 def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """The tiny model writes nothing that is tagged: one line says so."""
     config = teacher_config(folder)
-    monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda doc, argv, default: (config, tmp_path / "run"))
+    monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda *_: (config, tmp_path / "run"))
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     with pytest.raises(SystemExit, match="^error: no solution is left for training .problems 8, over long prompts 0, "):
         main([])

@@ -14,7 +14,8 @@ from tango_jax import sft
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import imitation, stage_one
 from tango_jax.records import Problem, TrainState
-from tango_jax.rl.policy import Sft, make_policy
+from tango_jax.rl.policy import make_policy
+from tango_jax.rl.supervised import Sft
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, read_state
 from tango_jax.runtime.console import Console

@@ -4,12 +4,12 @@ Takes arguments; returns one frozen record. The settings on which a resumed eval
 folder and compared.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.runtime import hosts
@@ -80,10 +80,10 @@ class Settings:
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
-    """Parse and check the arguments; argparse exits on --help and on unknown arguments.
+    """Settings from arguments; --help shows `doc` and ends the process.
 
     Raises:
-        ValueError: a value is invalid; the message names the value, the limit and the fix.
+        ValueError: unknown arguments or values that cannot be; names the value, the limit and the fix.
     """
     fields = vars(_parser(doc).parse_args(argv))
     fields["sets"] = tuple(dict.fromkeys(part.strip() for part in fields["sets"].split(",") if part.strip()))
@@ -154,17 +154,15 @@ def _comparable(settings: Settings) -> dict:
     return fields
 
 
-def _parser(doc: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.evaluate", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser(doc: str) -> Parser:
+    parser = Parser("evaluate", doc)
     parser.add_argument("--checkpoint", help="what solves the problems, and judges if there is no --verifier")
     parser.add_argument("--verifier", help="what judges: every solution of --checkpoint, and the sets made for it")
     parser.add_argument("--sets", required=True, help="names, separated by commas; NAME:SOURCE takes other rows")
     parser.add_argument("--out", "--workdir", default="runs/eval", help="folder of the results")
     parser.add_argument("--samples", type=int, default=0, help="sampled solutions of each problem; 0: greedy alone")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled solutions")
-    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
     parser.add_argument("--skip_greedy", action="store_true", help="sampled solutions alone")
     parser.add_argument("--votes", type=int, default=1, help="verifications of a solution; 1: greedy, more: sampled")
     parser.add_argument("--verifier_temperature", type=float, default=1.0, help="of several votes")
@@ -176,7 +174,7 @@ def _parser(doc: str) -> argparse.ArgumentParser:
         parser.add_argument(f"--{prefix}template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of weights and computing")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the problems drawn and of the sampling; default: 0")
     parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")
     parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
     parser.add_argument("--decode_tensor", type=int, default=1, help="devices of a process that share the weights")

@@ -41,7 +41,10 @@ def axis(num_samples: int) -> tuple[int, ...]:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's score interval of a share among `count` independent outcomes."""
+    """Wilson's score interval of a share among `count` independent outcomes.
+
+    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
+    """
     if count == 0:
         return float("nan"), float("nan")
     shrink = 1 + Z_95**2 / count

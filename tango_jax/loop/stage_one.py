@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 from tango_jax.loop.imitation import heldout_batch, pack_pairs, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
 from tango_jax.records import Batch, TrainState
-from tango_jax.rl.policy import Policy, Sft, make_sft
+from tango_jax.rl.policy import Policy
+from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
 from tango_jax.runtime.console import Console, Stage

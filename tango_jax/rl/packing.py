@@ -5,6 +5,7 @@ little padding is computed. Where prompts are shared, a row holds responses of o
 beside the rows, computed once for all of them. How sequences are packed changes no result: weights are fixed before.
 """
 
+import bisect
 import dataclasses
 import math
 from collections import Counter
@@ -177,7 +178,7 @@ def pack(
         prompts_of_shard = math.ceil(max_prompts / Z)
         full = math.ceil(prompts_of_shard * group_size / R)
         N = full + math.ceil((prompts_of_shard + full) / Q) + 1
-        X = next(bucket for bucket in shape.prompt_buckets if bucket >= longest)
+        X = shape.prompt_buckets[bisect.bisect_left(shape.prompt_buckets, longest)]
     else:
         N, X = math.ceil(math.ceil(max_sequences / Z) / R), 0
     assert num_micro <= N, (num_micro, N)

@@ -25,7 +25,6 @@ RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
 MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
 
-
 # Metrics of the updates of a batch, see `over_updates`.
 LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
 MEANS_OF_UPDATES = ("loss", "grad_norm")
@@ -52,7 +51,7 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
 
     def loss_fn(params, micro: Batch):
         logp_BT, entropy_BT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk, mesh)
-        rows = _Rows(micro)
+        rows = TokenRows(micro)
         logp_BT = jnp.where(rows.is_action_BT, logp_BT, 0.0)
         old_BT = rows.old_logp_BT if config.has_old_logp else lax.stop_gradient(logp_BT)
         if config.ratio == "sequence":
@@ -81,7 +80,7 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
     return collectives.over_shards(loss_fn, mesh, P())
 
 
-class _Rows:
+class TokenRows:
     """A micro-batch's per-token fields as rows of all shards, [B = Z x R, T]."""
 
     def __init__(self, micro: Batch):
@@ -92,31 +91,6 @@ class _Rows:
         self.weight_BT, self.adv_BT = rows(micro.weight_NZRT), rows(micro.adv_NZRT)
         self.sampler_logp_BT = rows(micro.sampler_logp_NZRT)
         self.old_logp_BT, self.ref_logp_BT = rows(micro.old_logp_NZRT), rows(micro.ref_logp_NZRT)
-
-
-def make_nll_loss(model_config, logp_chunk: int, mesh: Mesh | None = None) -> Callable:
-    """`loss_fn(params, micro) -> (loss, sums)` of supervised fine-tuning: weighted negative log-likelihood."""
-
-    def loss_fn(params, micro: Batch):
-        logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
-        rows = _Rows(micro)
-        loss = -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0))
-        return collectives.sum_over_rows(loss, mesh), ({}, {})
-
-    return collectives.over_shards(loss_fn, mesh, P())
-
-
-def make_loss(loss_fn: Callable) -> Callable:
-    """Build the jitted `loss(params, batch) -> float32[]`: that of the whole batch, without an update."""
-
-    @jax.jit
-    def loss(params, batch: Batch):
-        def body(index, total):
-            return total + loss_fn(params, micro_batch(batch, index))[0]
-
-        return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(()))
-
-    return loss
 
 
 def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shardings=None) -> Callable:

@@ -5,6 +5,7 @@ cache then grows to the next) or when the rows still alive fit a smaller row buc
 so that finished rows and unused cache cost little. Shapes come from fixed buckets; `warm_up` compiles all of them.
 """
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -52,12 +53,12 @@ class Sampler(NamedTuple):
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
     """The smallest bucket that holds `size`."""
-    return next(bucket for bucket in buckets if bucket >= size)
+    return buckets[bisect.bisect_left(buckets, size)]
 
 
 def smaller_bucket(size: int, buckets: Sequence[int]) -> int:
     """The largest bucket below `size`; 0 where there is none."""
-    return max((bucket for bucket in buckets if bucket < size), default=0)
+    return (0, *buckets)[bisect.bisect_left(buckets, size)]
 
 
 def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:

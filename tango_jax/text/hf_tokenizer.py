@@ -161,17 +161,6 @@ def _answer_end(backend: tokenizers.Tokenizer, renderer) -> tuple[int, ...]:
     return tuple(ids[:1]) if ids and ids[0] in added and added[ids[0]].special else ()
 
 
-def apply_chat(folder: str | Path, user_text: str) -> str:
-    """Format one prompt with a folder's chat template. For many prompts, load the tokenizer with `use_chat=True`.
-
-    Raises:
-        ValueError: see `load_hf_tokenizer`.
-    """
-    folder = Path(folder)
-    chat = _chat_of_folder(folder, _read_json(folder / "tokenizer_config.json"), load_backend(folder))
-    return chat.wrap_fn(user_text)
-
-
 def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer) -> Chat:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _token_text(settings.get(name)))}

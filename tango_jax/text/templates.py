@@ -5,6 +5,7 @@ sampling. A template is specified by one of the names below or by the path of a 
 {solution} and {num_steps}, which are replaced literally, so LaTeX braces need no escaping.
 """
 
+import bisect
 import re
 
 from tango_jax.records import Problem
@@ -122,8 +123,6 @@ def verifier_prompt(
             f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
             f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
         )
-    low, high = 0, len(solution)  # binary search for the longest prefix that fits
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(build(solution[:middle], stated)) <= max_prompt else (low, middle - 1)
-    return build(solution[:low], stated), True
+    prefixes = range(1, len(solution) + 1)
+    longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(solution[:length], stated)))
+    return build(solution[:longest], stated), True

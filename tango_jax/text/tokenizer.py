@@ -5,6 +5,7 @@ tokens. Spans therefore come from the sampled ids themselves, never from tokeniz
 whose bytes are split across two tokens ends in the second one.
 """
 
+import bisect
 import codecs
 import dataclasses
 import re
@@ -63,12 +64,9 @@ class Tokenizer:
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:
-    """Return the index of the token that completes the given character; -1 if the text is too short."""
-    low, high = 0, len(ends)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if ends[middle] <= character else (low, middle)
-    return low if low < len(ends) else -1
+    """Index of the token that completes the given character; -1 if the text does not reach it."""
+    token = bisect.bisect_right(ends, character)
+    return token if token < len(ends) else -1
 
 
 def load_sentencepiece(model: bytes) -> Tokenizer:
