@@ -5,7 +5,6 @@ refers to an arm by name, so a new arm only needs a new entry here.
 """
 
 import dataclasses
-from types import MappingProxyType
 
 # Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
@@ -46,7 +45,7 @@ class Arm:
     help: str  # one line for --help, logs and reports
     label: str  # for legends
     look: Look
-    turns: MappingProxyType  # role -> TurnPlan
+    turns: dict[str, TurnPlan]  # role -> TurnPlan
     is_interleaved: bool = True  # False: the verifier is trained only in its warm-up
     needs_gold_steps: bool = False  # the task must provide step labels
 
@@ -59,36 +58,30 @@ SOLVE_AND_BE_JUDGED = TurnPlan(
 )
 JUDGE = TurnPlan((Call("generator", ""), Call("verifier", "samples_per_prompt")), "verdict", "class_balanced")
 
-
-def turns(**plans: TurnPlan) -> MappingProxyType:
-    """Plans by role, read-only."""
-    return MappingProxyType(plans)
-
-
 ARMS = {
     "tango": Arm(
         "generator and verifier take turns (the method)", "Tango (trained together)", Look(VERMILION, "-", "circle"),
-        turns(generator=SOLVE_AND_BE_JUDGED, verifier=JUDGE),
+        {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE},
     ),
     "grpo": Arm(
         "generator alone, outcome reward only", "GRPO (no verifier)", Look(BLUE, "--", "square"),
-        turns(generator=SOLVE_ALONE),
+        {"generator": SOLVE_ALONE},
     ),
     "fixed_verifier": Arm(
         "the verifier is fixed after stage 1, never trained with RL", "fixed verifier",
-        Look(GREEN, "-.", "triangle-up"), turns(generator=SOLVE_AND_BE_JUDGED),
+        Look(GREEN, "-.", "triangle-up"), {"generator": SOLVE_AND_BE_JUDGED},
     ),
     "fixed_verifier_warm": Arm(
         "the verifier trained in the warm-up only, then fixed", "fixed verifier, warmed up", Look(SKY, "-", "cross"),
-        turns(generator=SOLVE_AND_BE_JUDGED, verifier=JUDGE), is_interleaved=False,
+        {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE}, is_interleaved=False,
     ),
     "fixed_generator": Arm(
         "the verifier alone, on solutions of a fixed generator", "fixed generator",
-        Look(PURPLE, ":", "diamond"), turns(verifier=JUDGE),
+        Look(PURPLE, ":", "diamond"), {"verifier": JUDGE},
     ),
     "gold_steps": Arm(
         "step labels from the task instead of a verifier (an upper bound)", "gold step labels",
-        Look(ORANGE, "--", "triangle-down"), turns(generator=SOLVE_WITH_GOLD_STEPS), needs_gold_steps=True,
+        Look(ORANGE, "--", "triangle-down"), {"generator": SOLVE_WITH_GOLD_STEPS}, needs_gold_steps=True,
     ),
 }  # fmt: skip
 DEFAULT_ARM = next(iter(ARMS))

@@ -10,12 +10,12 @@ import pytest
 from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
 from tango_jax.loop import measure, rollouts
-from tango_jax.loop.run import sampled_per_second
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.turn_metrics import sampled_per_second
 
 
 def solution(text="<step>a</step>") -> Solution:

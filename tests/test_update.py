@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from tango_jax.config import default_config, optimizer_config
-from tango_jax.loop.rollouts import RunContext
-from tango_jax.loop.turn import action_mask, update_policy
+from tango_jax.loop.turn import RunContext, action_mask, update_policy
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.transformer import ModelConfig
@@ -23,10 +22,11 @@ from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.score import make_score, micro_batch, token_logps
 from tango_jax.rl.supervised import make_nll_loss
-from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update, over_updates
+from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking import alarms
+from tango_jax.tracking.turn_metrics import over_updates
 from tango_jax.weights.source import Source
 
 MODEL = ModelConfig(

@@ -20,7 +20,7 @@ from tango_jax.data.rows import SUFFIXES
 from tango_jax.data.teacher_rows import MAX_PROBLEMS
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
 from tango_jax.grading import grade_many
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem, Solution
 from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
 from tango_jax.tasks.registry import make_task

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from tango_jax.arms import ARMS
 from tango_jax.loop.imitation import sft_sequence
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.schedule import Schedule
+from tango_jax.rl.schedule import Schedule, Turn
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.tasks.task import Task
@@ -84,3 +84,12 @@ def describe_results(console: Console, workdir: Path, summary: dict) -> None:
     for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints", "sft"):
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")
+
+
+def describe_turn(turn: Turn, schedule: Schedule) -> str:
+    """The position of a turn in the run, for the progress bar."""
+    if turn.phase == "warmup":
+        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_turns}"
+    if turn.role == "generator":
+        return f"generator step {turn.generator_step + 1}/{schedule.generator_turns}"
+    return f"verifier turn (after {turn.generator_step} generator steps)"

@@ -14,13 +14,12 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
 from tango_jax.loop.breakdown import check_metrics, check_params
-from tango_jax.loop.describe import describe_results, describe_run
+from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
 from tango_jax.loop.resume import RunRecord, Start, check_start, start_or_resume
-from tango_jax.loop.rollouts import RunContext
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.turn import run_turn
+from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.loop.warm_up import warm_up
 from tango_jax.records import Solution, States, TurnResult
 from tango_jax.rl.policy import Policy, make_policies
@@ -37,6 +36,7 @@ from tango_jax.tracking.metrics import check_log, read_metrics
 from tango_jax.tracking.results import is_finished, redraw_missing, write_results
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
+from tango_jax.tracking.turn_metrics import sampled_per_second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,7 @@ class Run:
 
 
 def train(
-    config: ConfigDict,
-    workdir: Path,
-    console: Console,
-    policies: dict[str, Policy] | None = None,
+    config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None,
     preemption: hosts.Preemption | None = None,
 ) -> dict:
     """Run everything and return the summary. `policies`: reused from an earlier run with the same role settings.
@@ -93,10 +90,7 @@ def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict |
 
 
 def run_all(
-    config: ConfigDict,
-    workdir: Path,
-    console: Console,
-    policies: dict[str, Policy] | None,
+    config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None,
     preemption: hosts.Preemption,
 ) -> dict:
     """See `train`; the workdir is locked and not finished."""
@@ -215,19 +209,3 @@ def write_evaluation(run: Run, states: States, turns_done: int) -> None:
         metrics = evaluate(context, states, run.pool).metrics
     step = generator_steps_after(run.schedule, turns_done - 1) if turns_done else 0
     run.record.writer.write(turns_done, "eval", {"generator_step": step} | metrics | context.timer.pop())
-
-
-def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
-    """Tokens sampled in a turn by both roles, per second of sampling."""
-    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
-    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
-    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
-
-
-def describe_turn(turn: Turn, schedule: Schedule) -> str:
-    """The position of a turn in the run, for the progress bar."""
-    if turn.phase == "warmup":
-        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_turns}"
-    if turn.role == "generator":
-        return f"generator step {turn.generator_step + 1}/{schedule.generator_turns}"
-    return f"verifier turn (after {turn.generator_step} generator steps)"

@@ -8,8 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from tango_jax.loop.rollouts import RunContext
-from tango_jax.loop.turn import action_mask, update_policy
+from tango_jax.loop.turn import RunContext, action_mask, update_policy
 from tango_jax.records import Responses, Rollout, TrainState
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts, rng

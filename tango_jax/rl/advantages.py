@@ -50,9 +50,7 @@ def per_group_B(reward_B: np.ndarray, group_size: int, normalise_fn: Callable[[n
 
 
 def per_group_step_BT(
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    group_size: int,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, group_size: int,
     normalise_fn: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """Apply normalise_fn to all step elements of each group jointly, zero elsewhere, float64 [B, T].
@@ -88,10 +86,7 @@ def grpo_outcome_B(reward_B: np.ndarray, group_size: int, use_std: bool = True) 
 
 
 def grpo_step_BT(
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
     use_std: bool = True,
 ) -> np.ndarray:
     """Step advantage of RL Tango with GRPO (arXiv 2505.15034), float32 [B, T].
@@ -115,10 +110,7 @@ def rloo_outcome_B(reward_B: np.ndarray, group_size: int) -> np.ndarray:
 
 
 def rloo_step_BT(
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
     step_scale: float,
 ) -> np.ndarray:
     """Step advantage of RL Tango with RLOO (arXiv 2505.15034), float32 [B, T].
@@ -181,21 +173,14 @@ def outcome_advantages(
     check_algorithm(algorithm)
     if algorithm == "reinforce_pp":
         return reinforce_pp_outcome_BT(reward_B, is_action_BT)
-    if algorithm == "grpo":
-        adv_B = grpo_outcome_B(reward_B, group_size, use_std)
-    else:
-        adv_B = rloo_outcome_B(reward_B, group_size)
+    is_grpo = algorithm == "grpo"
+    adv_B = grpo_outcome_B(reward_B, group_size, use_std) if is_grpo else rloo_outcome_B(reward_B, group_size)
     return (adv_B[:, None] * is_action_BT).astype(np.float32)
 
 
 def step_advantages(
-    algorithm: str,
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
-    use_std: bool = True,
-    step_scale: float = 10.0,
+    algorithm: str, step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
+    use_std: bool = True, step_scale: float = 10.0,
 ) -> np.ndarray:
     """Step advantage of the named algorithm, float32 [B, T]; step_scale belongs to rloo alone, use_std to grpo."""
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -24,10 +23,6 @@ from tango_jax.sharding import collectives
 RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
 MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
-
-# Metrics of the updates of a batch, see `over_updates`.
-LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
-MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,26 +136,3 @@ def _norm(tree) -> jax.Array:
 def init_state(optimizer: optax.GradientTransformation, params) -> TrainState:
     """Step 0 with fresh moments; call it under jit."""
     return TrainState(params=params, opt_state=optimizer.init(params), step=jnp.zeros((), jnp.int32))
-
-
-def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
-    """One figure for all updates that a batch got; with a single update each is that update's own.
-
-    `loss` and `grad_norm` are means over updates, of which each counts alike; `tokens` are the action tokens of the
-    batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
-    weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
-    """
-    tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
-    share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
-    figures = {}
-    for name in updates[0]:
-        values = np.array([metrics[name] for metrics in updates], np.float64)
-        if name == "tokens":
-            figures[name] = values.sum() / epochs
-        elif name in LARGEST_OF_UPDATES:
-            figures[name] = values.max()
-        else:
-            figures[name] = values.mean() if name in MEANS_OF_UPDATES else np.sum(share * values)
-    if "kl" in figures:
-        figures["kl_first"] = updates[0]["kl"]
-    return {name: float(value) for name, value in figures.items()}

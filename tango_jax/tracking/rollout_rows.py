@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
 from tango_jax.records import Signal, Solution, TurnResult, Verification
-from tango_jax.rl.rewards import step_reward_BT
+from tango_jax.rl.credit import step_reward_BT
 from tango_jax.rl.schedule import Turn
 
 
