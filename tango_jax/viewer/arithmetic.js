@@ -1,4 +1,4 @@
-// Shows how a reward became an advantage, with the numbers of one rollout. The rules are those of rl/rewards.py and
+// Shows how a reward became an advantage, with the numbers of one rollout. The rules are those of rl/credit.py and
 // rl/advantages.py; the results are the dumped values, and the left-hand sides show where they come from.
 
 const number = (value, digits = 3) => (value < 0 ? "−" : "") + Math.abs(value).toFixed(digits);
