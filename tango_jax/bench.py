@@ -27,6 +27,7 @@ from tango_jax.cli.ranges import Range, check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
@@ -35,7 +36,8 @@ from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_u
 from tango_jax.runtime import failures, rng
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
-from tango_jax.sampling.sampler import SamplerConfig, make_sampler
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.sampler import SampleRequest, make_sampler
 
 MODEL = ModelConfig(
     vocab_size=512,
@@ -105,13 +107,11 @@ class Role:
         generator = np.random.default_rng(0)
         self.prompts = [list(generator.integers(3, MODEL.vocab_size, self.prompt_length)) for _ in range(P * M)]
 
-    def sample(self, step: int, group_size: int, count: int, max_new=NEW):
-        weights = self.sampler.layout(self.state.params)
-        return self.sampler.sample(
-            weights, self.prompts[:count], group_size, rng.step_key(step, "bench"), 1.0, max_new=max_new
-        )
+    def sample(self, step: int, group_size: int, count: int, max_new: int | np.ndarray = NEW) -> Rollout:
+        request = SampleRequest(self.prompts[:count], group_size, rng.step_key(step, "bench"), 1.0, max_new=max_new)
+        return self.sampler.sample(self.sampler.layout(self.state.params), request)
 
-    def train(self, rollout) -> dict:
+    def train(self, rollout: Rollout) -> dict:
         """Trivial reward -> advantages -> packed batch -> (reference) -> update, as cycle.py does."""
         reward_B = np.array([np.mean(tokens % 2) for tokens in rollout.tokens])
         is_action_BT = np.ones((P * M, NEW), bool)

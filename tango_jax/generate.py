@@ -38,6 +38,7 @@ from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
+from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.text.templates import generator_prompt
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.run_config import check_config, keep_config
@@ -82,20 +83,25 @@ def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
 
 
 def solve(
-    config: ConfigDict, policy: Policy, weights, shard: Sequence[tuple[int, Problem]], work: Work, console: Console
+    config: ConfigDict,
+    policy: Policy,
+    weights: dict,
+    shard: Sequence[tuple[int, Problem]],
+    work: Work,
+    console: Console,
 ) -> list[TeacherRow]:
     """Sample and grade the teacher's solutions of one shard: `generate.samples` per problem, problem by problem."""
     generate, tokenizer = config.generate, policy.tokenizer
     owners = [(number, sample, problem) for number, problem in shard for sample in range(generate.samples)]
-    rollout = policy.sampler.sample(
-        weights,
-        [generator_prompt(policy.template, tokenizer, problem) for _, problem in shard],
-        generate.samples,
-        rng.step_key(config.seed, "generate"),
-        generate.temperature,
-        generate.top_p,
+    request = SampleRequest(
+        prompts=[generator_prompt(policy.template, tokenizer, problem) for _, problem in shard],
+        group_size=generate.samples,
+        key_data=rng.step_key(config.seed, "generate"),
+        temperature=generate.temperature,
+        top_p=generate.top_p,
         row_numbers=[number * MAX_SAMPLES + sample for number, sample, _ in owners],
     )
+    rollout = policy.sampler.sample(weights, request)
     texts = [tokenizer.decode(tokens).strip() for tokens in rollout.tokens]
     report = grade_many(texts, [problem.answer for _, _, problem in owners], work.grade_kind)
     if failed := report.errors + report.timeouts + report.overlong:

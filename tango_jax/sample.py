@@ -1,4 +1,4 @@
-"""Answer a question in the terminal: a generator writes a solution, and a verifier judges it step by step.
+"""A question in; a generator's solution, judged step by step by a verifier, out, in the terminal.
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import rich.console
 from rich.text import Text
 
@@ -22,7 +23,11 @@ from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.runtime import failures, hosts, rng
 from tango_jax.runtime.model_text import for_terminal, on_one_line
-from tango_jax.sampling.checkpoint_sampler import Speaker, SpeakerSettings, open_speaker, with_weights
+from tango_jax.sampling.checkpoint_sampler import (
+    CheckpointSampler,
+    CheckpointSamplerSettings,
+    open_checkpoint_sampler,
+)
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
@@ -32,19 +37,19 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
           "seed": SEED}  # fmt: skip
 
 
-def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
-    """Open a checkpoint and load its weights. A workdir's settings are used for options that are not given."""
-    settings = SpeakerSettings(
+def load_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
+    """Open a checkpoint and read its weights. A workdir's settings apply where the command line says nothing."""
+    settings = CheckpointSamplerSettings(
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
-    return with_weights(open_speaker(role, name, settings))
+    return open_checkpoint_sampler(role, name, settings).with_weights()
 
 
-def write(speaker: Speaker, prompt: list[int], args: argparse.Namespace, name: str) -> str:
-    """Generate one response and return its text."""
-    key_data = rng.step_key(args.seed, name)
-    rollout = speaker.sampler.sample(speaker.weights, [prompt], 1, key_data, args.temperature, args.top_p)
-    return speaker.source.tokenizer.decode(rollout.tokens[0])
+def sample_text(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> str:
+    """One response, as text."""
+    key_data = rng.step_key(args.seed, key_name)
+    rollout = sampler.sample([prompt], np.zeros((1, 1), int), key_data, args.temperature, args.top_p)
+    return sampler.tokenizer.decode(rollout.tokens[0])
 
 
 def quoted(text: str, encoding: str, indent: str = "") -> str:
@@ -52,8 +57,14 @@ def quoted(text: str, encoding: str, indent: str = "") -> str:
     return "\n".join(f"{indent}| {line}" for line in for_terminal(text, encoding).split("\n"))
 
 
-def answer(question: str, generator: Speaker, verifier: Speaker, args, console: rich.console.Console) -> None:
-    """Write a solution and its judgement, and print both.
+def answer(
+    question: str,
+    generator: CheckpointSampler,
+    verifier: CheckpointSampler,
+    args: argparse.Namespace,
+    console: rich.console.Console,
+) -> None:
+    """Sample a solution and its judgement, and show both.
 
     Raises:
         ValueError: the question does not fit into a prompt.
@@ -61,20 +72,20 @@ def answer(question: str, generator: Speaker, verifier: Speaker, args, console: 
     problem = Problem("the question", question, "")
     encoding = console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
-    prompt = generator_prompt(generator.template, generator.source.tokenizer, problem)
+    prompt = generator_prompt(generator.template, generator.tokenizer, problem)
     if len(prompt) > generator.max_prompt:
-        raise ValueError(f"the prompt for this question has {len(prompt)} tokens, but the limit is "
-                         f"{generator.max_prompt}: shorten it, or raise --max_prompt")
-    # Check first, before minutes of decoding, that the verifier's prompt has room for a solution to this question.
-    verifier_prompt(verifier.template, verifier.source.tokenizer, problem, "", 1, verifier.max_prompt)
-    text = write(generator, prompt, args, "solve")
+        raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
+                         "shorten it, or raise --max_prompt")
+    # Before minutes of sampling: whether the verifier's prompt has room for a solution of this question at all.
+    verifier_prompt(verifier.template, verifier.tokenizer, problem, "", 1, verifier.max_prompt)
+    text = sample_text(generator, prompt, args, "solve")
     console.print(Text(quoted(text, encoding)))
     solution = parse_solution(text, generator.min_steps)
     steps = [text[start:end] for start, end in solution.step_spans]
     prompt, is_shortened = verifier_prompt(
-        verifier.template, verifier.source.tokenizer, problem, text, len(steps), verifier.max_prompt
+        verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
-    judged = parse_verification(write(verifier, prompt, args, "verify"), len(steps), solution.format_score)
+    judged = parse_verification(sample_text(verifier, prompt, args, "verify"), len(steps), solution.format_score)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     for number, step in enumerate(solution.steps, 1):
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
@@ -112,9 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_options(args, RANGES)
         hosts.check_devices()
         if args.question is not None and not args.question.strip():
-            raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
-        generator = make_speaker("generator", args.checkpoint, args)
-        verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
+            raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
+        generator = load_sampler("generator", args.checkpoint, args)
+        verifier = load_sampler("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):
             answer(question, generator, verifier, args, console)
     except failures.EXPECTED as error:
@@ -126,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("sample", __doc__)
-    parser.add_argument("--checkpoint", required=True, help="what writes the solution")
+    parser.add_argument("--checkpoint", required=True, help="what solves the question")
     parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")

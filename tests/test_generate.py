@@ -22,7 +22,6 @@ from tango_jax.loop.imitation import sft_batch
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console
-from tango_jax.sampling.sampler import Sampler
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.workdir import start_source
 
@@ -67,19 +66,19 @@ def tagged(answer, steps=3):
 
 
 def scripted(policy, text_fn, calls=None):
-    """The policy with a sampler that writes text_fn(problem number, sample); None: a right answer that is cut off."""
+    """The policy with a sampler that returns text_fn(problem number, sample); None: a right answer that is cut off."""
 
-    def sample(weights, prompts, group_size, key_data, temperature, top_p, row_numbers):
-        assert len(row_numbers) == len(prompts) * group_size
+    def sample(weights, request):
+        assert len(request.row_numbers) == len(request.prompts) * request.group_size
         if calls is not None:
-            calls.append((len(prompts), temperature, top_p))
-        pairs = [divmod(row, MAX_SAMPLES) for row in row_numbers]
+            calls.append((len(request.prompts), request.temperature, request.top_p))
+        pairs = [divmod(row, MAX_SAMPLES) for row in request.row_numbers]
         texts = [text_fn(*pair) for pair in pairs]
         ids = [policy.tokenizer.encode_response(text or tagged(ANSWERS[n])) for text, (n, _) in
                zip(texts, pairs, strict=True)]
         return SimpleNamespace(tokens=ids, is_truncated_B=np.array([text is None for text in texts]))
 
-    sampler = Sampler(lambda params: params, sample, None, None)
+    sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
     return dataclasses.replace(policy, sampler=sampler, load_params=lambda: {})
 
 

@@ -22,6 +22,7 @@ from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_targ
 from tango_jax.planning.times import Clock
 from tango_jax.planning.workload import Segment, segments_of, spread
 from tango_jax.runtime.console import Console
+from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 
 A100 = TARGETS["a100-80gb"]
@@ -203,10 +204,11 @@ def test_segments_of_a_decode_batch():
     # Six rows in eight places: at once no more than 8 > alive = 6 > 4. At step 3 four are left, in a batch of four; its
     # cache of 4 is full at step 4 and grows to 10; the last row ends at step 9.
     lengths = np.array([9, 9, 5, 5, 3, 2])
-    assert list(segments_of(lengths, 8, (4, 8), (4, 10))) == [
+    assert list(segments_of(lengths, 8, SamplerConfig((1,), (4, 10), (4, 8)))) == [
         Segment(8, 4, 2), Segment(4, 4, 1), Segment(4, 10, 5)
     ]  # fmt: skip
-    assert list(segments_of(np.array([1, 1]), 2, (2,), (4,))) == []  # prefill has made the only token
+    # Prefill has made the only token.
+    assert list(segments_of(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
 
 
 def test_bandwidth_of_a_group():

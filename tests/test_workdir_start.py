@@ -66,7 +66,7 @@ def busy(workdir, config):
 
 @pytest.mark.parametrize("module, name", [(train, "train"), (sft, "sft"), (ablate, "ablate")])
 def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module, name, monkeypatch, capsys):
-    monkeypatch.setattr("tango_jax.runtime.lock.SETTLE_S", 0.1)  # the other one never writes its name
+    monkeypatch.setattr("tango_jax.runtime.lock.CONFLICT_WAIT_S", 0.1)  # the other one never writes its name
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     before = contents(busy)
     with pytest.raises(SystemExit) as stopped:

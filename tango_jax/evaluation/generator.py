@@ -13,7 +13,7 @@ from tango_jax.grading import grade_many, parse_solution
 from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import rng
-from tango_jax.sampling.checkpoint_sampler import Speaker, write_many
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.templates import generator_prompt
 
 
@@ -22,14 +22,14 @@ def samples_of(settings: Settings) -> list[int]:
     return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
 
 
-def solve_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[SolvedRow]:
-    """Sample every solution of a shard, problem by problem. A problem whose prompt is too long counts as wrong."""
+def solve_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[SolvedRow]:
+    """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
     solve_set: SolveSet = shard.set
-    prompts = [generator_prompt(speaker.template, speaker.source.tokenizer, problem) for _, problem in shard.items]
-    fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= speaker.max_prompt]
+    prompts = [generator_prompt(sampler.template, sampler.tokenizer, problem) for _, problem in shard.items]
+    fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= sampler.max_prompt]
     numbers = [shard.items[p][0] for p in fitting]
     chosen = [prompts[p] for p in fitting]
-    written: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
+    responses: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
     passes = [] if settings.skip_greedy else [((GREEDY,), 0.0, 1.0)]
     if settings.samples:
         passes.append((tuple(range(settings.samples)), settings.temperature, settings.top_p))
@@ -37,18 +37,22 @@ def solve_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[Solv
         # Of several seeds and sets none shares its randomness; the first 4 of 8 samples are the 4 of another run.
         row_PM = np.array([[number * MAX_SAMPLES + max(0, sample) for sample in samples] for number in numbers])
         key = rng.step_key(settings.seed, "evaluate", solve_set.name)
-        rollout = write_many(speaker, chosen, row_PM, key, temperature, top_p)
+        rollout = sampler.sample(chosen, row_PM, key, temperature, top_p)
         keys = [(number, sample) for number in numbers for sample in samples]
-        written |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
-    return _rows(speaker, solve_set, shard.items, written, samples_of(settings))
+        responses |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+    return _rows(sampler, solve_set, shard.items, responses, samples_of(settings))
 
 
 def _rows(
-    speaker: Speaker, solve_set: SolveSet, problems: Sequence[tuple[int, Problem]], written: dict, samples: list[int]
+    sampler: CheckpointSampler,
+    solve_set: SolveSet,
+    problems: Sequence[tuple[int, Problem]],
+    responses: dict[tuple[int, int], tuple],
+    samples: list[int],
 ) -> list[SolvedRow]:
     keys = [(number, sample) for number, _ in problems for sample in samples]
     owners = [problem for _, problem in problems for _ in samples]
-    texts = [speaker.source.tokenizer.decode(written[key][0]) if key in written else "" for key in keys]
+    texts = [sampler.tokenizer.decode(responses[key][0]) if key in responses else "" for key in keys]
     graded = grade_many(texts, [problem.answer for problem in owners], solve_set.grade_kind)
     parsed = [parse_solution(text, solve_set.min_steps) for text in texts]
     classes = _classes(keys, [record.answer for record in parsed], graded.correct, solve_set.grade_kind)
@@ -57,8 +61,9 @@ def _rows(
             number=key[0], sample=key[1], problem_id=problem.id, question=problem.question, gold=problem.answer,
             size=problem.size, text=text, answer=record.answer, answer_class=classes[key], is_correct=bool(is_correct),
             format_score=float(record.format_score), num_steps=len(record.steps),
-            is_truncated=bool(written[key][1]) if key in written else False,
-            num_tokens=len(written[key][0]) if key in written else 0, is_too_long=key not in written, grader=failure,
+            is_truncated=bool(responses[key][1]) if key in responses else False,
+            num_tokens=len(responses[key][0]) if key in responses else 0, is_too_long=key not in responses,
+            grader=failure,
         )
         for key, problem, text, record, is_correct, failure in zip(
             keys, owners, texts, parsed, graded.correct, graded.failures, strict=True

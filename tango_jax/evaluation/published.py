@@ -19,7 +19,7 @@ SIZES = {
     "processbench_gsm8k": 400, "processbench_math": 1_000, "processbench_olympiadbench": 1_000,
     "processbench_omnimath": 1_000,
 }  # fmt: skip
-LEAST = {"tablebench": 400}  # its rows were corrected since: no exact number
+MIN_SIZES = {"tablebench": 400}  # its rows were corrected since: no exact number
 
 
 class Published(NamedTuple):
@@ -60,8 +60,8 @@ PUBLISHED = (
 
 
 def comparable(set_name: str, count: int, is_whole: bool) -> bool:
-    """Return whether a set of `count` problems is, judging by its size, the set that the published figures refer to."""
-    has_size = count == SIZES[set_name] if set_name in SIZES else count >= LEAST.get(set_name, 0)
+    """Whether a set of `count` problems is the one that the published figures are of, as far as its size tells."""
+    has_size = count == SIZES[set_name] if set_name in SIZES else count >= MIN_SIZES.get(set_name, 0)
     return is_whole and has_size and any(set_name in row.scores for row in PUBLISHED)
 
 

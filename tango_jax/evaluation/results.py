@@ -1,4 +1,4 @@
-"""Metrics of the generator and the verifier.
+"""Rows to figures: solutions and judgements in; named estimates with intervals out.
 
 Takes rows of solutions and judgements; returns named estimates with confidence intervals. The same functions compute
 the scores during training (`scores.py`); here each reported figure also gets its interval.
@@ -16,16 +16,16 @@ from tango_jax.evaluation.sets import JudgeSet, SolveSet
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
 from tango_jax.evaluation.statistics import (
     Estimate,
-    axis,
-    differences_of,
-    mean_of_draws,
-    means_of,
-    of_sums,
+    bootstrap_means,
+    estimate_from_sums,
+    mean_over_sets,
+    paired_differences,
+    reported_sample_counts,
     resample,
     share_of,
 )
 from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
-from tango_jax.evaluation.voting import Ballot, rules
+from tango_jax.evaluation.voting import Ballot, selection_accuracies
 from tango_jax.records import Solution
 from tango_jax.tracking.scores import generator_scores, verifier_scores
 
@@ -74,9 +74,9 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     scores = generator_scores(solutions, [row.is_truncated for row in described])
     for name in ("format", "truncation_rate", "step_accuracy"):
         if name in scores:
-            metrics.append(_plain(solve_set.name, name, len(described), scores[name]))
+            metrics.append(_without_interval(solve_set.name, name, len(described), scores[name]))
     tokens = float(np.mean([row.num_tokens for row in described]))
-    metrics.append(_plain(solve_set.name, "response_tokens", len(described), tokens))
+    metrics.append(_without_interval(solve_set.name, "response_tokens", len(described), tokens))
     if judged:
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
@@ -95,7 +95,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
         draws_R = resample(columns_NC, _first_error_f1)
         erroneous, correct = columns_NC[:, 1] > 0, columns_NC[:, 3] > 0
         metrics = [
-            Metric(name, "f1", 0, len(votes), of_sums(columns_NC, _first_error_f1)),
+            Metric(name, "f1", 0, len(votes), estimate_from_sums(columns_NC, _first_error_f1)),
             Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_NC[erroneous, 0])),
             Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_NC[correct, 2])),
             Metric(name, "rate_misaligned", 0, len(judged), _mean_over_claims(
@@ -116,7 +116,7 @@ def averages(results: Sequence[SetResult]) -> list[Metric]:
                                    (PROCESSBENCH, "processbench", "f1")):  # fmt: skip
         if all(name in by_name for name in group):
             values = [value_of(by_name[name], headline).value for name in group]
-            estimate = mean_of_draws(values, [by_name[name].draws_R for name in group])
+            estimate = mean_over_sets(values, [by_name[name].draws_R for name in group])
             found.append(Metric(f"{title}_{AVERAGE}", headline, 0, len(group), estimate))
     return found
 
@@ -133,7 +133,7 @@ def _by_claim(judged: Sequence[JudgedRow]) -> dict[tuple[int, int], list[JudgedR
     return by_claim
 
 
-def _plain(set_name: str, name: str, count: int, value: float) -> Metric:
+def _without_interval(set_name: str, name: str, count: int, value: float) -> Metric:
     return Metric(set_name, name, 0, count, Estimate(float(value), float("nan"), float("nan")))
 
 
@@ -160,15 +160,15 @@ def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> l
     """Compute every rule at every number of samples and, with a verifier, its gain over the majority of all samples."""
     ballots = ballots_of(sampled, by_claim)
     num_samples, metrics = len(ballots[0].is_correct_n), []
-    for k in axis(num_samples):
-        rows = [rules(ballot, k) for ballot in ballots]
+    for k in reported_sample_counts(num_samples):
+        rows = [selection_accuracies(ballot, k) for ballot in ballots]
         names = list(rows[0])
         values_NC = np.array([[row[name] for name in names] for row in rows])
         metrics += [Metric(set_name, name, k, len(ballots), estimate)
-                    for name, estimate in zip(names, means_of(values_NC), strict=True)]
+                    for name, estimate in zip(names, bootstrap_means(values_NC), strict=True)]
         if k == num_samples > 1 and by_claim:
             by_rule = names[names.index("majority") + 1 :]
-            gains = differences_of(values_NC[:, -len(by_rule) :], values_NC[:, names.index("majority")])
+            gains = paired_differences(values_NC[:, -len(by_rule) :], values_NC[:, names.index("majority")])
             metrics += [Metric(set_name, f"{name}_minus_majority", k, len(ballots), estimate)
                         for name, estimate in zip(by_rule, gains, strict=True)]
     return metrics
@@ -193,9 +193,9 @@ def _verifier(
             judged = [mark for row in rows
                       for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
             steps.append(_class_columns(judged, list(solution.gold_steps) * len(rows)))
-    intervals = {"outcome_f1": of_sums(_by_problem(numbers, outcome), _macro_f1)}
+    intervals = {"outcome_f1": estimate_from_sums(_by_problem(numbers, outcome), _macro_f1)}
     if "step_f1" in scores:
-        intervals["step_f1"] = of_sums(_by_problem(numbers, steps), _macro_f1)
+        intervals["step_f1"] = estimate_from_sums(_by_problem(numbers, steps), _macro_f1)
     wanted = ("outcome_f1", "outcome_balanced_accuracy", "step_f1", "step_balanced_accuracy", "rate_correct",
               "rate_invalid", "rate_misaligned", "format")  # fmt: skip
     metrics = []
@@ -216,7 +216,7 @@ def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.n
 def _mean_over_claims(shares_N: Sequence[float]) -> Estimate:
     """Return the mean of one share per claim, because the votes on a claim are not independent but claims are."""
     values_N = np.array(shares_N)
-    return share_of(values_N) if np.isin(values_N, (0, 1)).all() else means_of(values_N[:, None])[0]
+    return share_of(values_N) if np.isin(values_N, (0, 1)).all() else bootstrap_means(values_N[:, None])[0]
 
 
 def _class_columns(predicted: Sequence[bool | None], actual: Sequence[bool]) -> list[int]:
@@ -268,7 +268,7 @@ def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
     cut = sum(row.is_truncated for row in judged)
     notes = []
     for count, what in ((shortened, "verifications of a solution that was shortened to fit"),
-                        (unread, "solutions were not judged: none was written, or the problem alone is too long"),
+                        (unread, "solutions were not judged: there is none, or the problem alone is too long"),
                         (cut, "verifications were cut off at the length limit")):  # fmt: skip
         if count:
             notes.append(f"{count} of {len(judged)} {what}")

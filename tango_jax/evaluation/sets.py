@@ -71,10 +71,13 @@ class JudgeSet(NamedTuple):
         return [self.claims[start : start + size] for start in range(0, len(self.claims), size)]
 
 
+EvalSet = SolveSet | JudgeSet
+
+
 def open_sets(
     names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int
-) -> list[SolveSet | JudgeSet]:
-    """Open every requested set, in order.
+) -> list[EvalSet]:
+    """Every set that is asked for, in order.
 
     Args:
         names: as on the command line; a name in GROUPS stands for several sets.
@@ -84,7 +87,7 @@ def open_sets(
     Raises:
         ValueError: a name is unknown, rows cannot be read, or a set needs a checkpoint that is not given.
     """
-    opened: dict[str, SolveSet | JudgeSet] = {}
+    opened: dict[str, EvalSet] = {}
     for name, source in _resolve(names):
         if name in opened:
             raise ValueError(f"--sets names {name} twice: take one of them out")

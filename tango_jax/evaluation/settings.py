@@ -16,7 +16,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
 from tango_jax.runtime.manifest import complete_steps
-from tango_jax.sampling.checkpoint_sampler import SpeakerSettings
+from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
 from tango_jax.weights.source import kind_of
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
@@ -29,7 +29,7 @@ RANGES = {
     "max_prompt": COUNT_OR_NONE, "max_new": COUNT_OR_NONE, "verifier_max_prompt": COUNT_OR_NONE,
     "verifier_max_new": COUNT_OR_NONE, "shard": COUNT, "rows": COUNT, "decode_tensor": COUNT,
 }  # fmt: skip
-FREE = ("out", "rows", "distributed", "decode_tensor")  # may change when an evaluation goes on
+MAY_CHANGE = ("out", "rows", "distributed", "decode_tensor")  # settings that a resumed evaluation may have anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +66,11 @@ class Settings:
         """The model that judges the sets that need no solver."""
         return self.verifier or self.checkpoint
 
-    def speaker(self, role: str) -> SpeakerSettings:
+    def sampler(self, role: str) -> CheckpointSamplerSettings:
+        """What the sampler of a role is opened with."""
         own = {
-            "generator": SpeakerSettings(self.template, self.max_prompt, self.max_new),
-            "verifier": SpeakerSettings(
+            "generator": CheckpointSamplerSettings(self.template, self.max_prompt, self.max_new),
+            "verifier": CheckpointSamplerSettings(
                 self.verifier_template, self.verifier_max_prompt, self.verifier_max_new,
                 default_tokens=VERIFIER_TOKENS, max_new_flag="verifier_max_new",
             ),
@@ -116,8 +117,8 @@ def check_settings(settings: Settings) -> None:
     hosts.in_first(lambda: _compare(settings.out / "settings.json", _comparable(settings)))
 
 
-def keep_settings(settings: Settings) -> None:
-    """Write the settings into the output folder unless they are there. All processes must call this; the first writes.
+def save_settings(settings: Settings) -> None:
+    """Write the settings into the output folder, if they are not there. The first process does; all must call it.
 
     Raises:
         ValueError: the settings cannot be written.
@@ -144,7 +145,7 @@ def _compare(path: Path, new: dict) -> None:
 
 
 def _comparable(settings: Settings) -> dict:
-    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in FREE}
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
     # A run that goes on training between two attempts is another model.
     for role in ("checkpoint", "verifier"):

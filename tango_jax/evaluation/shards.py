@@ -37,7 +37,7 @@ class SolvedRow:
     num_steps: int
     is_truncated: bool
     num_tokens: int
-    is_too_long: bool  # the prompt was over the limit and nothing was written: wrong
+    is_too_long: bool  # the prompt was over the limit and nothing was sampled: wrong
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
 
 
@@ -91,7 +91,7 @@ def _tuples(fields: dict) -> dict:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-def finish(
+def complete_shards(
     title: str,
     shards: Sequence[Shard],
     read_fn: Callable[[Shard], list | None],
@@ -103,10 +103,10 @@ def finish(
     """Return the rows of every shard, including those of an earlier attempt; compute those that are missing.
 
     Args:
-        read_fn: returns a shard's rows from its file, or None.
-        open_fn: returns what `work_fn` needs, a speaker with its weights; called only if a shard is missing.
-        work_fn: computes the rows of a shard.
-        shown_fn: returns a few statistics of a shard for the progress bar.
+        read_fn: a shard's rows from its file, or None.
+        open_fn: makes what `work_fn` needs: a sampler with its weights.
+        work_fn: does a shard.
+        shown_fn: a few numbers of a shard for the progress bar.
     """
     # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
     found = hosts.from_first([read_fn(shard) for shard in shards])

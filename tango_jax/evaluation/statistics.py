@@ -5,7 +5,7 @@ Wilson's interval, which is accurate near 0 and 1 and for as few as 30 problems;
 bootstrap over problems with a fixed seed, so that the same rows always give the same table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import comb, sqrt
 from typing import NamedTuple
 
@@ -34,8 +34,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
 
 
-def axis(num_samples: int) -> tuple[int, ...]:
-    """Return the numbers of samples that are reported: 1, 2, 4, ... and all."""
+def reported_sample_counts(num_samples: int) -> tuple[int, ...]:
+    """The numbers of samples that are reported: 1, 2, 4, ... and all."""
     powers = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples]
     return (*powers, num_samples)
 
@@ -54,16 +54,16 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
-def share_of(outcomes) -> Estimate:
-    """Estimate the share of True among yes-or-no outcomes."""
+def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
+    """The share of True among yes-or-no outcomes."""
     outcomes = np.asarray(outcomes, bool)
     if not outcomes.size:
         return Estimate(*[float("nan")] * 3)
     return Estimate(float(outcomes.mean()), *wilson(float(outcomes.mean()), outcomes.size))
 
 
-def means_of(values_NC: np.ndarray) -> list[Estimate]:
-    """Estimate the mean of each column; a column has one value between 0 and 1 per problem."""
+def bootstrap_means(values_NC: np.ndarray) -> list[Estimate]:
+    """The mean of each column: one number per problem, between 0 and 1 in all of them."""
     count, columns = values_NC.shape
     if not count:
         return [Estimate(*[float("nan")] * 3)] * columns
@@ -73,23 +73,25 @@ def means_of(values_NC: np.ndarray) -> list[Estimate]:
         mean = float(values_NC[:, c].mean())
         # Without spread resampling shows none, and 0 of 30 does not mean never.
         is_constant = np.ptp(values_NC[:, c]) == 0
-        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else interval(draws_RC[:, c]))))
+        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else percentile_interval(draws_RC[:, c]))))
     return estimates
 
 
-def differences_of(values_NC: np.ndarray, baseline_N: np.ndarray) -> list[Estimate]:
-    """Estimate the mean of each column minus the baseline's, paired so that hard problems do not hide a difference."""
+def paired_differences(values_NC: np.ndarray, baseline_N: np.ndarray) -> list[Estimate]:
+    """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
     gaps_NC = values_NC - baseline_N[:, None]
     draws_RC = resample(gaps_NC, lambda sums_RC: sums_RC / len(gaps_NC))
-    return [Estimate(float(gaps_NC[:, c].mean()), *interval(draws_RC[:, c])) for c in range(gaps_NC.shape[1])]
+    return [
+        Estimate(float(gaps_NC[:, c].mean()), *percentile_interval(draws_RC[:, c])) for c in range(gaps_NC.shape[1])
+    ]
 
 
-def of_sums(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """Estimate a figure that is computed from column sums, such as F1; `statistic_fn` maps sums_RC to values_R."""
+def estimate_from_sums(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+    """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_R."""
     if not len(columns_NC):
         return Estimate(*[float("nan")] * 3)
     value = statistic_fn(np.asarray(columns_NC, float).sum(axis=0, keepdims=True))[0]
-    return Estimate(float(value), *interval(resample(columns_NC, statistic_fn)))
+    return Estimate(float(value), *percentile_interval(resample(columns_NC, statistic_fn)))
 
 
 def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -103,8 +105,8 @@ def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.nda
     return np.concatenate(parts)
 
 
-def interval(draws_R: np.ndarray) -> tuple[float, float]:
-    """Return the middle 95 % of the draws, without resamples that do not determine the figure (NaN).
+def percentile_interval(draws_R: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
 
     NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
     """
@@ -115,9 +117,9 @@ def interval(draws_R: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def mean_of_draws(values: list[float], draws: list[np.ndarray]) -> Estimate:
-    """Estimate the mean over sets that were drawn independently, such as the average of ProcessBench's four sets."""
+def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
+    """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
     mixed_R = np.mean([rng.permutation(draws_R) for draws_R in draws], axis=0)
-    return Estimate(float(np.mean(values)), *interval(mixed_R))
+    return Estimate(float(np.mean(values)), *percentile_interval(mixed_R))

@@ -13,48 +13,50 @@ from tango_jax.evaluation.shards import JudgedRow, Shard, digest, read_shard
 from tango_jax.grading import parse_verification
 from tango_jax.records import Verification
 from tango_jax.runtime import rng
-from tango_jax.sampling.checkpoint_sampler import Speaker, write_many
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.templates import verifier_prompt
 
 
-def judge_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[JudgedRow]:
-    """Sample `votes` verifications of every claim, claim by claim; a single one is greedy."""
+def judge_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[JudgedRow]:
+    """`votes` verifications of every claim, claim by claim: one is greedy, several are sampled."""
     votes, per_problem = settings.votes, len(samples_of(settings))
-    prompts = [_prompt(speaker, claim) for claim in shard.items]
+    prompts = [_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
-    written: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
+    responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
     if asked:
         places = [shard.items[c].number * (per_problem + 1) + shard.items[c].sample + 1 for c in asked]
         row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
         key = rng.step_key(settings.seed, "judge", shard.set.name)
         temperature = settings.verifier_temperature if votes > 1 else 0.0
-        rollout = write_many(speaker, [prompts[c][0] for c in asked], row_PM, key, temperature)
+        rollout = sampler.sample([prompts[c][0] for c in asked], row_PM, key, temperature)
         keys = [(c, vote) for c in asked for vote in range(votes)]
-        written = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+        responses = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
     return [
-        _row(speaker, claim, vote, prompts[c], written.get((c, vote)))
+        _row(sampler, claim, vote, prompts[c], responses.get((c, vote)))
         for c, claim in enumerate(shard.items)
         for vote in range(votes)
     ]
 
 
-def _prompt(speaker: Speaker, claim: Claim) -> tuple[list[int], bool] | None:
-    """Return the prompt ids and whether the solution was shortened; None if there is nothing to judge or no room."""
+def _prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], bool] | None:
+    """Prompt ids and whether the solution was shortened; None where there is nothing to judge or no room for it."""
     if not claim.may_be_judged:
         return None
     solution = claim.solution
     try:
         return verifier_prompt(
-            speaker.template, speaker.source.tokenizer, solution.problem, solution.text, len(solution.steps),
-            speaker.max_prompt,
+            sampler.template, sampler.tokenizer, solution.problem, solution.text, len(solution.steps),
+            sampler.max_prompt,
         )  # fmt: skip
     except ValueError:  # too long even without the solution
         return None
 
 
-def _row(speaker: Speaker, claim: Claim, vote: int, prompt: tuple | None, written: tuple | None) -> JudgedRow:
-    tokens, is_truncated = written or ((), False)
-    solution, text = claim.solution, speaker.source.tokenizer.decode(tokens)
+def _row(
+    sampler: CheckpointSampler, claim: Claim, vote: int, prompt: tuple | None, response: tuple | None
+) -> JudgedRow:
+    tokens, is_truncated = response or ((), False)
+    solution, text = claim.solution, sampler.tokenizer.decode(tokens)
     parsed = parse_verification(text, len(solution.steps), solution.format_score)
     return JudgedRow(
         number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),

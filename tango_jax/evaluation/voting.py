@@ -19,8 +19,8 @@ from tango_jax.grading import grade_many
 RIGHT = 0  # the class of every answer that the grader accepts
 NO_ANSWER = -1  # votes for nothing
 MAX_SUBSETS = 1000
-_COUNT = 1e-6  # what a vote counts beside its weight: it decides between classes of equal weight
-_TIE = 1e-9
+_COUNT_WEIGHT = 1e-6  # what a vote counts beside its weight: it decides between classes of equal weight
+_TIE_TOLERANCE = 1e-9
 
 
 class Ballot(NamedTuple):
@@ -84,10 +84,10 @@ def weighted_vote(ballot: Ballot, weight_n: np.ndarray, k: int) -> float:
     class_SK = ballot.answer_class_n[chosen_SK]
     total_SC = np.zeros((len(chosen_SK), max(RIGHT, int(ballot.answer_class_n.max())) + 2))
     # NO_ANSWER, -1, counts in the last column, which no class has.
-    np.add.at(total_SC, (np.arange(len(chosen_SK))[:, None], class_SK), (weight_n + _COUNT)[chosen_SK])
+    np.add.at(total_SC, (np.arange(len(chosen_SK))[:, None], class_SK), (weight_n + _COUNT_WEIGHT)[chosen_SK])
     total_SC = total_SC[:, :-1]
     best_S1 = total_SC.max(axis=1, keepdims=True)
-    is_top_SC = (total_SC >= best_S1 - _TIE) & (best_S1 > 0)
+    is_top_SC = (total_SC >= best_S1 - _TIE_TOLERANCE) & (best_S1 > 0)
     return float((is_top_SC[:, RIGHT] / np.maximum(1, is_top_SC.sum(axis=1))).mean())
 
 
@@ -95,12 +95,12 @@ def best_of(ballot: Ballot, score_n: np.ndarray, k: int) -> float:
     """Return the probability that the sample with the highest score of k samples is correct."""
     chosen_SK = subsets_SK(len(score_n), k)
     score_SK = score_n[chosen_SK]
-    is_top_SK = score_SK >= score_SK.max(axis=1, keepdims=True) - _TIE
+    is_top_SK = score_SK >= score_SK.max(axis=1, keepdims=True) - _TIE_TOLERANCE
     return float(((is_top_SK & ballot.is_correct_n[chosen_SK]).sum(axis=1) / is_top_SK.sum(axis=1)).mean())
 
 
-def rules(ballot: Ballot, k: int) -> dict[str, float]:
-    """Compute every rule on one problem; `pass` is the oracle that picks a correct sample if there is one."""
+def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
+    """Every rule on one problem; `pass` is the oracle that picks a right sample if there is one."""
     values = {
         "pass": pass_at_k(len(ballot.is_correct_n), int(ballot.is_correct_n.sum()), k),
         "majority": majority(ballot, k),

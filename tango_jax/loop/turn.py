@@ -33,6 +33,7 @@ from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.timers import PhaseTimer
+from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.sharding.layouts import fetch
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
@@ -108,8 +109,17 @@ def respond(
     first, last = hosts.own_range(len(parents))
     with timer(text.sample_phase):
         prompts, counts = text.prompts(policy, parents)
-        own = prompts[first:last]
-        rollout = _sample(context, policy, states[role].params, own, len(parents), group_size, key_data, is_greedy)
+        request = SampleRequest(
+            prompts=prompts[first:last],
+            group_size=group_size,
+            key_data=key_data,
+            temperature=0.0 if is_greedy else policy.config.temperature,
+            top_p=policy.config.top_p,
+            top_k=policy.config.top_k,
+            # Numbers over all processes, so that how many of them share the work changes no response.
+            row_numbers=np.arange(first * group_size, last * group_size),
+        )
+        rollout = _sample(context, policy, states[role].params, request)
     with timer(text.read_phase):
         records, own_counts = text.read(context, parents[first:last], rollout, group_size)
     records, rollout = hosts.gather(records), _gather_rollout(rollout)
@@ -197,20 +207,14 @@ ROLE_TEXTS = {
 }
 
 
-def _sample(
-    context: RunContext, policy: Policy, params: Any, prompts: list[list[int]], num_prompts: int, group_size: int,
-    key_data: np.ndarray, is_greedy: bool,
-) -> Rollout:
-    """Sample this process's share of `num_prompts` prompts; randomness depends on a row's global index."""
-    with context.timer("reshard"):  # all processes take part, even those without a prompt
+def _sample(context: RunContext, policy: Policy, params: Any, request: SampleRequest) -> Rollout:
+    """Sample responses to this process's prompts, of which there may be none."""
+    with context.timer("reshard"):  # concerns every process, also one without a prompt
         weights = jax.block_until_ready(policy.sampler.layout(params))
-    rollout, mistake, config = Rollout((), (), np.zeros(0, bool), 0, 0), "", policy.config
-    if prompts:
-        first = hosts.own_range(num_prompts)[0] * group_size
-        numbers = np.arange(first, first + len(prompts) * group_size)
-        sampling = (0.0,) if is_greedy else (config.temperature, config.top_p, config.top_k)
+    rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
+    if request.prompts:
         try:
-            rollout = policy.sampler.sample(weights, prompts, group_size, key_data, *sampling, row_numbers=numbers)
+            rollout = policy.sampler.sample(weights, request)
         except FloatingPointError as error:
             mistake = str(error)
     mistake = next(filter(None, hosts.gather([mistake])), "")

@@ -14,7 +14,8 @@ from tango_jax.records import TrainState
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
-from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.sampler import Sampler, make_sampler
 from tango_jax.sharding.layouts import check_host_memory, fetch, param_shardings, park, with_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template

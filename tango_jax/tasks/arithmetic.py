@@ -11,7 +11,7 @@ from fractions import Fraction
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_MAX_DECIMALS = 2  # more decimals indicate a division that does not come out even
+_MAX_DECIMALS = 2  # more of them come from a division that leaves a remainder
 
 
 def numbers_in(text: str) -> list[Fraction]:
@@ -30,14 +30,14 @@ def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
 
 
 def number_text(number: Fraction, has_commas: bool = False) -> str:
-    """Format a number in decimal digits; `is_even` must hold for it."""
-    assert is_even(number), number
+    """The number in decimal digits, of which it must need few (see `has_short_decimals`)."""
+    assert has_short_decimals(number), number
     value = int(number) if number.denominator == 1 else float(number)
     return f"{value:,}" if has_commas else str(value)
 
 
-def is_even(number: Fraction) -> bool:
-    """Return whether a number comes out even, that is, has at most two decimals (and is below 10**12)."""
+def has_short_decimals(number: Fraction) -> bool:
+    """Whether the number is below 10^12 and its decimal expansion ends after at most two places."""
     return (number * 10**_MAX_DECIMALS).denominator == 1 and abs(number) < 10**12
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tango_jax.data.row_fields import GSM8K_MARK, answer_text
-from tango_jax.tasks.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
+from tango_jax.tasks.arithmetic import evaluate, has_short_decimals, number_text, numbers_in, replace_numbers
 
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")  # expression, value
 _OPERATION = re.compile(r"[\d)]\s*[-+*/]")
@@ -106,7 +106,7 @@ def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.
     if position + 1 < len(worked.lines) and value in known:
         return None
     for wrong in rng.permutation([value + 1, value - 1, value + 2, value + 10, value - 10, value * 2, value / 2]):
-        mistaken = _carry_on(worked, position, value, wrong, known) if wrong > 0 and is_even(wrong) else None
+        mistaken = _carry_on(worked, position, value, wrong, known) if wrong > 0 and has_short_decimals(wrong) else None
         if mistaken is not None:
             return mistaken
     return None
@@ -138,7 +138,9 @@ def _recomputed(line: str, changed: dict[Fraction, Fraction], known: set[Fractio
         parts.append(replace_numbers(line[end : mark.start()], changed))
         expression, value, end = replace_numbers(mark[1], changed), evaluate(mark[2]), mark.end()
         result = evaluate(expression) if expression != mark[1] else value
-        if value is None or result is None or result <= 0 or not is_even(result) or not is_even(value):
+        if value is None or result is None or result <= 0:
+            return None
+        if not has_short_decimals(result) or not has_short_decimals(value):
             return None
         if evaluate(mark[1]) != value or changed.get(value, result) != result:
             return None
