@@ -12,7 +12,6 @@ Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied
 Figures are medians after warm-up. The machine's own rates (float32 matmul, memory read) stand beside them.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import Range, check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
@@ -34,6 +34,7 @@ from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime import failures, rng
+from tango_jax.runtime.checks import cut
 from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import SampleRequest, make_sampler
@@ -194,18 +195,15 @@ def show(report: dict) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    parser = argparse.ArgumentParser(
-        prog="tango_jax.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("bench", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
-    options = parser.parse_args(argv)
-    names = tuple(options.only.split(","))
-    unknown = [name for name in names if name not in BENCHES]
-    if unknown:
-        parser.error(f"--only={options.only}: choose from {', '.join(BENCHES)}, separated by commas")
     try:
+        options = parser.parse_args(argv)
+        names = tuple(options.only.split(","))
+        if not set(names) <= set(BENCHES):
+            raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(BENCHES)}, separated by commas")
         check_options(options, RANGES)
         if warning := configure(default_config()):
             print(warning, file=sys.stderr)

@@ -3,10 +3,10 @@
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates.
-Without --verifier a workdir's own verifier judges, and any other checkpoint judges itself. Without --question every
-line of standard input is one. A line that a model wrote begins with "| ", so that none can pass for one of this
-command's; what could steer a terminal is shown as an escape (model_text.py).
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, whose templates are then used.
+Without --verifier, the workdir's own verifier is used, and any other checkpoint judges itself. Without --question,
+every line of standard input is a question. Lines written by a model start with "| ", so that they cannot be mistaken
+for output of this command; control characters are shown as escapes (model_text.py).
 """
 
 import argparse
@@ -17,6 +17,7 @@ import numpy as np
 import rich.console
 from rich.text import Text
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
@@ -52,7 +53,7 @@ def sample_text(sampler: CheckpointSampler, prompt: list[int], args: argparse.Na
 
 
 def quoted(text: str, encoding: str, indent: str = "") -> str:
-    """Model text for the terminal, every line of it behind a bar."""
+    """Model text for the terminal, with "| " in front of every line."""
     return "\n".join(f"{indent}| {line}" for line in for_terminal(text, encoding).split("\n"))
 
 
@@ -66,7 +67,7 @@ def answer(
     """Sample a solution and its judgement, and show both.
 
     Raises:
-        ValueError: the question is longer than a prompt may be.
+        ValueError: the question does not fit into a prompt.
     """
     problem = Problem("the question", question, "")
     encoding = console.encoding
@@ -108,7 +109,7 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
         print("One question a line; end with Ctrl-D.", file=sys.stderr)
     lines = (line.strip() for line in sys.stdin if line.strip())
     for question in lines if args.question is None else [args.question]:
-        # Bytes that are no text reach a program as halves of surrogate pairs, which no tokenizer takes.
+        # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.
         if any("\ud800" <= char <= "\udfff" for char in question):
             raise ValueError(f"the question {question!r} is not valid Unicode: give it in UTF-8")
         yield question
@@ -116,9 +117,9 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
-    args = _parse_args(argv)
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
+        args = _parse_args(argv)
         check_options(args, RANGES)
         hosts.check_devices()
         if args.question is not None and not args.question.strip():
@@ -135,21 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("sample", __doc__)
     parser.add_argument("--checkpoint", required=True, help="what solves the question")
     parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
-    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
     parser.add_argument("--max_new", type=int, default=0, help="tokens of a response; 0: 2048, or as in the run")
     parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
     parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
     return parser.parse_args(argv)
 
 

@@ -27,7 +27,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl import score
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.policy import make_policies
-from tango_jax.rl.update import make_nll_loss
+from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.sampling import decode
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import SampleRequest, make_sampler

@@ -4,6 +4,7 @@ from math import nan, sqrt
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from tango_jax.evaluation.statistics import (
     Z_95,
@@ -38,6 +39,12 @@ def test_wilson():
     assert wilson(1.0, 30) == pytest.approx((30 / (30 + z2), 1))
     assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert np.isnan(wilson(nan, 0)).all()
+
+
+@pytest.mark.parametrize("num_true, count", [(0, 30), (30, 30), (3, 10), (1, 1), (499, 500)])
+def test_wilson_is_that_of_scipy(num_true, count):
+    expected = binomtest(num_true, count).proportion_ci(0.95, method="wilson")
+    assert wilson(num_true / count, count) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_shares():

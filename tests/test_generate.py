@@ -200,7 +200,7 @@ def test_a_second_file_that_is_no_stage_one_text_is_named(folder, policy, tmp_pa
     (tmp_path / "validation.parquet").write_text('{"question": "1 + 1?", "answer": "2"}')
     config = math_config(folder, stage_one=str(tmp_path), validation=1)
     config.verifier.sft.steps = 0
-    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: no 'solution'.* beside train\.parquet; "):
+    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: 'solution' is missing.* beside train\.parquet"):
         validate(config)
 
 
@@ -276,7 +276,7 @@ def test_over_long_prompts_are_counted(folder, policy, tmp_path):
     counts = generate(config, tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
     assert (counts["problems"], counts["over_long_prompts"]) == (fitting, 8 - fitting) and fitting < 8
     config.generator.max_prompt = 5
-    with pytest.raises(ValueError, match=rf"none of the 8 .* within .*=5 tokens, the shortest has {lengths[0]}:"):
+    with pytest.raises(ValueError, match=rf"none of the 8 .* within .*=5 tokens \(the shortest has {lengths[0]}\):"):
         generate(config, tmp_path / "none", SILENT, policy)
     assert not (tmp_path / "none").exists()
 
@@ -305,7 +305,7 @@ def test_a_problem_file_that_has_changed_is_an_error(folder, policy, tmp_path):
 def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """The tiny model writes nothing that is tagged: one line says so."""
     config = teacher_config(folder)
-    monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda doc, argv, default: (config, tmp_path / "run"))
+    monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda *_: (config, tmp_path / "run"))
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     with pytest.raises(SystemExit, match="^error: no solution is left for training .problems 8, over long prompts 0, "):
         main([])

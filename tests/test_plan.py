@@ -140,10 +140,10 @@ def test_comparison_is_for_a_whole_turn(tiny_plan):
     ("--target=cpu:1000", "at most 256 devices of cpu; lower the number"),
     ("--per-process=3", "divides 32"),
     ("--per-process=-1", "--per-process=-1: choose a number of devices"),
-    ("--per-process=", "unknown argument '--per-process='"),
-    ("--filled=nan", "--filled=nan: the mean length, as a share"),
-    ("--filled=1e-999", "--filled=1e-999: the mean length, as a share"),
-    ("--filled=2", "above 0 and at most 1"),
+    ("--per-process=", "argument --per-process: invalid int value: ''; --help shows the usage"),
+    ("--filled=nan", "--filled=nan must be above 0.0 and at most 1.0: it is the mean length"),
+    ("--filled=1e-999", "--filled=0.0 must be above 0.0 and at most 1.0: it is the mean length"),
+    ("--filled=half", "argument --filled: invalid float value: 'half'"),
     ("--jsn", "unknown argument '--jsn'"),
     ("--config.rl.gama=1", "did you mean rl.gamma"),
 ])  # fmt: skip
@@ -182,7 +182,7 @@ def test_sizes_of_checkpoints_without_them():
     assert (source.model_config.width, source.model_config.compute_dtype) == (3584, "bfloat16")
     assert source.tokenizer.vocab_size == 152064
     config.generator.checkpoint = "someone/unknown"
-    with pytest.raises(ValueError, match="the sizes of someone/unknown are not known here: give a folder"):
+    with pytest.raises(ValueError, match="no preset sizes for someone/unknown: give a folder"):
         plan_source(config, "generator")
     assert all(preset_model(name).num_layers == raw["num_hidden_layers"] for name, raw in CONFIG_JSON.items())
 

@@ -72,7 +72,7 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", *SHORT[:3], "--verifier_template=math", "--max_prompt=99"],
          "the limit is 99: raise"),
         (["--checkpoint="], "checkpoint is empty: give a path"),
-        ([f"--checkpoint={folder}", "--question= "], "--question is empty: ask something"),
+        ([f"--checkpoint={folder}", "--question= "], "--question is empty: give a question"),
         ([f"--checkpoint={folder}", "--template=maths"], "generator.template='maths' is neither"),
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),

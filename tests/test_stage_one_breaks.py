@@ -14,7 +14,8 @@ from tango_jax import sft
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import imitation, stage_one
 from tango_jax.records import Problem, TrainState
-from tango_jax.rl.policy import Sft, make_policy
+from tango_jax.rl.policy import make_policy
+from tango_jax.rl.supervised import Sft
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, read_state
 from tango_jax.runtime.console import Console
@@ -89,9 +90,9 @@ NAN, INF = float("nan"), float("inf")
     (dict(heldout={3: NAN}), 3, "led to a held-out loss of nan per token", []),
     (dict(heldout={6: INF}), 6, "led to a held-out loss of inf per token", [3]),
     (dict(heldout={6: 1e11}), 6, r"led to a held-out loss of 1e\+11 per token \(10 times that of guessing", [3]),
-    (dict(weights={3: NAN}), 3, "left values in params/weight that are not finite or beyond all use", []),
+    (dict(weights={3: NAN}), 3, "left values in params/weight that are not finite or absurdly large", []),
     (dict(weights={6: INF}), 6, "left values in params/weight that are not finite", [3]),
-    (dict(weights={6: 1e38}), 6, "left values in params/weight that are not finite or beyond all use", [3]),
+    (dict(weights={6: 1e38}), 6, "left values in params/weight that are not finite or absurdly large", [3]),
     (dict(heldout={6: NAN}, max_heldout_loss=2.0), 6, "led to a held-out loss of nan", [3]),
 ])  # fmt: skip
 def test_what_is_not_finite_is_never_saved(policies, tmp_path, monkeypatch, script, step, what, kept):

@@ -153,7 +153,7 @@ def test_metrics_that_a_checkpoint_relies_on_are_missed(workdir):
     ):
         damage()
         before = contents(workdir)
-        assert expected in (text := refused(check_log, workdir, restored, 2)) and "put back a copy" in text
+        assert expected in (text := refused(check_log, workdir, restored, 2)) and "restore the file from a copy" in text
         assert contents(workdir) == before
 
 

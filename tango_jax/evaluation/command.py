@@ -1,7 +1,7 @@
-"""`python -m tango_jax.evaluate` from settings to tables: solve, judge, count, write.
+"""Implementation of `python -m tango_jax.evaluate`: solves problems, judges solutions, computes and writes metrics.
 
-In: settings. Out: the folder `settings.out` with rows, tables and, for several samples, a figure. The generator's
-weights are gone before the verifier's are read. Stage: after training, on any checkpoint.
+Takes settings; writes the folder `settings.out` with rows, tables and, for several samples, a figure. The generator's
+weights are freed before the verifier's are loaded. Stage of the loop: after training, on any checkpoint.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     """The whole evaluation, or what is left of it; every process returns the results, the first writes them.
 
     Raises:
-        ValueError: sets, checkpoints or an output folder that will not do, before any model is run.
+        ValueError: the sets, a checkpoint or the output folder cannot be used; this is raised before any model is run.
     """
     sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed)
     for kind in {eval_set.grade_kind for eval_set in sets if isinstance(eval_set, SolveSet)}:
@@ -76,7 +76,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
 def solve_all(
     sets: Sequence[EvalSet], samplers: dict[str, CheckpointSampler], settings: Settings, console: Console
 ) -> tuple[list[Shard], list[list[SolvedRow]]]:
-    """Every problem, solved."""
+    """Solve every problem; return the shards and the rows of each."""
     shards = [
         Shard(eval_set, items, settings.out, "solved", index)
         for eval_set in sets if isinstance(eval_set, SolveSet)
@@ -106,7 +106,7 @@ def judge_all(
     settings: Settings,
     console: Console,
 ) -> tuple[list[Shard], list[list[JudgedRow]]]:
-    """The given solutions and, where a verifier is named, those of the generator, judged."""
+    """Judge the given solutions and, if a verifier is named, those of the generator; return shards and rows."""
     shards = [
         Shard(eval_set, claims, settings.out, "judged", index)
         for eval_set in sets if isinstance(eval_set, JudgeSet)
@@ -183,13 +183,13 @@ def write_tables(settings: Settings, results: Sequence[SetResult], console: Cons
 
 
 def _summary_row(result: SetResult) -> list[str]:
-    """Of a set, each figure of SUMMARY, the one with the most samples."""
+    """Return each figure of SUMMARY for one set, with the largest number of samples."""
     found = {metric.name: metric.estimate for metric in result.metrics}  # metrics ascend in k
     return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
 
 
 def process_config(settings: Settings) -> ConfigDict:
-    """The settings of the process, as `runtime.session` wants them."""
+    """Return the settings of the process in the form that `runtime.session` expects."""
     config = default_config().copy_and_resolve_references()
     config.distributed.enabled = settings.distributed
     config.generator.checkpoint = settings.judge

@@ -1,4 +1,4 @@
-"""A generator solves problems: a shard of a set in; graded solutions, greedy and sampled, out."""
+"""Solving by the generator: takes a shard of a set; returns graded solutions, greedy and sampled."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import grade_many, parse_solution
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import rng
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
@@ -18,7 +18,7 @@ from tango_jax.text.templates import generator_prompt
 
 
 def samples_of(settings: Settings) -> list[int]:
-    """The numbers of a problem's solutions."""
+    """Return the sample numbers of a problem's solutions."""
     return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
 
 
@@ -72,7 +72,7 @@ def _rows(
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
-    """The answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
+    """Return the answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
     groups: dict[int, list[int]] = {}
     for index, (number, sample) in enumerate(keys):
         if sample != GREEDY:
@@ -88,10 +88,10 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 
 
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
-    """The rows of an earlier attempt at a shard, if they are whole.
+    """Read the rows of an earlier attempt at a shard; return None if they are incomplete.
 
     Raises:
-        ValueError: they are whole, and of other problems.
+        ValueError: the rows are complete but belong to other problems.
     """
     rows = read_shard(shard.path, SolvedRow)
     wanted = [(number, sample, problem) for number, problem in shard.items for sample in samples]
@@ -107,7 +107,7 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
 
 
 def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
-    """The solutions as a verifier sees them."""
+    """Return the solutions as claims for a verifier to judge."""
     problems = dict(solve_set.problems)
     return [
         Claim(

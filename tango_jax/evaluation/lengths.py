@@ -1,7 +1,7 @@
 """Whether a set has any prompt that fits its model: sets and opened checkpoints in; an error, or nothing, out.
 
-A single problem that is too long counts as answered wrong. Where every one is, a limit is mistaken and the table would
-be zeros. Stage: before weights are read.
+Takes sets and opened models; raises an error or returns nothing. Stage of the loop: before weights are read. A single
+problem that is too long counts as wrong. If all of them are too long, a limit is mistaken and the table would be zeros.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
-"""Numbers with their uncertainty: outcomes per problem in; estimates and 95 % intervals out.
+"""Estimates with their uncertainty: takes outcomes per problem; returns estimates with 95 % confidence intervals.
 
-Intervals say how much a figure would move with another draw of problems. A share of yes-or-no outcomes gets Wilson's
-interval, which is right near 0 and 1 and for 30 problems; everything else gets the percentile bootstrap over problems,
-seeded, so that the same rows always give the same table.
+The intervals show how much a figure would vary with another draw of problems. A share of yes-or-no outcomes gets
+Wilson's interval, which is accurate near 0 and 1 and for as few as 30 problems; everything else gets the percentile
+bootstrap over problems with a fixed seed, so that the same rows always give the same table.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _SEED = 0
 
 
 class Estimate(NamedTuple):
-    """A figure with its interval; NaN where the rows do not determine it."""
+    """A figure with its interval; NaN if the rows do not determine it."""
 
     value: float
     low: float
@@ -26,9 +26,9 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Chance that k of the n samples, drawn without replacement, hold a correct one: 1 - C(n-c, k) / C(n, k).
+    """Return the probability that k of n samples, drawn without replacement, include a correct one.
 
-    The unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
+    It is 1 - C(n-c, k) / C(n, k), the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
     """
     assert 0 <= num_correct <= num_samples and 1 <= k <= num_samples, (num_samples, num_correct, k)
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
@@ -41,7 +41,10 @@ def reported_sample_counts(num_samples: int) -> tuple[int, ...]:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share among `count` independent outcomes."""
+    """Wilson's score interval of a share among `count` independent outcomes.
+
+    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
+    """
     if count == 0:
         return float("nan"), float("nan")
     shrink = 1 + Z_95**2 / count
@@ -92,7 +95,7 @@ def estimate_from_sums(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarra
 
 
 def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The statistic of R bootstrap resamples of the rows, from their column sums."""
+    """Return the statistic of R bootstrap resamples of the rows, computed from their column sums."""
     columns_NC = np.asarray(columns_NC, float)
     rng, count = np.random.default_rng(_SEED), len(columns_NC)
     parts = []
@@ -105,7 +108,7 @@ def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.nda
 def percentile_interval(draws_R: np.ndarray) -> tuple[float, float]:
     """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
 
-    NaN where all draws are the same: resampling rows that are all alike tells nothing, least of all that it is certain.
+    NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
     """
     draws_R = draws_R[np.isfinite(draws_R)]
     if not draws_R.size or np.ptp(draws_R) == 0:

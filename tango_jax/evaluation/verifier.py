@@ -1,4 +1,4 @@
-"""A verifier judges solutions: a shard of claims in; its verifications, and what they say of first errors, out."""
+"""Judging by the verifier: takes a shard of claims; returns verifications and the first errors that they report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def _row(
 
 
 def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
-    """The rows of an earlier attempt at a shard, if they are whole and of these solutions."""
+    """Read the rows of an earlier attempt at a shard; return None if they are incomplete or of other solutions."""
     rows = read_shard(shard.path, JudgedRow)
     wanted = [
         (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
@@ -79,27 +79,27 @@ def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
 
 
 def as_verification(row: JudgedRow) -> Verification:
-    """The record that `scores.py` takes."""
+    """Convert a row to the record that `scores.py` takes."""
     return Verification(row.text, row.judgements, row.verdict, row.format_score, row.is_aligned, ())
 
 
 def first_wrong(row: JudgedRow) -> int | None:
-    """Index of the first step that is called wrong, NO_ERROR if none is; None where the judgements fit no steps."""
+    """Return the index of the first step judged wrong, NO_ERROR if there is none; None if judgements are misaligned."""
     if not row.is_aligned:
         return None
     return next((k for k, judgement in enumerate(row.judgements) if not judgement), NO_ERROR)
 
 
 def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
-    """What most of the aligned votes say; of equally many the one that was cast first. None if none is aligned."""
+    """Return the first wrong step by majority of the aligned votes; None without any. The earliest vote breaks ties."""
     cast = [index for row in rows if (index := first_wrong(row)) is not None]
     return Counter(cast).most_common(1)[0][0] if cast else None
 
 
 def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """How well one solution fares over its votes: the share that calls it correct, and of steps that are approved.
+    """Score one solution over its votes: the share of CORRECT verdicts, and the mean share of approved steps.
 
-    An invalid verdict and a misaligned verification approve of nothing.
+    An invalid verdict and a misaligned verification approve nothing.
     """
     approved = [sum(row.judgements) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
     return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}

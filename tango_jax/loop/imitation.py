@@ -1,4 +1,4 @@
-"""Examples of stage 1 as batches: text to imitate in; packed token ids with the weight of every response token out."""
+"""Builds stage-1 batches: takes examples of text to imitate, returns packed token ids with per-token loss weights."""
 
 import math
 
@@ -15,9 +15,9 @@ from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
-    """(prompt ids, response ids, whether both are whole) of one example.
+    """Return (prompt ids, response ids, whether both are complete) of one example.
 
-    A verifier's prompt loses the end of a solution that is too long for it, and a response what is beyond the row.
+    If the solution is too long for a verifier's prompt, its end is cut off; responses are truncated to the packed row.
     """
     is_shortened = False
     if policy.role == "generator":
@@ -37,17 +37,19 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
 
 
 def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:
-    """(prompt ids, response ids) of examples start .. start + count of a split, without those that are not whole: to
-    judge steps that it cannot see is nothing that a verifier should learn."""
+    """Return (prompt ids, response ids) of the examples start .. start + count of a split.
+
+    Examples that are not complete are left out: a verifier should not learn to judge steps that it cannot see.
+    """
     examples = (task.sft_example(policy.role, split, index) for index in range(start, start + count))
     sequences = (sft_sequence(policy, example) for example in examples)
     return [(prompt, response) for prompt, response, is_whole in sequences if is_whole]
 
 
 def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: int) -> Batch:
-    """At most `most` examples, packed; every response token has the same weight (token mean).
+    """Pack at most `most` examples; every response token has the same weight (token mean).
 
-    Each process has all examples, for the weight, and packs its share.
+    Each process holds all examples, which the weight depends on, and packs its share.
     """
     weight = np.float32(1.0 / max(1, sum(len(response) for _, response in pairs)))
     sequences = [
@@ -61,7 +63,7 @@ def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: 
 
 
 def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
-    """Examples start .. start + count of a split, as an update takes them."""
+    """Examples start .. start + count of a split, packed for an update."""
     return pack_pairs(policy, sft_pairs(policy, task, split, start, count), count)
 
 
@@ -69,7 +71,7 @@ def heldout_batch(policy: Policy, task: Task) -> Batch:
     role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
     pairs = sft_pairs(policy, task, "heldout", 0, count)
     if not pairs:
-        raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits its limits "
+        raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits within its limits "
                          f"({role}.max_prompt={policy.config.max_prompt}, rows of {row_length} tokens): raise "
                          f"{role}.max_prompt or {role}.sft.pack_length")
     return pack_pairs(policy, pairs, count)

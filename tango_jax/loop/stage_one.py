@@ -1,7 +1,8 @@
-"""Stage 1, supervised fine-tuning: a policy learns the text contract from examples; the loss covers responses only.
+"""Stage 1, supervised fine-tuning: each policy learns the text format from examples; the loss covers responses only.
 
-In: policies, a task with text to imitate, a workdir. Out: the parameters that reinforcement learning starts from, and
-checkpoints of each role under WORKDIR/sft. Another run's checkpoints do as well (`init_from`).
+Takes policies, a task with text to imitate, and a workdir; returns the parameters that reinforcement learning starts
+from and writes checkpoints of each role under WORKDIR/sft. Checkpoints of another run can be used instead
+(`init_from`).
 """
 
 import math
@@ -15,7 +16,8 @@ from ml_collections import ConfigDict
 from tango_jax.loop.imitation import heldout_batch, pack_pairs, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
 from tango_jax.records import Batch, TrainState
-from tango_jax.rl.policy import Policy, Sft, make_sft
+from tango_jax.rl.policy import Policy
+from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
 from tango_jax.runtime.console import Console, Stage
@@ -25,21 +27,21 @@ from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
 
-# Times the loss of guessing every token with the same probability: above it, training has diverged.
+# Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
 
 
 class SftProgress(NamedTuple):
-    """How far the stage 1 of a role has come; saved with every checkpoint."""
+    """Progress of the stage 1 of a role; saved with every checkpoint."""
 
     step: int = 0  # updates made
-    heldout_loss: float = math.inf  # nats per response token, when it was last measured
+    heldout_loss: float = math.inf  # nats per response token, at the last evaluation
     left_out: int = 0  # training examples that did not fit
     seconds: float = 0.0
 
 
 class SftRun(NamedTuple):
-    """What the stage 1 of one role is made of."""
+    """The parts of the stage 1 of one role."""
 
     policy: Policy
     jitted: Sft
@@ -55,16 +57,16 @@ def run_stage_one(
     console: Console,
     preemption: hosts.Preemption,
 ) -> dict:
-    """Parameters of the roles after stage 1: {role: params}; another run's, this run's, or fresh ones.
+    """Return the parameters after stage 1 as {role: params}: from another run, from this run, or freshly initialised.
 
     Raises:
         ValueError, FloatingPointError: see `run_sft` and `load_sft`.
-        Preempted: the state is saved.
+        Preempted: SIGTERM was received; the state is saved.
     """
     params = {}
     for number, (role, policy) in enumerate(policies.items(), 1):
         preemption.check()
-        # Not policy.config: runs that share their policies differ in where they start from.
+        # Not policy.config: runs that share policies may differ in their starting points.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
             restored = load_sft(policy, init_from)
@@ -85,15 +87,16 @@ def run_sft(
     policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str,
     preemption: hosts.Preemption, start_params: Any = None,
 ) -> Any:
-    """Train until `sft.steps`, resuming where an earlier attempt stopped. Returns the finished parameters.
+    """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters.
 
-    It starts from `start_params`, which it leaves alone, from the policy's checkpoint, or from a fresh initialisation.
+    Training starts from `start_params` (which are not modified), from the policy's checkpoint, or from a fresh
+    initialisation.
 
     Raises:
-        ValueError: the held-out loss ends above `sft.max_heldout_loss`, and reinforcement learning would have no start;
-            a checkpoint of before that cannot be trained on; or no held-out example fits.
-        FloatingPointError: the loss or the parameters are not finite any more; nothing of that is saved.
-        Preempted: the state is saved.
+        ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint by an earlier version cannot
+            be trained on; or no held-out example fits.
+        FloatingPointError: the loss or the parameters became non-finite; that state is not saved.
+        Preempted: SIGTERM was received; the state is saved.
     """
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
     jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
@@ -103,7 +106,7 @@ def run_sft(
     if restored is not None:
         meta = restored.meta
         state, offset = restored.state, meta["metrics_bytes"]
-        # Runs of before did not count what they left out: nothing.
+        # Earlier versions left no examples out, and so did not store the count.
         done = SftProgress(restored.step, meta["heldout_loss"], meta.get("left_out", 0), meta["seconds"])
         _check_restored(policy, directory, state, done)
     elif start_params is not None:
@@ -119,8 +122,8 @@ def run_sft(
             state, done = _train(run, state, done, writer, bar, preemption)
     if done.left_out:
         console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * sft.batch_size} examples were left "
-                    f"out, because prompt or response would have lost its end (raise {policy.role}.max_prompt or "
-                    f"{policy.role}.sft.pack_length in a new run to have them)")
+                    f"out, because their prompt or response would have been truncated (raise {policy.role}.max_prompt "
+                    f"or {policy.role}.sft.pack_length in a new run to include them)")
     if not passes_gate(sft.max_heldout_loss, done.heldout_loss):
         raise ValueError(
             f"stage 1 of the {policy.role} ended at a held-out loss of {done.heldout_loss:.3f} per token; the gate is "
@@ -134,7 +137,7 @@ def _train(
     run: SftRun, state: TrainState, done: SftProgress, writer: RunLog, bar: Stage,
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
-    """(state, done) after `sft.steps`; what is saved on the way has a finite loss and finite parameters."""
+    """Return (state, progress) after `sft.steps`; every saved state has a finite loss and finite parameters."""
     policy, jitted, task, checkpointer = run
     sft, role = policy.config.sft, policy.role
     heldout = heldout_batch(policy, task)
@@ -142,7 +145,7 @@ def _train(
     for step in range(done.step + 1, sft.steps + 1):
         pairs = sft_pairs(policy, task, "train", (step - 1) * sft.batch_size, sft.batch_size)
         state, metrics = jitted.update(state, pack_pairs(policy, pairs, sft.batch_size))
-        if pending is not None:  # the step before is read while this one runs
+        if pending is not None:  # read the previous step's loss while this step runs
             train_loss = _finite_loss(run, step - 1, pending)
         pending, left_out = metrics["loss"], done.left_out + sft.batch_size - len(pairs)
         preemption.unsaved()
@@ -170,7 +173,7 @@ def _train(
 
 
 def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
-    """The training loss of a step, in nats per response token. Raises FloatingPointError."""
+    """The training loss of a step in nats per response token. Raises FloatingPointError."""
     loss = float(loss)
     if not math.isfinite(loss):
         raise _breakdown(run, step, f"had a loss of {loss}")
@@ -178,32 +181,32 @@ def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
 
 
 def _usable_loss(run: SftRun, step: int, state: TrainState, heldout: Batch) -> float:
-    """The held-out loss of a state that is worth keeping, in nats per response token. Raises FloatingPointError."""
+    """The held-out loss in nats per response token, for a state worth saving. Raises FloatingPointError."""
     loss = float(run.jitted.loss(state.params, heldout))
     limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
-    if not loss <= limit:  # also where it is not a number
+    if not loss <= limit:  # also true for NaN
         raise _breakdown(run, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times that of "
                                       f"guessing is {limit:.3g})")
     if name := first_not_finite(state):
-        raise _breakdown(run, step, f"left values in {name} that are not finite or beyond all use")
+        raise _breakdown(run, step, f"left values in {name} that are not finite or absurdly large")
     return loss
 
 
 def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
     role, sft, last = run.policy.role, run.policy.config.sft, run.checkpointer.latest_step()
-    kept = "no checkpoint was saved before" if last is None else f"the last checkpoint is of step {last}"
+    kept = "there is no earlier checkpoint" if last is None else f"the last checkpoint is of step {last}"
     return FloatingPointError(
-        f"step {step} of the {role}'s stage 1 {what}; it is not saved, and {kept}. Started again here it would do the "
-        f"same: choose a new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g} or "
+        f"step {step} of the {role}'s stage 1 {what}; it is not saved, and {kept}. Resuming would repeat it: choose a "
+        f"new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g} or "
         f"{role}.sft.optimizer.clip_norm={sft.optimizer.clip_norm:g}"
     )
 
 
 def _check_restored(policy: Policy, directory: Path, state: TrainState, done: SftProgress) -> None:
-    """What is saved now can be trained on; a run of before may have saved anything."""
+    """Check that a restored state can be trained on: this version saves only usable states, older ones saved any."""
     name = first_not_finite(state)
     if name or math.isnan(done.heldout_loss):
-        what = f"values in {name} that are not finite or beyond all use" if name else "a held-out loss of nan"
+        what = f"values in {name} that are not finite or absurdly large" if name else "a held-out loss of nan"
         raise CheckpointError(
             f"the checkpoint of step {done.step} in {directory / 'checkpoints'} has {what}: the run had broken down "
             f"before it was saved. Choose a new --workdir, with a lower {policy.role}.sft.optimizer.lr"
@@ -211,11 +214,11 @@ def _check_restored(policy: Policy, directory: Path, state: TrainState, done: Sf
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
-    """The stage-1 parameters in another run's workdir, with the manifest checked.
+    """Load the stage-1 parameters from another run's workdir, after verifying the manifest.
 
     Raises:
-        ValueError: none is there, it is damaged, it belongs to another architecture, it is unfinished or failed a gate
-            (`init_from.check_stage_one`), or its values are not finite.
+        ValueError: there is none, or it is damaged, has another architecture, is unfinished, failed a gate
+            (`init_from.check_stage_one`), or has values that are not finite.
     """
     directory = sft_directory(source, policy.role) / "checkpoints"
     restored = read_state(directory, policy.abstract_state().params, part=("params",))
@@ -223,7 +226,7 @@ def load_sft(policy: Policy, source: str) -> Restored:
     if name := first_not_finite(restored.state):
         raise CheckpointError(
             f"{policy.role}.init_from={source}: the parameters of step {restored.step} in {directory} have values in "
-            f"{name} that are not finite or beyond all use: repeat that stage 1 in a new workdir with a lower "
+            f"{name} that are not finite or absurdly large: repeat that stage 1 in a new workdir with a lower "
             f"{policy.role}.sft.optimizer.lr"
         )
     return restored

@@ -1,6 +1,6 @@
-"""Exact arithmetic on short expressions in text: finding numbers, replacing them, computing `(48+2)/2`.
+"""Exact arithmetic on text: finds numbers, replaces them, and evaluates short expressions such as `(48+2)/2`.
 
-Stage of the loop: SFT data made from worked answers (`gsm8k.py`).
+Stage of the loop: before stage 1, when SFT data is made from worked answers (`gsm8k.py`).
 """
 
 import ast
@@ -15,12 +15,12 @@ _MAX_DECIMALS = 2  # more of them come from a division that leaves a remainder
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """The numbers of a text, in order; the comma of 1,000 separates nothing."""
+    """Return the numbers in a text, in order; 1,000 is one number."""
     return [_value(token) for token in _NUMBER.findall(text)]
 
 
 def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
-    """The text with the numbers that are keys replaced; a comma every three digits stays where there was one."""
+    """Replace the numbers that are keys of `replacement`; a number written with thousands separators keeps them."""
 
     def replace(match: re.Match) -> str:
         new = replacement.get(_value(match[0]))
@@ -42,9 +42,9 @@ def has_short_decimals(number: Fraction) -> bool:
 
 
 def evaluate(expression: str) -> Fraction | None:
-    """The exact value of an expression of numbers, + - * / and brackets; None for any other text."""
+    """Return the exact value of an expression of numbers, + - * / and brackets; None for any other text."""
     try:
-        # Python refuses leading zeros and reads a comma as a pair.
+        # Python rejects leading zeros and would read a comma as a tuple.
         plain = _NUMBER.sub(lambda match: match[0].replace(",", "").lstrip("0") or "0", expression.strip())
         return _evaluate(ast.parse(plain, mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

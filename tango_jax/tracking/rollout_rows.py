@@ -1,8 +1,8 @@
-"""One turn's rollouts as JSON objects, each of which stands alone: what was asked, written, judged, graded, and how
-that became an advantage.
+"""One turn's rollouts as self-contained JSON objects, from the question to the advantages.
 
-In: the turn's place in the schedule and its TurnResult. Out: a dict per response of the role that learns, prompt-major.
-Stage: after a turn, on its way to rollouts/*.jsonl (rollout_dump.py), which `tango_jax.report` reads.
+Takes the turn's place in the schedule and its TurnResult, and returns one dict per response of the role that is
+updated, prompt-major. Runs after a turn, before rollout_dump.py writes the rows to rollouts/*.jsonl, which
+`tango_jax.report` reads.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
 from tango_jax.records import Signal, Solution, TurnResult, Verification
-from tango_jax.rl.rewards import step_reward_BT
+from tango_jax.rl.credit import step_reward_BT
 from tango_jax.rl.schedule import Turn
 
 
 def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult) -> list[dict]:
-    """Every rollout of a turn. `result` holds the whole batch."""
+    """Return every rollout of a turn. `result` holds the whole batch."""
     role_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = role_rows(config.rl, result.solutions, result.verifications, result.signal)
     M = config.rl.samples_per_prompt
@@ -56,7 +56,8 @@ def _generator_rows(
             "format": solution.format_score,
             "format_weight": rl.format_weight,
             "total": _number(signal.reward_B[b]),
-            # One list per verification of the solution (or of the task's labels): y_k / K; null without step rewards.
+            # One list per verification of the solution (or of the task's labels), y_k / K each; null without step
+            # rewards.
             "steps": [
                 _step_rewards(labels[b]) if is_end_BT[b].any() else None
                 for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)
@@ -124,7 +125,7 @@ def _verification(verification: Verification) -> dict:
 
 
 def block_spans(text: str) -> list[list[int]]:
-    """Characters of the blocks that the parser read: those of the first closed section."""
+    """Character spans of the blocks that the parser reads: those of the first closed section."""
     opening, closing = "<step_verification>", "</step_verification>"
     start = text.find(opening)
     end = text.find(closing, start + len(opening))
@@ -139,8 +140,11 @@ def _step_rewards(labels: Sequence[bool]) -> list[float]:
 
 
 def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
-    """Each kind as runs of equal values: [tokens, value]; of the one that the update gets, [tokens, value, characters]
-    with the characters up to the run's end."""
+    """Run-length encoded advantages: [tokens, value] for each component.
+
+    `total`, which the update uses, has [tokens, value, characters], the last being the text offset at the end of the
+    run.
+    """
     length = len(token_ends)
     total, tokens = [], 0
     for count, value in _runs(signal.adv_BT[b, :length]):
@@ -155,11 +159,11 @@ def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
 
 
 def _runs(values_T: np.ndarray) -> list[list]:
-    """Run lengths: step advantages change at step ends only, so a response needs a few pairs instead of T numbers."""
+    """Run-length encode: step advantages change only at step ends, so a few pairs replace T numbers."""
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
 
 
 def _number(value: float) -> float:
-    """Six significant digits: what float32 holds, in half the characters."""
+    """Round to six significant digits: about float32 precision, in half the characters."""
     return float(f"{float(value):.6g}")
