@@ -25,7 +25,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.sharding.layouts import param_shardings, with_shardings
-from tango_jax.sharding.placement import ROWS, TRAIN_AXES
+from tango_jax.sharding.placement import BATCH_AXES, TRAIN_AXES
 
 MODEL = ModelConfig(
     vocab_size=512, width=3584, num_layers=1, num_heads=28, num_kv_heads=4, head_dim=128, mlp_width=18944,
@@ -118,7 +118,7 @@ def abstract_batch(mesh: Mesh, Z: int, Q: int, X: int, R: int, T: int) -> Batch:
         name = field.name.rpartition("_")[0]
         shape = shapes.get(name, (Z, R, T))
         dtype = jnp.int32 if name in ints else bool if name == "is_action" else jnp.float32
-        spec = P(ROWS) if shape else P()
+        spec = P(BATCH_AXES) if shape else P()
         fields[field.name] = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
     return Batch(**fields)
 

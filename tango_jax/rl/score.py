@@ -15,7 +15,7 @@ from tango_jax.models.attention import attention_of, make_packed_attention, make
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 from tango_jax.sharding import collectives
-from tango_jax.sharding.placement import ROWS
+from tango_jax.sharding.placement import BATCH_AXES
 
 
 def micro_batch(batch: Batch, index: jax.Array | int) -> Batch:
@@ -121,13 +121,13 @@ def _score_logits(
 
 def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: Mesh | None = None) -> Callable:
     """Build the jitted `score(params, batch) -> logp_NZRT`; micro-batches not in use are left at 0."""
-    out_sharding = None if mesh is None else NamedSharding(mesh, P(None, ROWS))
+    out_sharding = None if mesh is None else NamedSharding(mesh, P(None, BATCH_AXES))
 
     def score_shard(params: dict, micro: Batch) -> jax.Array:
         logp_BT, _ = token_logps(model_config, params, micro, temperature, chunk, mesh)
         return logp_BT.reshape(micro.token_NZRT.shape)
 
-    score_micro = collectives.over_shards(score_shard, mesh, P(ROWS))
+    score_micro = collectives.over_shards(score_shard, mesh, P(BATCH_AXES))
 
     @functools.partial(jax.jit, out_shardings=out_sharding)
     def score(params: dict, batch: Batch) -> jax.Array:

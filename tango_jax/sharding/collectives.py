@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.records import Batch
 from tango_jax.sharding.layouts import PARAM_SPECS, param_shardings
-from tango_jax.sharding.placement import ROWS
+from tango_jax.sharding.placement import BATCH_AXES
 
 
 def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
@@ -33,7 +33,7 @@ def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
 
     def sharded(params: dict, micro: Batch) -> Any:
         stored = jax.tree.map(lambda place: place.spec, param_shardings(mesh, params))
-        rows = jax.tree.map(lambda leaf: P(ROWS) if leaf.ndim else P(), micro)
+        rows = jax.tree.map(lambda leaf: P(BATCH_AXES) if leaf.ndim else P(), micro)
 
         def on_device(params: dict, micro: Batch) -> Any:
             # Here, not where they are used: the sum of their gradients over rows is then made once, of what is stored.
@@ -46,17 +46,17 @@ def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
 
 def _used_by_rows(param: jax.Array, stored: P) -> jax.Array:
     """The parameter, for use by rows that differ between devices: its gradient is summed over them."""
-    return jax.lax.pcast(param, tuple(name for name in ROWS if name not in stored), to="varying")
+    return jax.lax.pcast(param, tuple(name for name in BATCH_AXES if name not in stored), to="varying")
 
 
 def sum_over_rows(values: Any, mesh: Mesh | None) -> Any:
     """Inside `over_shards`: the sum of all shards' values, in each."""
-    return values if mesh is None or mesh.size == 1 else jax.lax.psum(values, ROWS)
+    return values if mesh is None or mesh.size == 1 else jax.lax.psum(values, BATCH_AXES)
 
 
 def max_over_rows(values: Any, mesh: Mesh | None) -> Any:
     """Inside `over_shards`: the largest of all shards' values, in each. Not differentiable."""
-    return values if mesh is None or mesh.size == 1 else jax.lax.pmax(jax.lax.stop_gradient(values), ROWS)
+    return values if mesh is None or mesh.size == 1 else jax.lax.pmax(jax.lax.stop_gradient(values), BATCH_AXES)
 
 
 def tensor_size(mesh: Mesh | None) -> int:
@@ -90,8 +90,8 @@ def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
 def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
     """Inside `over_shards`: a parameter in the dtype of its use, whole over fsdp.
 
-    It is sent in that dtype. Its gradient goes back by reduce-scatter, summed in `reduce_dtype`, or in `dtype` if that
-    is the wider one: of bfloat16 each device adds its share to a sum of which only eight bits are kept.
+    It is sent in that dtype. Its gradient goes back by reduce-scatter, summed in the wider of `reduce_dtype` and
+    `dtype`: in bfloat16, each device would add its share to a sum that keeps only eight bits.
     """
     if not _is_split(mesh, stored):
         return x.astype(dtype)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import KeyPath
 
 from tango_jax.records import Batch
-from tango_jax.sharding.placement import ROWS, Placement
+from tango_jax.sharding.placement import BATCH_AXES, Placement
 
 HOST_MEMORY = "pinned_host"
 # How each parameter is stored; a layer's are stacked on L. Without fsdp it is the layout of use. Embedding and head are
@@ -42,8 +42,8 @@ PARAM_SPECS = {
 
 
 def fit_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The spec without axes of one device, and without those that do not divide their dimension (a vocabulary may have
-    any size)."""
+    """The spec without axes of size 1, and without axes that do not divide their dimension (a vocabulary may have any
+    size)."""
     entries = [
         entry if entry and mesh.shape[entry] > 1 and size % mesh.shape[entry] == 0 else None
         for entry, size in zip(spec, shape[: len(spec)], strict=True)
@@ -52,7 +52,7 @@ def fit_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def _keep_axes(spec: P, axes: Sequence[str]) -> P:
-    """The spec with these mesh axes alone."""
+    """The spec with only these mesh axes."""
     return P(*(entry if entry in axes else None for entry in spec))
 
 
@@ -78,7 +78,7 @@ def param_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
-    """Shapes that say where their arrays shall lie, as a restore wants them."""
+    """The abstract arrays with these shardings, as a restore takes them."""
     return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), abstract_tree, shardings)
 
 
@@ -122,7 +122,7 @@ def fetch(tree: Any, shardings: Any) -> Any:
 
 def batch_sharding(placement: Placement, leaf: Any) -> NamedSharding:
     """[N, Z, ...] is split over Z; the number of micro-batches is everywhere."""
-    return NamedSharding(placement.train, P(None, ROWS) if np.ndim(leaf) else P())
+    return NamedSharding(placement.train, P(None, BATCH_AXES) if np.ndim(leaf) else P())
 
 
 def place_batch(placement: Placement, batch: Batch) -> Batch:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 TRAIN_AXES = ("data", "fsdp", "tensor")
 DECODE_AXES = ("rows", "tensor")
-ROWS = ("data", "fsdp")  # mesh axes that split the rows of a training batch
+BATCH_AXES = ("data", "fsdp")  # mesh axes that split the rows of a training batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,25 +27,28 @@ class Placement:
 
     @property
     def num_shards(self) -> int:
-        """Z: groups of devices with rows of their own."""
+        """Z: the groups of devices that have rows of their own."""
         return self.train.shape["data"] * self.train.shape["fsdp"]
 
     @property
     def num_local_shards(self) -> int:
-        """Those of this process."""
+        """The shards of this process."""
         return self.local.size // self.train.shape["tensor"]
 
     @property
     def row_multiple(self) -> int:
-        """Rows of a decode batch are a multiple of this."""
+        """The number of device groups that share the rows of a decode batch, which are a multiple of it."""
         return self.local.shape["rows"]
 
 
 def make_placement(
     settings: ConfigDict, devices: Sequence[jax.Device] | None = None, num_local: int | None = None
 ) -> Placement:
-    """Meshes from a role's `mesh` settings, over all devices of the job or the given ones, of which the first
-    `num_local` are this process's (planning); by default those that say so themselves.
+    """The meshes that a role's `mesh` settings describe.
+
+    Args:
+        devices: those of the job; by default all that jax sees.
+        num_local: how many of them, from the first, belong to this process, where they cannot tell (planning).
 
     Raises:
         ValueError: the axes do not multiply to the number of devices, or a tensor group spans processes.
