@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tango_jax.loop import rollouts
+from tango_jax.loop import turn
 from tango_jax.loop.breakdown import Broken
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
@@ -364,7 +364,7 @@ def test_a_role_that_cannot_be_sampled_from_is_named(setup):
     loop = types.SimpleNamespace(timer=PhaseTimer())
     params = jax.tree.map(lambda leaf: leaf * np.float32(np.nan), setup.params)
     with pytest.raises(Broken, match="cannot sample from the verifier: the logits are NaN or infinite") as found:
-        rollouts._sample(loop, policy, params, SampleRequest([[30]], 1, KEY, 0.0))
+        turn._sample(loop, policy, params, SampleRequest([[30]], 1, KEY, 0.0))
     assert found.value.role == "verifier"
 
 
