@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from tango_jax import bench, plan
+from tango_jax import plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import Collective
@@ -161,7 +161,7 @@ def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
 
 
 def test_this_machine_as_a_target(monkeypatch):
-    monkeypatch.setattr(bench, "machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
+    monkeypatch.setattr("tango_jax.planning.targets.machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
     target, count = parse_target("cpu:2")
     assert (count, target.platform, target.flops, target.read, target.per_host) == (2, "cpu", 50e9, 10e9, 2)
     assert target.memory > 2**29
