@@ -21,6 +21,7 @@ from tango_jax.planning.programs import Job, Program, SamplingShapes, device_byt
 from tango_jax.planning.targets import Target
 from tango_jax.planning.workload import SamplingWorkload, UpdateWorkload, sampling_workload, update_workload
 from tango_jax.rl.policy import Policy
+from tango_jax.rl.score import is_chunked
 
 SHARE_OF_FLOPS = 0.5
 SHARE_OF_READ = 0.7
@@ -140,9 +141,8 @@ def scores_of(policy: Policy) -> int:
 def function_flops(policy: Policy, passes: UpdateWorkload) -> tuple[Flops, Flops]:
     """(score, update) of one micro-batch on one device."""
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
-    is_chunked = 0 < policy.config.logp_chunk < passes.tokens.scored
     shape = (model, passes.tokens, tensor, model.attention)
-    return score_flops(*shape), update_flops(*shape, is_chunked)
+    return score_flops(*shape), update_flops(*shape, is_chunked(passes.tokens.scored, policy.config.logp_chunk))
 
 
 def reshard_seconds(times: TimeModel, layout: Program) -> float:

@@ -84,7 +84,7 @@ def token_logps(
     # and `shift` drops that score.
     x_ZND = x_ZRTD.reshape(Z, R * T, D)
     target_ZN = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
-    if 0 < chunk < R * T:
+    if is_chunked(R * T, chunk):
         # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
         padding = -(R * T) % chunk
         x_ZND = jnp.pad(x_ZND, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
@@ -101,6 +101,11 @@ def token_logps(
         return jnp.pad(values_ZN.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
 
     return shift(logp_ZN), shift(entropy_ZN)
+
+
+def is_chunked(num_tokens: int, chunk: int) -> bool:
+    """Whether the logits of a shard's tokens are made in chunks; the last one is padded to the size of the others."""
+    return 0 < chunk < num_tokens
 
 
 def _score_logits(
