@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import ring_bytes
-from tango_jax.rl.score import is_chunked
+from tango_jax.rl import score
 from tango_jax.sharding.layouts import PARAM_SPECS, fit_spec, param_name
 from tango_jax.weights.hf_layout import abstract_params
 
@@ -145,7 +145,7 @@ def _uses(model: ModelConfig, name: str) -> list[tuple[str, int]]:
 
 def _tensor_sums(model: ModelConfig, tensor: int, tokens: MicroBatchShape, chunk: int, width: int) -> float:
     again = 0 if model.remat == "none" else 1
-    padded = -(-tokens.scored // chunk) * chunk if is_chunked(tokens.scored, chunk) else tokens.scored
+    padded = -(-tokens.scored // chunk) * chunk if score.is_chunked(tokens.scored, chunk) else tokens.scored
     is_split = _head_parts(model, tensor) > 1
     activations = model.num_layers * (4 + again) * tokens.total + is_split * (tokens.total + padded)
     # Of each scored token: the largest logit, the normaliser, the chosen logit, the mean logit, and their gradients.
