@@ -185,7 +185,7 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
             figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).ax.tick_params(labelsize=7)
         axes.set_ylabel("row", fontsize=8)
         axes.tick_params(labelsize=7)
-    axes.set_xlabel("token of the row", fontsize=8)
+    axes.set_xlabel("token in the row", fontsize=8)
     return figure
 
 
