@@ -185,8 +185,8 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
         "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
     }  # fmt: skip
     if all(question_key(row.question) in validation for row in kept.rows):
-        raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at "
-                         f"{part_path(workdir, 0)} for what the teacher writes")
+        raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at the "
+                         f"teacher's solutions in {part_path(workdir, 0)}")
     if hosts.is_first():
         counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
         write_json_atomic(workdir / "counts.json", counts)

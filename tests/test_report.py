@@ -253,7 +253,7 @@ def test_alarms_from_their_first_turn_to_their_last():
             for step, gap in enumerate(gaps, 1)]  # fmt: skip
     run = Run("one", Path("one"), flatten(default_config()), rows, True)
     told = alarm_table.alarms(run)
-    assert told["note"] == "In 5 turns there were 2 alarms, 1 of them still active at the last turn."
+    assert told["note"] == "Alarms in 5 turns: 2 (1 still active at the last turn)."
     gap, truncation = told["rows"]
     assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
     assert "0.025" in gap["seen"] and "alarms.logprob_gap=0.02" in gap["limit"]

@@ -45,11 +45,11 @@ LISTED_DIFFERENCES = 5
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written, or what is on disk cannot be used by this run."""
+    """A checkpoint could not be written, or the one on disk cannot be used by this run."""
 
 
 class Restored(NamedTuple):
-    """What a restore returns: the step it was saved at, the arrays, and the JSON record saved beside them."""
+    """The result of a restore: the step, the arrays, and the JSON metadata saved beside them."""
 
     step: int
     state: Any
