@@ -464,7 +464,8 @@ def test_command_line(small):
     config, workdir = parse_command_line("train", "doc", arguments, "runs/x")
     assert (config.seed, config.rl.gamma, config.arm, workdir) == (3, 0.5, "grpo", Path.home() / "a=b")
     assert parse_command_line("train", "doc", [f"--config={small}"], "runs/x")[1] == Path("runs/x")
-    twice = ["--config=none.py", "--config.seed=1", "--workdir=a", "--config", small, "--config.seed=2", "--workdir=b"]
+    twice = ["--config=none.py", "--config.seed=1", "--workdir=a", "--config", small]
+    twice += ["--config.seed", "2", "--workdir=b"]
     config, workdir = parse_command_line("train", "doc", twice, "runs/x")
     assert (config.seed, workdir) == (2, Path("b"))
 

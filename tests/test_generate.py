@@ -18,7 +18,7 @@ from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import MAX_SAMPLES, TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
 from tango_jax.grading import close_pool
-from tango_jax.loop.imitation import sft_batch
+from tango_jax.loop.imitation import pack_pairs, sft_pairs
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console
@@ -179,7 +179,7 @@ def test_stage_one_reads_both_files(folder, policy, tmp_path):
         # Reinforcement learning, on the file that the teacher solved, leaves the held-out questions alone as well.
         assert {task.train_problem(i).question for i in range(20)} == {row["question"] for row in rows_of(tmp_path)}
     reader = make_policy("generator", config.generator, start_source(config, "generator"))
-    assert np.isclose(sft_batch(reader, task, "train", 0, 1).weight_NZRT.sum(), 1.0)
+    assert np.isclose(pack_pairs(reader, sft_pairs(reader, task, "train", 0, 1), 1).weight_NZRT.sum(), 1.0)
 
 
 def test_stage_one_sets_rows_aside_where_there_is_no_second_file(folder, policy, tmp_path):

@@ -201,10 +201,10 @@ def test_an_example_that_would_lose_its_end_is_left_out(policies):
     assert whole == [True, True, True, False, False]
     pairs = imitation.sft_pairs(policy, task, "train", 0, 4)
     assert len(pairs) == 3 and all(len(prompt) <= 64 for prompt, _ in pairs)
-    batch = imitation.sft_batch(policy, task, "train", 0, 4)
+    batch = imitation.pack_pairs(policy, pairs, 4)
     assert float(jnp.sum(batch.weight_NZRT)) == pytest.approx(1.0)
     # Nothing is left: no gradient, and no failure.
-    assert imitation.sft_batch(policy, task, "train", 2, 1).num_micro == 0
+    assert imitation.pack_pairs(policy, imitation.sft_pairs(policy, task, "train", 2, 1), 1).num_micro == 0
     with pytest.raises(ValueError, match=r"none of the first 8 held-out examples .*verifier\.max_prompt=64"):
         task.sft_example = lambda role, split, index: example(8)
         imitation.heldout_batch(policy, task)

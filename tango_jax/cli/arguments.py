@@ -6,7 +6,7 @@ the command's `main` to print, rather than a usage message and an exit.
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import drop_broken_output
@@ -38,17 +38,27 @@ class Parser(argparse.ArgumentParser):
                                 "setting given twice, the last one counts.")
 
     def parse_overrides(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-        """Options, and the `key=value` of each --config.key=value in the order given."""
-        options, rest = self.parse_known_args(argv)
-        self.refuse([argument for argument in rest if not argument.startswith(OVERRIDE)])
-        return options, [argument.removeprefix(OVERRIDE) for argument in rest]
-
-    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
-        """Options and positional arguments, in any order.
+        """Options, and the `key=value` of each --config.key=value or --config.key value, in the order given.
 
         Raises:
             ValueError: an argument that is unknown, missing, or of another type.
         """
+        options, rest = self.parse_known_args(argv)
+        overrides, unknown = [], []
+        for argument in rest:
+            if argument.startswith(OVERRIDE):
+                overrides.append(argument.removeprefix(OVERRIDE))
+            elif overrides and "=" not in overrides[-1]:
+                overrides[-1] += f"={argument}"
+            else:
+                unknown.append(argument)
+        self.refuse(unknown)
+        return options, overrides
+
+    def parse_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Options and positional arguments, in any order. Raises ValueError as `parse_overrides`."""
         options, rest = self.parse_known_intermixed_args(args, namespace)
         self.refuse(rest)
         return options
@@ -60,6 +70,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{cut(message, MAX_MESSAGE)}; --help shows the usage")
 
-    def print_help(self, file=None) -> None:
+    def print_help(self, file: IO[str] | None = None) -> None:
         super().print_help(file)
         drop_broken_output()  # `--help | head` closes the pipe
