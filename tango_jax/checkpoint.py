@@ -7,6 +7,7 @@ back to the step before. Stage: between two turns of the loop, and at the start 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ import shutil
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,10 +70,14 @@ class Checkpointer:
         self._keep = keep
         self._orbax = _make_orbax()
         self._verified: tuple[int, tuple] | None = None  # the step that `peek` chose, and its files as they were then
+        self._descriptor: int | None = None  # of the directory, in the first process
         if _is_first_process():
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 clean_up(self._directory)
+                # While it is open, nothing else gets its inode, and it can be asked whether it was removed.
+                self._descriptor = os.open(self._directory, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._descriptor)
             except OSError as error:
                 raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
         # Every process must hold the same number, and the first collective compiles: better here than in the loop.
@@ -160,7 +166,15 @@ class Checkpointer:
         if _is_first_process():
             write_seal(saving, step)
             write_manifest(saving)
+            if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
             commit(saving, self._directory / str(step))
+
+    def _is_gone(self) -> bool:
+        """Whether the directory that was opened is no longer there, although another may have its name."""
+        return not self._directory.is_dir() or (
+            self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
+        )
 
     def _prune(self, saved: int) -> None:
         """Delete what is older than the newest `keep` steps, and the damaged steps later than the one just saved.
@@ -173,7 +187,7 @@ class Checkpointer:
             remove(self._directory / str(step))
 
     def _describe_failure(self, step: int, error: Exception) -> str:
-        if not self._directory.is_dir():
+        if self._is_gone():
             return (f"could not save step {step}: {self._directory} is gone: was it removed meanwhile? The same "
                     "command starts afresh")
         free_gib = shutil.disk_usage(self._directory).free / 2**30
