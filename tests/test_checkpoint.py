@@ -281,6 +281,20 @@ def test_leftovers_of_a_kill_are_removed_and_a_replaced_step_comes_back(two_step
     assert checkpointer.restore(abstract(make_state(2))).step == 20
 
 
+def test_nothing_is_saved_in_a_directory_that_was_removed_meanwhile(two_steps, tmp_path, monkeypatch):
+    """Orbax makes the folders above what it writes; a step there would be one of a run without settings or metrics."""
+
+    def remove_first(path):
+        shutil.rmtree(tmp_path)
+        path.mkdir(parents=True)
+        write_manifest(path)
+
+    monkeypatch.setattr(checkpoint_lib, "write_manifest", remove_first)
+    with pytest.raises(CheckpointError, match="no longer exists: was it removed"):
+        two_steps.save(30, make_state(3), {})
+    assert names(tmp_path) == []
+
+
 def test_one_interrupt_waits_for_the_save(two_steps, tmp_path, monkeypatch, caplog):
     write_manifest = checkpoint_lib.write_manifest
 
