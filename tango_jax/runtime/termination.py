@@ -13,12 +13,9 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 
 PREEMPTED = 75  # exit code: what can be saved is saved, start again (EX_TEMPFAIL)
-# The commands that go on where an earlier attempt stopped.
-COMMANDS = ("train", "sft", "generate", "evaluate", "ablate")
 
 _MESSAGE = "told to stop (SIGTERM): nothing is left to save; the same command goes on from here\n"
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
@@ -50,13 +47,6 @@ class _Watch:
 
 
 _watch = _Watch()
-
-
-def is_command() -> bool:
-    """Whether this process was started to run one of COMMANDS. Asked while `python -m` imports the package: sys.argv[0]
-    is "-m" until it has found the module."""
-    names = {f"{flag}tango_jax.{command}" for command in COMMANDS for flag in ("", "-m")}
-    return sys.argv[:1] == ["-m"] and not names.isdisjoint(sys.orig_argv)
 
 
 def watch() -> None:
