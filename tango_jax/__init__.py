@@ -23,7 +23,7 @@ def is_resumable_command() -> bool:
     if program == "-m":
         names = {f"{flag}tango_jax.{command}" for command in RESUMABLE_COMMANDS for flag in ("", "-m")}
         return not names.isdisjoint(sys.orig_argv)
-    # A worker process that multiprocessing spawns inherits sys.argv, but not the arguments that Python was started with.
+    # A worker process that multiprocessing spawns inherits sys.argv, but not the command line of its Python.
     names = {f"tango-{command}" for command in RESUMABLE_COMMANDS}
     return os.path.basename(program) in names and program in sys.orig_argv
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--role", choices=ROLES, default="generator")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store")
-    parser.add_argument("--config", help="config file that the run must have been made with")
+    parser.add_argument("--config", help="config (a file or a shipped name) that the run must have been made with")
     args, overrides = parser.parse_known_args(argv)
     try:
         unknown = [text for text in overrides if not text.startswith("--config.")]

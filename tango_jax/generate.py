@@ -1,6 +1,6 @@
 """Stage 0: a teacher writes tagged solutions for the problems of `task.train`, for a generator to imitate in stage 1.
 
-    python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
+    python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
 The teacher is generator.checkpoint, prompted as the generator is (template, use_chat, max_prompt, max_response and
 buckets). The keys under `generate` say how many solutions it writes, how they are sampled and which are kept. DIR/parts

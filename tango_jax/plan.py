@@ -1,6 +1,6 @@
 """What a run needs, before a machine is rented: memory of each device, bytes sent, FLOPs, and a guess at the time.
 
-    python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32 [--json]
+    python -m tango_jax.plan --config=qwen2_5_math_7b --target=a100-80gb:32 [--json]
 
 compiles the run's own jitted functions for the target from shapes alone: no weights, no hub, no accelerator. It needs
 the target's compiler, which is a package: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import jax
 
-from tango_jax.cli.command_line import load_config
+from tango_jax.cli.command_line import DEFAULT_CONFIG, load_config
 from tango_jax.cli.validation import validate
 from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.report import as_json, show
@@ -34,7 +34,7 @@ from tango_jax.runtime.console import Console
 
 def parse_options(argv: list[str]) -> Options:
     """Raises ValueError on a mistake."""
-    path, target, per_process, filled, is_json, overrides = "configs/last_letter.py", "cpu:1", "", "0.5", False, []
+    path, target, per_process, filled, is_json, overrides = DEFAULT_CONFIG, "cpu:1", "", "0.5", False, []
     for argument in argv:
         name, separator, value = argument.partition("=")
         if argument == "--json":

@@ -7,14 +7,20 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.cli.config_file import did_you_mean, is_like, run_config_file
+from tango_jax.cli.config_file import did_you_mean, is_like, run_config_file, shipped_configs
 from tango_jax.cli.validation import validate
 from tango_jax.runtime.checks import cut, folder_to_write
 from tango_jax.runtime.model_text import error_line
 
+DEFAULT_CONFIG = "last_letter"
+
 
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
-    """`get_config` of a Python file, with `key.path=value` overrides applied. `FILE:arg` hands `arg` to get_config.
+    """`get_config` of a config, with `key.path=value` overrides applied.
+
+    Args:
+        path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config.
+        overrides: each one `key.path=value`.
 
     Raises:
         ValueError: see `run_config_file`; an override names no key, or has another type.
@@ -67,10 +73,11 @@ def parse_command_line(doc: str, argv: Sequence[str] | None, default_workdir: st
     argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print(doc.strip() + "\n\nusage: --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]\n")
+        print(f"FILE is a Python file, or the name of a shipped config: {', '.join(shipped_configs())}.")
         print("Every key with its default is in tango_jax/defaults.py. Of a setting given twice, the last one counts.")
         sys.exit(0)
     try:
-        path, workdir, overrides = "configs/last_letter.py", default_workdir, []
+        path, workdir, overrides = DEFAULT_CONFIG, default_workdir, []
         for argument in argv:
             if argument.startswith("--config="):
                 path = argument.removeprefix("--config=")
