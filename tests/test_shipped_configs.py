@@ -1,13 +1,16 @@
 """Shipped configs by their name, from any folder; and a config file of one's own that starts from one of them."""
 
-import pytest
-from conftest import ROOT
+from pathlib import Path
 
+import pytest
+
+import tango_jax
 from tango_jax import export, plan
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
 from tango_jax.config import flatten
 
+ROOT = Path(tango_jax.__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 
 
