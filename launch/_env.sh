@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Sourced by the other scripts. Afterwards the working directory is the repository root and `python` is that of .venv,
 # which holds what requirements.txt names, and jax's own packages for TANGO_PLATFORM (cpu, gpu or tpu); `install_extras`
-# adds more to it. Nothing is done twice. Two variables change that:
+# adds more to it. Nothing is done twice. Three variables change that:
 #   PYTHON=/path/to/python3.12         the interpreter that .venv is made with
+#   TANGO_VENV=.venv-3.13              another name than .venv, for a second environment beside it
 #   TANGO_PYTHON=/path/to/bin/python   an environment that has the requirements already (a container image, conda, a
 #                                      cluster's module): it is used as it is, and no .venv is made
 
 platform=${TANGO_PLATFORM:-cpu}
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-venv=$root/.venv
+venv=$root/${TANGO_VENV:-.venv}
 
 say() { printf 'tango_jax: %s\n' "$*" >&2; }
 
@@ -53,7 +54,7 @@ make_venv() {
         [[ -z "${PYTHON:-}" || "$(version_of "$PYTHON")" == "$(version_of "$venv/bin/python")" ]] && return
     fi
     python=$(find_python) || exit 1
-    say "making .venv with $python, $(version_of "$python") (a few seconds)"
+    say "making ${venv##*/} with $python, $(version_of "$python") (a few seconds)"
     "$python" -m venv --clear "$venv" || fail "$python could not make $venv; see the message above."
 }
 
@@ -63,7 +64,7 @@ install_once() {
     local stamp=$venv/$1 wanted=$2 what=$3
     shift 3
     [[ -f $stamp && "$(<"$stamp")" == "$wanted"* ]] && return
-    say "installing $what into .venv (1 to 5 minutes; only when it has changed)"
+    say "installing $what into ${venv##*/} (1 to 5 minutes; only when it has changed)"
     rm -f "$stamp"
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$@" ||
         fail "pip could not install $what; the reason is above." \
@@ -126,6 +127,9 @@ case $platform in
     cpu | gpu | tpu) ;;
     *) fail "TANGO_PLATFORM=$platform is none of cpu, gpu, tpu." ;;
 esac
+# It is emptied where it is broken, so no other folder will do; .gitignore leaves out all of these.
+[[ ${venv#"$root"/} == .venv* && ${venv#"$root"/} != */* ]] ||
+    fail "TANGO_VENV=$TANGO_VENV must be the name of a folder in $root that begins with .venv."
 if [[ -n "${TANGO_PYTHON:-}" ]]; then
     use_ready_environment
 else

@@ -78,6 +78,20 @@ def test_everything_is_installed_once_and_repaired(project):
     assert said(bash(project, "install_extras test")) == ["requirements.txt"]
 
 
+def test_an_environment_beside_the_usual_one(project):
+    done = bash(project, "command -v python", TANGO_VENV=".venv-second")
+    assert (done.returncode, done.stdout) == (0, f"{project}/.venv-second/bin/python\n"), done.stderr
+    assert not (project / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ["/", "runs", "../.venv", ".venv/../runs"])
+def test_an_environment_replaces_no_other_folder(project, name):
+    (project / "runs").mkdir()
+    done = bash(project, "true", TANGO_VENV=name)
+    assert done.returncode == 1 and f"TANGO_VENV={name} must be the name of a folder in {project}" in done.stderr
+    assert (project / "runs").exists() and not list(project.glob(".venv*"))
+
+
 def test_an_extra_that_does_not_exist_is_named(project):
     done = bash(project, "install_extras tset", TANGO_PYTHON=sys.executable)
     assert done.returncode == 1 and "error: cannot read the extras tset from pyproject.toml" in done.stderr
