@@ -1,18 +1,20 @@
 """Stage 0 of the published setting: Llama-3.1-70B-Instruct solves problems in tagged steps, for stage 1 to imitate.
 
 Command:   python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
-           Then --config.task.stage_one=runs/teacher in a run of stage 1. Any other teacher:
-           --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL, any other problems:
+           Then pass --config.task.stage_one=runs/teacher to a run of stage 1. To use another teacher, set
+           --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL; for other problems,
            --config.task.train=FILE.
-Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are split over the eight twice, as read and
-           as laid out for sampling: 36 GB each; a row of full length has 1.3 GB of cache, split alike. Or a CPU host
-           with 384 GB of memory and mesh.decode_tensor=1. Smaller teachers fit smaller devices.
-Time:      an estimate, not timed: 113,000 solutions of about 500 tokens each are 56 million tokens. On an accelerator
-           that reads 3 TB/s, 64 rows at a time, reading the weights bounds it to 1,300 tokens/s: half a day. On a CPU
-           host of 4 TFLOP/s computing bounds it to 30 tokens/s: three weeks. What is written of it is never lost.
+Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are held twice, as loaded and as laid out
+           for sampling, each split over the eight GPUs: 36 GB per GPU. The KV cache of a full-length row is 1.3 GB,
+           split likewise. Alternatively a CPU host with 384 GB of memory and mesh.decode_tensor=1. Smaller teachers
+           fit smaller devices.
+Time:      an estimate, not measured: 113,000 solutions of about 500 tokens each are 56 million tokens. On an
+           accelerator with 3 TB/s of memory bandwidth and 64 rows at a time, reading the weights limits the speed to
+           1,300 tokens/s: half a day. On a CPU host with 4 TFLOP/s, compute limits it to 30 tokens/s: three weeks.
+           Finished shards are never lost.
 Expected:  not run at this size. Nearly every solution should be tagged, since the prompt shows the layout; counts.json
-           says how many were cut off, untagged or wrong. Wrong answers stay in by default, and
-           --config.generate.keep.only_correct=True leaves them out, also afterwards: nothing is sampled anew.
+           says how many were truncated, untagged or wrong. Wrong answers are kept by default;
+           --config.generate.keep.only_correct=True drops them, also afterwards and without sampling again.
 """
 
 from ml_collections import ConfigDict
@@ -24,10 +26,10 @@ def get_config(argument: str = "") -> ConfigDict:
     config = default_config()
     config.task.name, config.task.train, config.task.row_format = "math", "eurus_train", "verl"
     config.task.min_steps = 3
-    # One solution per prompt at T=0.1 and top_p=0.5; as many prompts as the published stage 1 had.
+    # One solution per prompt at T=0.1 and top_p=0.5, for as many prompts as in the published stage 1.
     config.generate.samples, config.generate.temperature, config.generate.top_p = 1, 0.1, 0.5
     config.generate.problems = 113_000
-    # The verifier and stage 2 take no part; their settings need only be possible ones.
+    # The verifier and stage 2 are not used; their settings only need to be valid.
     for role in (config.generator, config.verifier):
         role.checkpoint, role.use_chat = "meta-llama/Llama-3.1-70B-Instruct", True
         role.template = "math"

@@ -1,17 +1,18 @@
 """Qwen2.5-1.5B in both roles on last-letter concatenation, at the sizes of arXiv 2505.15034, section 4.3.
 
-Stage 1 sees 2 to 4 words of 3 to 6 letters, reinforcement learning 2 to 10 words of 3 to 10, the test 2 to 12 words of
-3 to 12; batches have 64 prompts. What that section leaves open (learning rates, steps, schedule) is as in the published
-setting of qwen2_5_math_7b.py. Two things are this project's own: the teacher of stage 1 errs on purpose
-(data/last_letter.py), and the verifier has a stage 1 too, since the task's prompt describes no format.
+Stage 1 uses 2 to 4 words of 3 to 6 letters, reinforcement learning 2 to 10 words of 3 to 10 letters, and the test 2 to
+12 words of 3 to 12 letters; batches have 64 prompts. What that section leaves open (learning rates, steps, schedule) is
+set as in the published setting of qwen2_5_math_7b.py. Two choices are this project's own: the teacher of stage 1 makes
+mistakes on purpose (data/last_letter.py), and the verifier also has a stage 1, since the task's prompt does not
+describe the format.
 
 Command:   python -m tango_jax.train --config=configs/qwen2_5_1_5b_last_letter.py --workdir=runs/last_letter_1_5b
-Hardware:  one GPU with 141 GB, by arithmetic: weights, moments and reference of both roles are 49 GB in float32, the
-           gradient and new weights of one role up to 12, decode weights and the verifier's cache up to 28 (while it
-           grows there are two). 40 GB of disk a checkpoint.
+Hardware:  one GPU with 141 GB, by calculation: weights, moments and reference of both roles take 49 GB in float32, the
+           gradient and new weights of one role up to 12 GB, decode weights and the verifier's KV cache up to 28 GB
+           (while the cache grows, two copies exist). A checkpoint takes 40 GB of disk.
 Time:      an estimate from operation counts, not a measurement: four to eight hours on one H200.
-Expected:  not reproduced here; the paper's figures are in its section 4.3. The test has more and longer words than were
-           trained on. Compare with --config.arm=grpo, the generator alone.
+Expected:  not reproduced here; the paper's results are in its section 4.3. The test has more and longer words than
+           training. The baseline is --config.arm=grpo, the generator alone.
 """
 
 from ml_collections import ConfigDict
@@ -36,7 +37,7 @@ def get_config(argument: str = "") -> ConfigDict:
         role.sft.steps, role.sft.batch_size, role.sft.pack_length = 800, 64, 2048
         role.sft.optimizer.lr, role.sft.optimizer.schedule = 5e-6, "cosine"
         role.sft.optimizer.warmup_steps = 80
-    # A token is a byte or more. 12 words of 12 letters are 183 bytes, their solution 355, its verification 688.
+    # A token is at least one byte. 12 words of 12 letters are 183 bytes, their solution 355, its verification 688.
     config.generator.max_prompt, config.generator.max_response = 256, 384
     config.generator.cache_buckets = (128, 256)
     config.verifier.max_prompt, config.verifier.max_response = 704, 768

@@ -1,22 +1,22 @@
-"""The published setting (arXiv 2505.15034): Qwen2.5-Math-7B solves, Qwen2.5-7B verifies, Eurus-2 problems.
+"""The published setting (arXiv 2505.15034): Qwen2.5-Math-7B generates, Qwen2.5-7B verifies, on Eurus-2 problems.
 
-Command:   stage 1 of the generator, on a file of tagged solutions (rows with `question` and `solution`; the paper's are
-           not published) or on the workdir of stage 0 (configs/llama3_1_70b_teacher.py), such as runs/teacher:
+Command:   First run stage 1 of the generator, on a file of tagged solutions (rows with `question` and `solution`; the
+           paper's are not published) or on a workdir of stage 0 (configs/llama3_1_70b_teacher.py) such as runs/teacher:
                python -m tango_jax.sft --config=configs/qwen2_5_math_7b.py --config.generator.init_from= \
                    --config.task.stage_one=TAGGED.parquet --workdir=runs/qwen2_5_math_7b_sft
-           then, once it has made all its 800 steps, the reinforcement learning, which starts from that workdir
-           (generator.init_from) and refuses it while it is unfinished:
+           Once all its 800 steps are done, run reinforcement learning, which starts from that workdir
+           (generator.init_from) and rejects it if it is unfinished:
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=runs/qwen2_5_math_7b
-           With --config.generator.sft.max_heldout_loss=LOSS in both, a stage 1 that ends above it is refused as well.
-           :rloo or :reinforce_pp after the file's name takes that algorithm with its published differences, such as
+           With --config.generator.sft.max_heldout_loss=LOSS in both, a stage 1 that ends above LOSS is rejected, too.
+           Append :rloo or :reinforce_pp to the file name for that algorithm with its published settings, e.g.
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
-Hardware:  the paper's is 4 nodes of 8 A100. Start one process a node (sbatch --ntasks-per-node=1 launch/slurm.sbatch
-           ...): `row_buckets` count the rows of a process. The plan
+Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch --ntasks-per-node=1
+           launch/slurm.sbatch ...): `row_buckets` count the rows of one process. The plan
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
-           says that a device needs 61 of 75 GiB, and with --target=tpu-v5p:32 that it needs 74 of 96 GiB. A checkpoint
-           of both roles is 183 GB.
-Time:      predicted by the same plan, not timed: 26 hours on 32 A100, 15 on 32 chips of a TPU v5p, where responses are
-           half as long as they may be on average.
+           predicts 61 of 75 GiB per device, and with --target=tpu-v5p:32 it predicts 74 of 96 GiB. A checkpoint of
+           both roles is 183 GB.
+Time:      predicted by the same plan, not measured: 26 hours on 32 A100, 15 hours on 32 chips of a TPU v5p, if the mean
+           response has half the maximum length.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """
@@ -40,7 +40,7 @@ def get_config(argument: str = "") -> ConfigDict:
     set_generator(config.generator)
     set_verifier(config.verifier)
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 256, 5
-    # With 100 verifier turns between those of the generator, 440 turns in all.
+    # With 100 verifier turns between the generator's, 440 turns in all.
     config.rl.warmup_steps, config.rl.generator_steps = 40, 300
     config.rl.generator_turns_per_cycle, config.rl.verifier_turns_per_cycle = 3, 1
     config.rl.verifications_per_solution = 1
@@ -55,28 +55,28 @@ def get_config(argument: str = "") -> ConfigDict:
 
 
 def set_role(role: ConfigDict) -> None:
-    """What both roles have in common."""
+    """Settings that both roles have in common."""
     role.template = "math"
     role.model.param_dtype, role.model.compute_dtype, role.model.remat = "float32", "bfloat16", "full"
-    role.logp_chunk = 512  # 152k logits a token in float32: 0.3 GB a chunk, 5 GB for a whole micro-batch
+    role.logp_chunk = 512  # 152k float32 logits per token: 0.3 GB per chunk, 5 GB for a whole micro-batch
     role.temperature, role.top_p, role.top_k = 1.0, 1.0, 0
-    role.loss.aggregation = "token_mean"  # the published code's; the paper's equation is seq_mean
+    role.loss.aggregation = "token_mean"  # as in the published code; the paper's equation is seq_mean
     role.loss.clip_low = role.loss.clip_high = 0.2
     role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
     role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
     role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
-    # States are split over the 8 devices of a node, whose links are fast, and copied between nodes: parameters are
-    # gathered for every micro-batch, and only sums of gradients cross the network. Weights for sampling (15 GiB) are
-    # whole on every device.
+    # Train states are sharded over the 8 devices of a node, whose links are fast, and replicated across nodes:
+    # parameters are gathered for every micro-batch, and only gradient sums cross the network. Every device has a full
+    # copy of the sampling weights (15 GiB).
     role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = -1, 8, 1, 1
 
 
 def set_generator(role: ConfigDict) -> None:
-    """Lengths, batch plan and stage 1 of the generator."""
-    # Together all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
+    """Lengths, batch sizes and stage 1 of the generator."""
+    # Together they use all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
     role.max_prompt, role.max_response = 2048, 2048
     role.prompt_buckets, role.cache_buckets = (256, 512, 1024), (256, 512, 1024)
-    role.row_buckets = (40, 80, 160, 320)  # a batch of 1280 rows in four; 320 x 2048 tokens are 38 GB of cache
+    role.row_buckets = (40, 80, 160, 320)  # decodes the 1280 rows in four batches; 320 x 2048 tokens: 38 GB of KV cache
     role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
     role.init_from = "runs/qwen2_5_math_7b_sft"
     role.sft.steps, role.sft.batch_size, role.sft.pack_length = 800, 64, 4096
@@ -86,7 +86,7 @@ def set_generator(role: ConfigDict) -> None:
 
 
 def set_verifier(role: ConfigDict) -> None:
-    """Lengths and batch plan of the verifier, which has no stage 1."""
+    """Lengths and batch sizes of the verifier, which has no stage 1."""
     role.max_prompt, role.max_response = 4096, 4096
     role.prompt_buckets, role.cache_buckets = (1024, 2048), (512, 1024, 2048)
     role.row_buckets = (40, 80, 160)
@@ -95,7 +95,7 @@ def set_verifier(role: ConfigDict) -> None:
 
 
 def set_algorithm(config: ConfigDict, algorithm: str) -> None:
-    """The algorithm of both roles, with what the paper sets otherwise for REINFORCE++."""
+    """Set the algorithm of both roles, with the settings that the paper changes for REINFORCE++."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"no published setting for {algorithm!r}: write nothing or one of {', '.join(ALGORITHMS)}")
     is_reinforce_pp = algorithm == "reinforce_pp"

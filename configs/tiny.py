@@ -1,8 +1,8 @@
-"""Both roles, every stage, two cycles, in well under a minute: for tests and for trying out changes.
+"""Both roles, every stage and two cycles in well under a minute: for tests and for trying out changes.
 
 Command:   python -m tango_jax.train --config=configs/tiny.py --workdir=runs/tiny
 Hardware:  any CPU.
-Expected:  the models learn nothing in so short a time; the point is that every path runs.
+Expected:  the models learn nothing in such a short time; the point is that every code path runs.
 """
 
 from ml_collections import ConfigDict

@@ -3,8 +3,8 @@
     python -m tango_jax.ablate --config=last_letter --workdir=runs/ablation
 
 Writes DIR/<arm>/seed_<n>/ (one run each, see tango_jax.train), DIR/ablation.md, DIR/ablation.csv and DIR/ablation.png.
-Interrupted, the same command goes on. Arms and seeds are `ablation.arms` and `ablation.seeds`; every seed is reported,
-and more of either may be added to a finished experiment.
+If interrupted, the same command resumes. Arms and seeds are set by `ablation.arms` and `ablation.seeds`; every seed is
+reported, and arms and seeds can be added to a finished experiment.
 """
 
 import csv
@@ -41,7 +41,7 @@ COLUMNS = {  # column title -> name in the evaluation rows
 
 
 def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> ConfigDict:
-    """The settings of one run: those of the experiment, with its arm, seed and the shared start."""
+    """The settings of one run: those of the experiment, with its arm, its seed and the shared stage 1."""
     run = config.copy_and_resolve_references()
     run.arm, run.seed = arm, seed
     for role in ROLES:
@@ -51,14 +51,14 @@ def run_config(config: ConfigDict, workdir: Path, arm: str, seed: int) -> Config
 
 
 def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
-    """Run what is missing, then write table and figure. Returns {arm: {seed: evaluation rows}}."""
+    """Run what is missing, then write tables and figure. Returns {arm: {seed: evaluation rows}}."""
     check_config(config, workdir / "config.json", may_change=("ablation.",))
     preemption = hosts.Preemption()
     check_init_from(config)
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     run_stage_one(policies, config, task, workdir, console, preemption)
-    # Seeds outside, arms inside: an interrupted experiment has whole comparisons for its first seeds.
+    # Seeds in the outer loop: an interrupted experiment then has complete comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]
     runs = {arm: {} for arm in config.ablation.arms}
     for number, (arm, seed) in enumerate(plan, 1):
@@ -66,7 +66,7 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
         if not hosts.from_first(has_results(directory)):
             console.log(f"run {number} of {len(plan)}: {arm}, seed {seed}")
             train(run_config(config, workdir, arm, seed), directory, console, policies, preemption)
-        save_config(config, workdir / "config.json", may_change=("ablation.",))  # after stage 1, or a first run
+        save_config(config, workdir / "config.json", may_change=("ablation.",))  # after stage 1 or the first run
         runs[arm][seed] = [row for row in read_metrics(directory / "metrics.jsonl") if row["phase"] == "eval"]
     if hosts.is_first():
         write_tables(runs, workdir)
@@ -75,10 +75,10 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
 
 
 def write_tables(runs: dict, workdir: Path) -> None:
-    """ablation.md (mean over seeds, with the value of every seed) and ablation.csv (every evaluation)."""
+    """Write ablation.md (mean over seeds, and the value of every seed) and ablation.csv (every evaluation)."""
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     first = next(iter(next(iter(runs.values())).values()))[0]
-    # A task without a fixed pool has no figures of the verifier on it.
+    # A task without a fixed pool has no verifier scores.
     columns = {title: name for title, name in COLUMNS.items() if name in first}
     lines = [
         f"Mean over seeds {', '.join(map(str, seeds))}, each seed in brackets; greedy, verifier on the fixed pool.",
@@ -103,9 +103,10 @@ def write_tables(runs: dict, workdir: Path) -> None:
 
 
 def mean_over_training(rows: list[dict]) -> float:
-    """Mean accuracy of the evaluations after generator steps: where all arms end near the top, how soon they do.
+    """Mean accuracy over the evaluations after generator steps: how fast an arm learns, even if all end near the top.
 
-    One value a step: there is also an evaluation after the warm-up, and one after the last turn of the verifier.
+    One value per generator step is used: there is also an evaluation after the warm-up and one after the last verifier
+    turn.
     """
     by_step = {row["generator_step"]: row["generator/accuracy"] for row in rows}
     return float(np.mean([value for step, value in by_step.items() if step > 0] or list(by_step.values())))
@@ -117,7 +118,7 @@ def _cell(values: list[float]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/ablation")
+    config, workdir = parse_command_line("ablate", __doc__, argv, "runs/ablation")
     with session(config, workdir) as console, hold(workdir, console):
         for arm in config.ablation.arms:
             validate(run_config(config, workdir, arm, 0))

@@ -1,38 +1,37 @@
-"""What an arm of an experiment is: which roles are trained, and what happens in a turn of each.
+"""The arms of an experiment: which roles are trained, and what happens in a turn of each.
 
-An arm is one entry of ARMS. Schedules, turns, figures, reports and plans read its fields; nothing else in the package
-knows an arm by its name, so that a new arm is a new entry here and nothing more.
+An arm is one entry of ARMS. Schedules, turns, figures, reports and plans read its fields; no other code in the package
+refers to an arm by name, so a new arm only needs a new entry here.
 """
 
 import dataclasses
-from types import MappingProxyType
 
-# Okabe-Ito colours, told apart by readers who are colour-blind; line and marker repeat the difference for print.
+# Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One role responds, `samples` times to each prompt. The first call of a turn is about problems, each later one
-    about the records of the call before it: the verifier judges what the generator wrote."""
+    """One role responds `samples` times to each prompt. The first call of a turn answers problems; each later call
+    answers the records of the previous call: the verifier judges what the generator wrote."""
 
     role: str
-    samples: str  # the key of `config.rl` with the number of responses to each prompt; empty: one
+    samples: str  # key of `config.rl` with the number of responses to each prompt; empty: one
 
 
 @dataclasses.dataclass(frozen=True)
 class TurnPlan:
-    """A turn of the role that learns in it: calls in order, then one reward and one credit function of the records."""
+    """A turn of the role that is updated in it: its calls in order, then one reward and one credit function."""
 
     calls: tuple[Call, ...]
-    reward: str  # a name in rl/credit.py REWARDS; `config.<role>.reward` can name another function
+    reward: str  # a name in rl/credit.py REWARDS; `config.<role>.reward` can override it
     credit: str  # a name in rl/credit.py CREDITS
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """How the curve of an arm is drawn."""
+    """The style of an arm's curve."""
 
     colour: str
     dash: str  # a line style of Matplotlib: -, --, -. or :
@@ -46,9 +45,9 @@ class Arm:
     help: str  # one line for --help, logs and reports
     label: str  # for legends
     look: Look
-    turns: MappingProxyType  # role -> TurnPlan
-    is_interleaved: bool = True  # False: the verifier's turns end with its warm-up
-    needs_gold_steps: bool = False  # the task must have step labels of its own
+    turns: dict[str, TurnPlan]  # role -> TurnPlan
+    is_interleaved: bool = True  # False: the verifier is trained only in its warm-up
+    needs_gold_steps: bool = False  # the task must provide step labels
 
 
 _SOLVE = Call("generator", "samples_per_prompt")
@@ -59,36 +58,30 @@ SOLVE_AND_BE_JUDGED = TurnPlan(
 )
 JUDGE = TurnPlan((Call("generator", ""), Call("verifier", "samples_per_prompt")), "verdict", "class_balanced")
 
-
-def turns(**plans: TurnPlan) -> MappingProxyType:
-    """Plans by role, read-only."""
-    return MappingProxyType(plans)
-
-
 ARMS = {
     "tango": Arm(
         "generator and verifier take turns (the method)", "Tango (trained together)", Look(VERMILION, "-", "circle"),
-        turns(generator=SOLVE_AND_BE_JUDGED, verifier=JUDGE),
+        {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE},
     ),
     "grpo": Arm(
         "generator alone, outcome reward only", "GRPO (no verifier)", Look(BLUE, "--", "square"),
-        turns(generator=SOLVE_ALONE),
+        {"generator": SOLVE_ALONE},
     ),
     "fixed_verifier": Arm(
-        "the verifier as it is after stage 1, never trained with RL", "fixed verifier",
-        Look(GREEN, "-.", "triangle-up"), turns(generator=SOLVE_AND_BE_JUDGED),
+        "the verifier is fixed after stage 1, never trained with RL", "fixed verifier",
+        Look(GREEN, "-.", "triangle-up"), {"generator": SOLVE_AND_BE_JUDGED},
     ),
     "fixed_verifier_warm": Arm(
         "the verifier trained in the warm-up only, then fixed", "fixed verifier, warmed up", Look(SKY, "-", "cross"),
-        turns(generator=SOLVE_AND_BE_JUDGED, verifier=JUDGE), is_interleaved=False,
+        {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE}, is_interleaved=False,
     ),
     "fixed_generator": Arm(
-        "the verifier alone, on solutions of a generator that stays as it is", "fixed generator",
-        Look(PURPLE, ":", "diamond"), turns(verifier=JUDGE),
+        "the verifier alone, on solutions of a fixed generator", "fixed generator",
+        Look(PURPLE, ":", "diamond"), {"verifier": JUDGE},
     ),
     "gold_steps": Arm(
         "step labels from the task instead of a verifier (an upper bound)", "gold step labels",
-        Look(ORANGE, "--", "triangle-down"), turns(generator=SOLVE_WITH_GOLD_STEPS), needs_gold_steps=True,
+        Look(ORANGE, "--", "triangle-down"), {"generator": SOLVE_WITH_GOLD_STEPS}, needs_gold_steps=True,
     ),
 }  # fmt: skip
 DEFAULT_ARM = next(iter(ARMS))

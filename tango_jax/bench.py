@@ -12,7 +12,6 @@ Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied
 Figures are medians after warm-up. The machine's own rates (float32 matmul, memory read) stand beside them.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -23,18 +22,22 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import Range, check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime import failures, rng
+from tango_jax.runtime.checks import cut
 from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
-from tango_jax.sampling.sampler import SamplerConfig, make_sampler
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.sampler import SampleRequest, make_sampler
 
 MODEL = ModelConfig(
     vocab_size=512,
@@ -104,13 +107,11 @@ class Role:
         generator = np.random.default_rng(0)
         self.prompts = [list(generator.integers(3, MODEL.vocab_size, self.prompt_length)) for _ in range(P * M)]
 
-    def sample(self, step: int, group_size: int, count: int, max_new=NEW):
-        weights = self.sampler.layout(self.state.params)
-        return self.sampler.sample(
-            weights, self.prompts[:count], group_size, rng.step_key(step, "bench"), 1.0, max_new=max_new
-        )
+    def sample(self, step: int, group_size: int, count: int, max_new: int | np.ndarray = NEW) -> Rollout:
+        request = SampleRequest(self.prompts[:count], group_size, rng.step_key(step, "bench"), 1.0, max_new=max_new)
+        return self.sampler.sample(self.sampler.layout(self.state.params), request)
 
-    def train(self, rollout) -> dict:
+    def train(self, rollout: Rollout) -> dict:
         """Trivial reward -> advantages -> packed batch -> (reference) -> update, as cycle.py does."""
         reward_B = np.array([np.mean(tokens % 2) for tokens in rollout.tokens])
         is_action_BT = np.ones((P * M, NEW), bool)
@@ -194,18 +195,15 @@ def show(report: dict) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    parser = argparse.ArgumentParser(
-        prog="tango_jax.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("bench", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
-    options = parser.parse_args(argv)
-    names = tuple(options.only.split(","))
-    unknown = [name for name in names if name not in BENCHES]
-    if unknown:
-        parser.error(f"--only={options.only}: choose from {', '.join(BENCHES)}, separated by commas")
     try:
+        options = parser.parse_args(argv)
+        names = tuple(options.only.split(","))
+        if not set(names) <= set(BENCHES):
+            raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(BENCHES)}, separated by commas")
         check_options(options, RANGES)
         if warning := configure(default_config()):
             print(warning, file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The configuration as a tree of named values: defaults.py has every key, with its default and meaning.
+"""The configuration as a tree of named values; defaults.py lists every key with its default and meaning.
 
-`configs/*.py` expose `get_config(arg)` and start from `default_config()`. The result is locked: a key that does not
-exist is refused with the nearest one that does.
+`configs/*.py` define `get_config(arg)` and start from `default_config()`. The result is locked: unknown keys are
+rejected, with a suggestion of the closest valid key.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ ROLES = ("generator", "verifier")
 
 
 def flatten(config: ConfigDict) -> dict:
-    """{'rl.gamma': 0.8, ...}"""
+    """Return {'rl.gamma': 0.8, ...}."""
     flat = {}
     for key, value in config.items():
         nested = flatten(value) if isinstance(value, ConfigDict) else None

@@ -4,15 +4,15 @@
     python -m tango_jax.evaluate --verifier=runs/mine --sets=processbench --out=runs/processbench
     python -m tango_jax.evaluate --checkpoint=MODEL.gguf --sets=gsm8k:test.jsonl --problems=100 --out=runs/gsm8k
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates and
-lengths. Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together: math), bgqa, cruxeval, strategyqa,
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, whose templates and lengths are
+then used. Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together: math), bgqa, cruxeval, strategyqa,
 tablebench (together: out_of_domain), gsm8k, last_letter. Sets to judge: processbench (or processbench_gsm8k, _math,
-_olympiadbench, _omnimath), last_letter_steps. NAME:SOURCE takes the rows from a JSONL, JSON or parquet file or a hub
-id; a group takes a folder with a file for each of its sets.
+_olympiadbench, _omnimath), last_letter_steps. NAME:SOURCE reads the rows from a JSONL, JSON or parquet file or a hub
+id; for a group, SOURCE is a folder with one file per set.
 
-Every problem is solved greedily once, and --samples times sampled. With --verifier every solution is judged, and best
-of k and weighted votes are compared with the majority and with an oracle. The folder then holds tables.md, tables.csv,
-samples.png and rows/SET.jsonl. Interrupted, the same command goes on with the shard that was in hand.
+Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
+best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv,
+samples.png and rows/SET.jsonl in the output folder. If interrupted, the same command resumes at the unfinished shard.
 """
 
 import sys
@@ -26,6 +26,7 @@ from tango_jax.runtime.model_text import error_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with these arguments, by default those of the process."""
     try:
         settings = parse_settings(__doc__, argv)
     except ValueError as error:

@@ -1,22 +1,22 @@
-"""Either policy of a run as a Hugging Face folder: weights, tokenizer, generation config and a model card.
+"""Export a policy of a run as a Hugging Face folder: weights, tokenizer, generation config and a model card.
 
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
-takes the newest checkpoint in DIR, of stage 2 or else of stage 1. With --config=FILE (and --config.key=value), the run
-must have been made with these settings.
+Exports the newest checkpoint in DIR: that of stage 2 if there is one, otherwise that of stage 1. With --config=FILE
+(and --config.key=value), the command fails unless the run was made with these settings.
 """
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import flatten
 from tango_jax.runtime import failures, hosts
-from tango_jax.runtime.checks import folder_to_write, local_path
+from tango_jax.runtime.checks import cut, folder_to_write, local_path
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.to_hf import export_hf, model_card
@@ -26,10 +26,11 @@ ROLES = ("generator", "verifier")
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
-    """Write the folder and return its path. `dtype`: what to store; by default the parameters' own, bit by bit.
+    """Write the folder and return its path. `dtype` is the storage dtype; by default weights keep theirs, bit by bit.
 
     Raises:
-        ValueError: no run or no checkpoint there, a folder that is in use, or a model without a Hugging Face class.
+        ValueError: there is no run or no checkpoint, the output folder is in use, or the model has no Hugging Face
+            class.
     """
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
@@ -56,7 +57,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
 
 
 def last_metrics(workdir: Path, role: str) -> dict:
-    """The newest evaluation of the role that the run has written, without times."""
+    """The newest evaluation metrics of the role that the run has written, without timings."""
     for path in (workdir / "metrics.jsonl", workdir / "sft" / role / "metrics.jsonl"):
         rows = [row for row in read_metrics(path) if row["phase"] in ("eval", "sft")] if path.is_file() else []
         if rows:
@@ -66,25 +67,22 @@ def last_metrics(workdir: Path, role: str) -> dict:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("export", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of the run")
-    parser.add_argument("--role", choices=ROLES, default="generator")
+    parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store")
-    parser.add_argument("--config", help="config (a file or a shipped name) that the run must have been made with")
-    args, overrides = parser.parse_known_args(argv)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
+    parser.add_config(default=None)
     try:
-        unknown = [text for text in overrides if not text.startswith("--config.")]
-        if unknown or (overrides and not args.config):
-            raise ValueError(f"unknown argument {(unknown or overrides)[0]!r}; --help shows the usage")
+        args, overrides = parser.parse_overrides(argv)
+        if overrides and not args.config:
+            raise ValueError(f"--config.{cut(overrides[0])} needs --config=FILE, which it changes")
         hosts.check_devices()
         workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
-        if out.is_dir() and any(out.iterdir()):  # before the weights are read
+        if out.is_dir() and any(out.iterdir()):  # checked before the weights are read
             raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")
         if args.config:
-            config = load_config(args.config, [text.removeprefix("--config.") for text in overrides])
+            config = load_config(args.config, overrides)
             check_same_settings(config, workdir / "config.json")
         folder = export(workdir, args.role, out, args.dtype)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))

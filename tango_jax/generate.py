@@ -1,12 +1,12 @@
-"""Stage 0: a teacher writes tagged solutions for the problems of `task.train`, for a generator to imitate in stage 1.
+"""Stage 0: a teacher writes tagged solutions to the problems of `task.train`, for the generator to imitate in stage 1.
 
     python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
-The teacher is generator.checkpoint, prompted as the generator is (template, use_chat, max_prompt, max_response and
-buckets). The keys under `generate` say how many solutions it writes, how they are sampled and which are kept. DIR/parts
-holds every solution; DIR/train.parquet and DIR/validation.parquet those kept, and DIR/counts.json how many. The same
-command goes on where it stopped, and filters anew if `generate.keep` differs. With --config.task.stage_one=DIR a run of
-stage 1 is trained on the first file, and its held-out loss is measured on the second.
+The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
+buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts
+holds all solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, and DIR/counts.json their numbers. The
+same command resumes where it stopped, and filters again if `generate.keep` has changed. With
+--config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out loss on the second.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,7 @@ from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
+from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.text.templates import generator_prompt
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.run_config import check_config, keep_config
@@ -47,9 +48,9 @@ _DRAW_STREAM = 3
 
 
 class Work(NamedTuple):
-    """What is to be solved."""
+    """The problems to solve, and how to grade them."""
 
-    problems: tuple[tuple[int, Problem], ...]  # with their numbers in the file, ascending
+    problems: tuple[tuple[int, Problem], ...]  # with their indices in the file, ascending
     num_too_long: int
     grade_kind: str
     min_steps: int
@@ -59,10 +60,10 @@ class Work(NamedTuple):
 
 
 def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
-    """The problems that the teacher is asked, without those whose prompt is over generator.max_prompt.
+    """Select the problems for the teacher, without those whose prompt exceeds generator.max_prompt.
 
     Raises:
-        ValueError: a file that cannot be read, or no problem that is short enough.
+        ValueError: a file cannot be read, or no problem is short enough.
     """
     problem_set = load_problems(config.task.train, config.task.row_format or None)
     numbered = list(enumerate(problem_set.problems))
@@ -76,31 +77,36 @@ def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
     lengths = [len(generator_prompt(template, tokenizer, problem)) for _, problem in numbered]
     fitting = tuple(pair for pair, length in zip(numbered, lengths, strict=True) if length <= limit)
     if not fitting:
-        raise ValueError(f"none of the {len(numbered)} problems of {config.task.train} makes a prompt within "
-                         f"generator.max_prompt={limit} tokens, the shortest has {min(lengths)}: raise it")
+        raise ValueError(f"none of the {len(numbered)} problems of {config.task.train} has a prompt within "
+                         f"generator.max_prompt={limit} tokens (the shortest has {min(lengths)}): raise it")
     return Work(fitting, len(numbered) - len(fitting), problem_set.grade_kind, config.task.min_steps)
 
 
 def solve(
-    config: ConfigDict, policy: Policy, weights, shard: Sequence[tuple[int, Problem]], work: Work, console: Console
+    config: ConfigDict,
+    policy: Policy,
+    weights: dict,
+    shard: Sequence[tuple[int, Problem]],
+    work: Work,
+    console: Console,
 ) -> list[TeacherRow]:
-    """The teacher's solutions of one shard, graded: `generate.samples` of each problem, problem by problem."""
+    """Sample and grade the teacher's solutions of one shard: `generate.samples` per problem, problem by problem."""
     generate, tokenizer = config.generate, policy.tokenizer
     owners = [(number, sample, problem) for number, problem in shard for sample in range(generate.samples)]
-    rollout = policy.sampler.sample(
-        weights,
-        [generator_prompt(policy.template, tokenizer, problem) for _, problem in shard],
-        generate.samples,
-        rng.step_key(config.seed, "generate"),
-        generate.temperature,
-        generate.top_p,
+    request = SampleRequest(
+        prompts=[generator_prompt(policy.template, tokenizer, problem) for _, problem in shard],
+        group_size=generate.samples,
+        key_data=rng.step_key(config.seed, "generate"),
+        temperature=generate.temperature,
+        top_p=generate.top_p,
         row_numbers=[number * MAX_SAMPLES + sample for number, sample, _ in owners],
     )
+    rollout = policy.sampler.sample(weights, request)
     texts = [tokenizer.decode(tokens).strip() for tokens in rollout.tokens]
     report = grade_many(texts, [problem.answer for _, _, problem in owners], work.grade_kind)
     if failed := report.errors + report.timeouts + report.overlong:
-        console.log(f"graded wrong unread: {report.errors} errors, {report.timeouts} timeouts, {report.overlong} "
-                    f"overlong, {failed} of {len(texts)} solutions of this part")
+        console.log(f"counted as wrong because grading failed: {report.errors} errors, {report.timeouts} timeouts, "
+                    f"{report.overlong} overlong ({failed} of {len(texts)} solutions of this part)")
     return [
         TeacherRow(
             number=number,
@@ -121,19 +127,19 @@ def solve(
 
 
 def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, console: Console) -> list[TeacherRow]:
-    """Every solution, those of an earlier run included. The weights are read only if one is missing.
+    """Return all solutions, including those of earlier attempts. The weights are read only if a part is missing.
 
     Raises:
-        ValueError: the parts of the earlier run are of other problems.
+        ValueError: the existing parts belong to other problems.
     """
     shards = work.shards(config.generate.shard_problems)
     found = [read_part(part_path(workdir, i), shard, config.generate.samples) for i, shard in enumerate(shards)]
-    # One process may see a part that another has not found yet.
+    # The first process decides: on a network disk, processes may see different parts.
     missing = hosts.from_first([index for index, rows in enumerate(found) if rows is None])
     if not missing:
         return [row for rows in found for row in rows]
     weights = policy.sampler.layout(policy.load_params())
-    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # from here on there may be parts
+    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # before the first part is written
     done = sum(len(shard) for shard, rows in zip(shards, found, strict=True) if rows is not None)
     with console.stage("Stage 0: the teacher", total=len(work.problems), done=done) as progress:
         for index in hosts.own_part(missing):
@@ -154,12 +160,10 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
 
 
 def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy | None = None) -> dict:
-    """Stage 0 from start to end, or from where an earlier attempt stopped. Returns the counts.
-
-    `policy`: the teacher, where a caller has built it already.
+    """Run or resume stage 0 and return the counts. `policy` is the teacher, if the caller has built it already.
 
     Raises:
-        ValueError: settings, problems or a checkpoint that will not do; or no solution is left to train on.
+        ValueError: unusable settings, problems or checkpoint; or no solution is left to train on.
     """
     if config.task.name != "math":
         raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "
@@ -168,10 +172,10 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     policy = policy or make_policy("generator", config.generator, start_source(config, "generator"))
     work = plan_work(config, policy.template, policy.tokenizer)
     check_grader(work.grade_kind)
-    console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out for "
-                f"prompts of more than {config.generator.max_prompt} tokens")
+    console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out because "
+                f"their prompts exceed {config.generator.max_prompt} tokens")
     rows = solve_all(config, policy, work, workdir, console)
-    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # generate.keep may differ from before
+    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # generate.keep may have changed
     kept = keep_rows(rows, config.generate.keep)
     validation = validation_questions(
         [problem for _, problem in work.problems], config.generate.keep.validation_share, config.seed
@@ -196,7 +200,7 @@ def _words(counts: dict[str, int]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/teacher")
+    config, workdir = parse_command_line("generate", __doc__, argv, "runs/teacher")
     with session(config, workdir) as console, hold(workdir, console):
         generate(config, workdir, console)
         for name in FILES:

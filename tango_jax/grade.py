@@ -1,7 +1,11 @@
-"""Grade a file of responses: JSONL rows {"text", "gold", "kind"?} in, the same rows with "correct" added out.
+"""Grade a file of responses: reads JSONL rows {"text", "gold", "kind"?} and writes them with "correct" added.
 
-Stage of the loop: none; for checking answers by hand and for auditing the grader. `python -m tango_jax.grade --help`.
+    python -m tango_jax.grade --file=rows.jsonl --out=graded.jsonl
+
+checks answers by hand, or audits the grader. "gold" is the reference answer, and "kind" how to compare with it: math
+(the default), string, python, choice or text. The last line on standard error says how many are correct.
 """
+
 import argparse
 import json
 import sys
@@ -12,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.grading import grade_many
 from tango_jax.grading.answer import KINDS
 from tango_jax.runtime import failures
@@ -20,20 +25,20 @@ from tango_jax.runtime.checks import file_to_write, local_path
 
 DEFAULT_KIND = "math"
 MAX_SHOWN = 200  # characters of a value in an error message
-CHUNK = 256  # rows between two moves of the progress bar
+CHUNK = 256  # rows between two updates of the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
-    args = _parse_args(argv)
     try:
+        args = _parse_args(argv)
         if args.out is not None:
             args.out = file_to_write("--out", args.out)
             if not args.out.parent.is_dir():
                 raise ValueError(f"--out={args.out}: there is no folder {args.out.parent}; create it first")
         file = local_path("--file", args.file)
         if not file.is_file():
-            raise ValueError(f"--file={args.file} is no file: name a JSONL file of responses")
+            raise ValueError(f"--file={args.file} is not a file: name a JSONL file of responses")
         rows = read_rows(file)
         graded, summary = grade_rows(rows)
         _write_rows(graded, args.out)
@@ -44,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a JSONL file, checked. ValueError names the file, the line and what is wrong with it."""
+    """Read and validate all rows of a JSONL file. ValueError names the file, the line and what is wrong with it."""
     rows = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -52,7 +57,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 continue
             try:
                 row = _checked(json.loads(line.decode("utf-8-sig")))
-                json.dumps(row)  # as it will be written: nested JSON can be read where it cannot be written
+                json.dumps(row)  # deeply nested JSON can be readable but not writable
                 rows.append(row)
             except ValueError as error:  # not UTF-8, not JSON, or not a row
                 raise ValueError(f"{path}, line {number}: {error}") from error
@@ -63,7 +68,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def grade_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The rows with "correct" added, in order, and a one-line summary."""
+    """Return the rows with "correct" added, in order, and a one-line summary."""
     correct: list[bool] = [False] * len(rows)
     errors = timeouts = overlong = 0
     with _progress() as progress:
@@ -82,11 +87,11 @@ def grade_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], st
                 progress.advance(task, len(chosen))
     graded = [{**row, "correct": is_correct} for row, is_correct in zip(rows, correct, strict=True)]
     counts = f"{errors} errors, {timeouts} timeouts, {overlong} overlong"
-    return graded, f"{sum(correct)} of {len(rows)} correct; graded wrong unread: {counts}"
+    return graded, f"{sum(correct)} of {len(rows)} correct; counted as wrong because grading failed: {counts}"
 
 
 def _progress() -> Progress:
-    """A bar on standard error, gone when the work is done; nothing where that is no terminal."""
+    """A transient progress bar on standard error; hidden if that is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -102,7 +107,7 @@ def _checked(row: Any) -> dict[str, Any]:
         raise ValueError(f"'text' is {_shown(row['text'])}; it must be the text of a response")
     gold = row["gold"]
     if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip() or gold != gold:
-        raise ValueError(f"'gold' is {_shown(gold)}; it must be a text with something in it, or a number")
+        raise ValueError(f"'gold' is {_shown(gold)}; it must be a non-empty text or a number")
     kind = row.get("kind", DEFAULT_KIND)
     if kind not in KINDS:
         raise ValueError(f"'kind' is {_shown(kind)}; use one of {', '.join(KINDS)}, or leave it out for {DEFAULT_KIND}")
@@ -110,13 +115,13 @@ def _checked(row: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value as an error message shows it: on one line, and not all of a long one."""
+    """The repr of a value on one line for an error message, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
-    """To standard output, or to a file that appears only when it is complete."""
+    """Write to standard output, or atomically to a file."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
         sys.stdout.write(lines)
@@ -126,10 +131,7 @@ def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.grade",
-        description='Grade responses: reads JSONL rows {"text", "gold", "kind"?} and adds "correct" to each.',
-    )
+    parser = Parser("grade", __doc__)
     parser.add_argument("--file", required=True, help="JSONL file with the rows")
     parser.add_argument("--out", help="where to write the graded rows (default: standard output)")
     return parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""Every record that crosses a stage of the loop, in the order in which the data flows.
+"""Every record that passes between stages of the loop, in the order of the data flow.
 
 Axis letters are those of `models/transformer.py`. Host records hold NumPy arrays or Python tuples; `Batch` and
-`TrainState` are pytrees that enter the jitted steps.
+`TrainState` are pytrees that are passed to the jitted steps.
 """
 
 import dataclasses
@@ -15,23 +15,23 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One task instance."""
+    """One problem of a task."""
 
     id: str
     question: str
-    answer: str  # the gold answer, as the grader wants it
-    size: int = 0  # the task's own measure of difficulty (last_letter: number of words), for reports
+    answer: str  # the gold answer, in the form that the grader expects
+    size: int = 0  # task-specific difficulty, for reports (last_letter: number of words)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """What the sampler returns: B = P x M responses, prompt-major, on the host."""
+    """Output of the sampler: B = P x M responses, prompt-major, on the host."""
 
     tokens: tuple[np.ndarray, ...]  # B x int32[length], sampled ids with the stop token kept
-    logps: tuple[np.ndarray, ...]  # B x float32[length], under the sampling distribution
-    is_truncated_B: np.ndarray  # bool, ended by the length limit instead of a stop token
-    decode_steps: int  # decode steps of the whole call, for throughput figures
-    row_steps: int  # rows x steps actually computed; against the tokens sampled, the waste of finished rows
+    logps: tuple[np.ndarray, ...]  # B x float32[length], log-probs under the sampling distribution
+    is_truncated_B: np.ndarray  # bool, response reached the length limit without a stop token
+    decode_steps: int  # decode steps of the whole call, for throughput metrics
+    row_steps: int  # rows x steps computed; the excess over the sampled tokens was wasted on finished rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Solution:
     problem: Problem
     text: str
     steps: tuple[str, ...]  # inner text of each step block
-    step_ends: tuple[int, ...]  # response token that holds the last character of each block
+    step_ends: tuple[int, ...]  # index of the response token with the last character of each block
     format_score: float
     is_correct: bool
-    gold_steps: tuple[bool, ...] | None  # the task's own step labels, where it has them
-    token_ends: tuple[int, ...] = ()  # characters complete after each response token
+    gold_steps: tuple[bool, ...] | None  # step labels from the task, if it provides them
+    token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
     is_truncated: bool = False
 
 
@@ -58,14 +58,14 @@ class Verification:
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float
     is_aligned: bool
-    blocks: tuple[str, ...]  # the verifier's words, block by block
-    token_ends: tuple[int, ...] = ()  # characters complete after each response token
+    blocks: tuple[str, ...]  # text of each verification block
+    token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
     is_truncated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """What one call of a turn gave: a role's M responses to each of P prompts, prompt-major, parsed and graded."""
+    """Result of one call in a turn: M responses of a role to each of P prompts, prompt-major, parsed and graded."""
 
     role: str
     parents: Sequence[Problem] | Sequence[Solution]  # P, what the prompts are about
@@ -73,21 +73,21 @@ class Responses:
     group_size: int  # M
     rollout: Rollout
     records: list[Solution] | list[Verification]  # B
-    metrics: dict[str, float]  # lengths, truncation, what the grader could not judge
+    metrics: dict[str, float]  # lengths, truncation, grader failures
 
     @property
     def owners(self) -> list:
-        """B parents, the one that each response is about."""
+        """The parent of each of the B responses."""
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Signal:
-    """What a turn's update was made from, row by row of the role that learns; the rollout dump shows it."""
+    """The training signal of a turn, per response of the role that is updated; the rollout dump records it."""
 
     reward_B: np.ndarray  # float32
     adv_outcome_BT: np.ndarray  # float32, normalised
-    adv_BT: np.ndarray  # float32, as the update gets it
+    adv_BT: np.ndarray  # float32, used by the update
     adv_step_BT: np.ndarray | None = None  # float32, normalised; None without step labels
     alpha: float = 0.0  # generator: adv = (1 - alpha) outcome + alpha step
     labels: list | None = None  # generator: step labels of each solution, one list for each verification of it
@@ -96,44 +96,44 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Training state that lives on the host; saved with every checkpoint."""
+    """Training state on the host; saved with every checkpoint."""
 
-    turn: int = 0  # turns made
-    cursor: int = 0  # next training problem
+    turn: int = 0  # turns completed
+    cursor: int = 0  # index of the next training problem
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
 
 
 @struct.dataclass
 class Batch:
-    """Packed sequences for scoring and updates: N micro-batches, each of Z shards of R rows of T tokens.
+    """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
 
-    NumPy on the host, where Z counts the shards of this process; `sharding.place_batch` joins those of all processes.
-    Where prompts are shared, a shard also has Q prefixes of X tokens: a prompt without its last token, which every
-    response in the shard's rows that point to it attends to. Q is 0 where they are not.
+    On the host these are NumPy arrays, and Z counts the shards of this process; `sharding.place_batch` joins those of
+    all processes. With shared prompts, each shard also has Q prefixes of X tokens. A prefix is a prompt without its
+    last token, to which the responses of all rows that refer to it attend. Without shared prompts, Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
     prefix_length_NZQ: Any  # int32
-    prefix_of_NZR: Any  # int32, the prefix that a row's sequences continue
+    prefix_of_NZR: Any  # int32, index of the prefix that a row's sequences continue
     token_NZRT: Any  # int32
-    position_NZRT: Any  # int32, place in the sequence, the prefix counted
-    segment_NZRT: Any  # int32, 1.. per sequence of a row, 0 = padding
-    is_action_NZRT: Any  # bool, token was sampled (EOS included; prompt and padding excluded)
-    weight_NZRT: Any  # float32, share of each action token in the loss (losses.token_weights_BT)
+    position_NZRT: Any  # int32, position in the sequence, including the prefix
+    segment_NZRT: Any  # int32, 1, 2, ... per sequence of a row, 0 = padding
+    is_action_NZRT: Any  # bool, token was sampled (includes EOS; excludes prompt and padding)
+    weight_NZRT: Any  # float32, weight of each action token in the loss (losses.token_weights_BT)
     adv_NZRT: Any  # float32
     sampler_logp_NZRT: Any  # float32, from the rollout
-    old_logp_NZRT: Any  # float32, of the policy before the first update on this batch (unused when there is one)
-    ref_logp_NZRT: Any  # float32, of the reference policy (unused when beta is 0)
-    num_micro: Any  # int32[], micro-batches in use; the rest of N is padding that no one computes
+    old_logp_NZRT: Any  # float32, of the policy before the first update on this batch (unused with one update)
+    ref_logp_NZRT: Any  # float32, of the reference policy (unused if beta is 0)
+    num_micro: Any  # int32[], number of micro-batches in use; the rest of N is padding that is never computed
 
 
 @struct.dataclass
 class TrainState:
-    """What an update reads and writes; donated to it."""
+    """The state that an update reads and writes; its buffers are donated to the update."""
 
     params: Any
     opt_state: Any
-    step: jax.Array  # int32[], updates made
+    step: jax.Array  # int32[], number of updates
 
 
 States = dict[str, TrainState]  # by role
@@ -141,7 +141,7 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """What a turn changed, and all that it did on the way."""
+    """The new state after a turn, and the records that it produced."""
 
     states: States
     counters: Counters

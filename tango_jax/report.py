@@ -6,8 +6,6 @@
 RUN is the workdir of a run, or a folder that holds several (an ablation). The file needs no network: open it from disk,
 or send it. While a run goes on, the same command writes the file anew; --watch=60 repeats it every 60 s until all runs
 are finished, and the browser's reload shows the newest state, with the same rollout open.
-
-usage: RUN [RUN ...] [--out=report.html] [--rollouts=20000] [--watch=SECONDS]
 """
 
 import sys
@@ -15,9 +13,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tango_jax.cli.ranges import COUNT_OR_NONE, Range
+from tango_jax.cli.arguments import Parser
+from tango_jax.cli.ranges import COUNT_OR_NONE, Range, check_options
 from tango_jax.runtime import failures
-from tango_jax.runtime.checks import file_to_write, shortened
+from tango_jax.runtime.checks import file_to_write
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
 from tango_jax.viewer.runs import find_runs
@@ -25,29 +24,24 @@ from tango_jax.viewer.runs import find_runs
 RANGES = {"rollouts": COUNT_OR_NONE, "watch": Range(0.0, 86_400.0)}  # seconds of a day
 
 
-def parse(argv: list[str]) -> tuple[list[str], Path, int, float]:
+def parse(argv: Sequence[str] | None) -> tuple[list[str], Path, int, float]:
     """(runs, out, rollouts, watch) of a command line.
 
     Raises:
-        ValueError: no run, an unknown option, or a number that is none.
+        ValueError: no run, an unknown option, or a value that cannot be.
     """
-    options = {"out": "report.html", "rollouts": str(MAX_ROLLOUTS), "watch": "0"}
-    folders = [argument for argument in argv if not argument.startswith("-")]
-    for argument in argv:
-        name, _, value = argument.removeprefix("--").partition("=")
-        if argument.startswith("-"):
-            if name not in options or not value:
-                raise ValueError(f"unknown option {argument!r}; --help shows the usage")
-            options[name] = value
-    if not folders:
+    parser = Parser("report", __doc__)
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="workdir of a run, or a folder that holds several")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="default: %(default)s")
+    parser.add_argument("--rollouts", metavar="N", type=int, default=MAX_ROLLOUTS,
+                        help="the most rollouts that the file may hold; default: %(default)s")
+    parser.add_argument("--watch", metavar="SECONDS", type=float, default=0.0,
+                        help="write the file anew after so many seconds, until all runs are finished; default: once")
+    args = parser.parse_args(argv)
+    if not args.runs:
         raise ValueError("no run is named: give the --workdir of a run or of an ablation")
-    try:
-        rollouts, watch = int(options["rollouts"]), float(options["watch"])
-    except ValueError as error:
-        raise ValueError(f"--rollouts is a whole number and --watch one of seconds: {error}") from error
-    for name, value in (("rollouts", rollouts), ("watch", watch)):
-        RANGES[name].check(f"--{name}={shortened(value)}", value)
-    return folders, file_to_write("--out", options["out"]), rollouts, watch
+    check_options(args, RANGES)
+    return args.runs, file_to_write("--out", args.out), args.rollouts, args.watch
 
 
 def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:
@@ -58,10 +52,6 @@ def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    argv = sys.argv[1:] if argv is None else argv
-    if "--help" in argv or "-h" in argv:
-        print(__doc__.strip())
-        return
     try:
         folders, out, rollouts, watch = parse(argv)
         while True:

@@ -1,27 +1,33 @@
-"""A question in, a solution written by a generator and judged step by step by a verifier out, in the terminal.
+"""A question in; a generator's solution, judged step by step by a verifier, out, in the terminal.
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, which brings its templates.
-Without --verifier a workdir's own verifier judges, and any other checkpoint judges itself. Without --question every
-line of standard input is one. A line that a model wrote begins with "| ", so that none can pass for one of this
-command's; what could steer a terminal is shown as an escape (model_text.py).
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, whose templates are then used.
+Without --verifier, the workdir's own verifier is used, and any other checkpoint judges itself. Without --question,
+every line of standard input is a question. Lines written by a model start with "| ", so that they cannot be mistaken
+for output of this command; control characters are shown as escapes (model_text.py).
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import rich.console
 from rich.text import Text
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.runtime import failures, hosts, rng
 from tango_jax.runtime.model_text import for_terminal, on_one_line
-from tango_jax.sampling.checkpoint_sampler import Speaker, SpeakerSettings, open_speaker, with_weights
+from tango_jax.sampling.checkpoint_sampler import (
+    CheckpointSampler,
+    CheckpointSamplerSettings,
+    open_checkpoint_sampler,
+)
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
@@ -31,49 +37,55 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
           "seed": SEED}  # fmt: skip
 
 
-def make_speaker(role: str, name: str, args: argparse.Namespace) -> Speaker:
-    """Open a checkpoint and read its weights; a workdir's settings go where the command line says nothing."""
-    settings = SpeakerSettings(
+def load_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
+    """Open a checkpoint and read its weights. A workdir's settings apply where the command line says nothing."""
+    settings = CheckpointSamplerSettings(
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
-    return with_weights(open_speaker(role, name, settings))
+    return open_checkpoint_sampler(role, name, settings).with_weights()
 
 
-def write(speaker: Speaker, prompt: list[int], args: argparse.Namespace, name: str) -> str:
+def sample_text(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> str:
     """One response, as text."""
-    key_data = rng.step_key(args.seed, name)
-    rollout = speaker.sampler.sample(speaker.weights, [prompt], 1, key_data, args.temperature, args.top_p)
-    return speaker.source.tokenizer.decode(rollout.tokens[0])
+    key_data = rng.step_key(args.seed, key_name)
+    rollout = sampler.sample([prompt], np.zeros((1, 1), int), key_data, args.temperature, args.top_p)
+    return sampler.tokenizer.decode(rollout.tokens[0])
 
 
 def quoted(text: str, encoding: str, indent: str = "") -> str:
-    """Model text for the terminal, every line of it behind a bar."""
+    """Model text for the terminal, with "| " in front of every line."""
     return "\n".join(f"{indent}| {line}" for line in for_terminal(text, encoding).split("\n"))
 
 
-def answer(question: str, generator: Speaker, verifier: Speaker, args, console: rich.console.Console) -> None:
-    """Write a solution and its judgement, and show both.
+def answer(
+    question: str,
+    generator: CheckpointSampler,
+    verifier: CheckpointSampler,
+    args: argparse.Namespace,
+    console: rich.console.Console,
+) -> None:
+    """Sample a solution and its judgement, and show both.
 
     Raises:
-        ValueError: the question is longer than a prompt may be.
+        ValueError: the question does not fit into a prompt.
     """
     problem = Problem("the question", question, "")
     encoding = console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
-    prompt = generator_prompt(generator.template, generator.source.tokenizer, problem)
+    prompt = generator_prompt(generator.template, generator.tokenizer, problem)
     if len(prompt) > generator.max_prompt:
         raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
                          "shorten it, or raise --max_prompt")
-    # Before minutes of writing: whether the verifier can read a solution of this question at all.
-    verifier_prompt(verifier.template, verifier.source.tokenizer, problem, "", 1, verifier.max_prompt)
-    text = write(generator, prompt, args, "solve")
+    # Before minutes of sampling: whether the verifier's prompt has room for a solution of this question at all.
+    verifier_prompt(verifier.template, verifier.tokenizer, problem, "", 1, verifier.max_prompt)
+    text = sample_text(generator, prompt, args, "solve")
     console.print(Text(quoted(text, encoding)))
     solution = parse_solution(text, generator.min_steps)
     steps = [text[start:end] for start, end in solution.step_spans]
     prompt, is_shortened = verifier_prompt(
-        verifier.template, verifier.source.tokenizer, problem, text, len(steps), verifier.max_prompt
+        verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
-    judged = parse_verification(write(verifier, prompt, args, "verify"), len(steps), solution.format_score)
+    judged = parse_verification(sample_text(verifier, prompt, args, "verify"), len(steps), solution.format_score)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     for number, step in enumerate(solution.steps, 1):
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
@@ -97,7 +109,7 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
         print("One question a line; end with Ctrl-D.", file=sys.stderr)
     lines = (line.strip() for line in sys.stdin if line.strip())
     for question in lines if args.question is None else [args.question]:
-        # Bytes that are no text reach a program as halves of surrogate pairs, which no tokenizer takes.
+        # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.
         if any("\ud800" <= char <= "\udfff" for char in question):
             raise ValueError(f"the question {question!r} is not valid Unicode: give it in UTF-8")
         yield question
@@ -105,15 +117,15 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 after one line on standard error that says what to change."""
-    args = _parse_args(argv)
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     try:
+        args = _parse_args(argv)
         check_options(args, RANGES)
         hosts.check_devices()
         if args.question is not None and not args.question.strip():
             raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
-        generator = make_speaker("generator", args.checkpoint, args)
-        verifier = make_speaker("verifier", args.verifier or args.checkpoint, args)
+        generator = load_sampler("generator", args.checkpoint, args)
+        verifier = load_sampler("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):
             answer(question, generator, verifier, args, console)
     except failures.EXPECTED as error:
@@ -124,21 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--checkpoint", required=True, help="what writes the solution")
+    parser = Parser("sample", __doc__)
+    parser.add_argument("--checkpoint", required=True, help="what solves the question")
     parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
-    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
     parser.add_argument("--max_new", type=int, default=0, help="tokens of a response; 0: 2048, or as in the run")
     parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
     parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
     return parser.parse_args(argv)
 
 

@@ -2,8 +2,8 @@
 
     python -m tango_jax.sft --config=last_letter --workdir=runs/sft
 
-leaves the checkpoints of the roles under DIR/sft; another run starts from them with --config.generator.init_from=DIR
---config.verifier.init_from=DIR, once they are finished.
+The checkpoints of the roles are written to DIR/sft. Once they are finished, another run can start from them with
+--config.generator.init_from=DIR --config.verifier.init_from=DIR.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from tango_jax.tracking.run_config import check_config
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/sft")
+    config, workdir = parse_command_line("sft", __doc__, argv, "runs/sft")
     with session(config, workdir) as console, hold(workdir, console):
         preemption = hosts.Preemption()
         trained = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
         if not trained:
             states = ", ".join(f"{role}.sft.steps={config[role].sft.steps} {role}.init_from={config[role].init_from!r}"
                                for role in ROLES)
-            raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and init_from to nothing "
+            raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and leave init_from empty "
                              "(--config.generator.init_from=)")
         check_config(config, workdir / "config.json")
         needed = ROLES if config.verifier.sft.start == "generator" else trained
         check_init_from(config, needed)
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-        check_grader(task.grade_kind)  # these steps grade nothing, but those that follow do
+        check_grader(task.grade_kind)  # stage 1 grades nothing, but the stages that follow do
         for note in task.notes:
             console.log(note)
         policies = {role: policies[role] for role in needed}

@@ -2,8 +2,8 @@
 
     python -m tango_jax.train --config=last_letter --workdir=runs/last_letter
 
-Interrupted, the same command goes on where it stopped, bit for bit. The workdir then holds metrics.jsonl, summary.json,
-curves.png, transcripts.md and the checkpoints. Start reading at tango_jax/loop/run.py.
+The workdir receives metrics.jsonl, summary.json, curves.png, transcripts.md and the checkpoints. If interrupted, the
+same command resumes where it stopped, bit for bit. To read the code, start at tango_jax/loop/run.py.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tango_jax.loop.run import train
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line(__doc__, argv, "runs/last_letter")
+    config, workdir = parse_command_line("train", __doc__, argv, "runs/last_letter")
     with session(config, workdir) as console:
         train(config, workdir, console)
 

@@ -1,6 +1,5 @@
-"""Speakers whose words are written by hand, and evaluations that they speak in."""
+"""Samplers whose responses are written by hand, and evaluations that use them."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from tango_jax.evaluation.settings import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console
-from tango_jax.sampling.checkpoint_sampler import Speaker
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.hf_tokenizer import make_tokenizer
 
 ROWS = Path(__file__).parent / "fixtures/rows"
@@ -47,28 +46,30 @@ def verification(verdict: str, *judgements: bool) -> str:
 
 
 def settings_of(out, *flags, sets, checkpoint="a/b"):
-    """As the command line gives them; the names of models need not exist where speakers are scripted."""
+    """As the command line gives them; the names of models need not exist where samplers are scripted."""
     named = [f"--checkpoint={checkpoint}"] * bool(checkpoint)
     return parse_settings("", [*named, f"--sets={sets}", f"--out={out}", *flags])
 
 
-def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None, rows=64) -> Speaker:
-    """A speaker that writes text_fn(row number, prompt text, is greedy); a text that is None is cut off."""
+def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None, rows=64) -> CheckpointSampler:
+    """A sampler that returns text_fn(row number, prompt text, is greedy); a text that is None is cut off."""
 
-    def sample(weights, prompts, group_size, key_data, temperature, top_p, row_numbers):
-        assert len(row_numbers) == len(prompts) * group_size <= rows * len(prompts)
+    def sample(weights, request):
+        prompts, group_size = request.prompts, request.group_size
+        assert len(request.row_numbers) == len(prompts) * group_size <= rows * len(prompts)
         if calls is not None:
-            calls.append((len(prompts), group_size, temperature))
-        texts = [text_fn(int(number), tokenizer.decode(prompts[b // group_size]), temperature == 0.0)
-                 for b, number in enumerate(row_numbers)]  # fmt: skip
+            calls.append((len(prompts), group_size, request.temperature))
+        texts = [text_fn(int(number), tokenizer.decode(prompts[b // group_size]), request.temperature == 0.0)
+                 for b, number in enumerate(request.row_numbers)]  # fmt: skip
         ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
         return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
 
-    source, sampler = SimpleNamespace(tokenizer=tokenizer), SimpleNamespace(sample=sample)
-    return Speaker(source, sampler, None, template, max_prompt, 3, rows)
+    source = SimpleNamespace(tokenizer=tokenizer, load_params=lambda shardings: {})
+    sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
+    return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows)
 
 
-def solver(tokenizer, text_fn, **settings) -> Speaker:
+def solver(tokenizer, text_fn, **settings) -> CheckpointSampler:
     """text_fn(number of the problem, sample, prompt)."""
     return scripted(
         tokenizer,
@@ -77,7 +78,7 @@ def solver(tokenizer, text_fn, **settings) -> Speaker:
     )
 
 
-def judge(tokenizer, text_fn, samples=0, votes=1, **settings) -> Speaker:
+def judge(tokenizer, text_fn, samples=0, votes=1, **settings) -> CheckpointSampler:
     """text_fn(number of the problem, sample, vote) of an evaluation with so many samples, greedy ones besides."""
 
     def text(row, prompt, is_greedy):
@@ -89,10 +90,9 @@ def judge(tokenizer, text_fn, samples=0, votes=1, **settings) -> Speaker:
 
 
 def evaluate(monkeypatch, settings, generator=None, verifier=None) -> dict:
-    """Results by set, with the given speakers."""
-    speakers = {"generator": generator, "verifier": verifier}
-    monkeypatch.setattr(command, "open_speaker", lambda role, name, settings: speakers[role])
-    monkeypatch.setattr(command, "with_weights", lambda speaker: dataclasses.replace(speaker, weights={}))
+    """Results by set, with the given samplers."""
+    samplers = {"generator": generator, "verifier": verifier}
+    monkeypatch.setattr(command, "open_checkpoint_sampler", lambda role, name, settings: samplers[role])
     return {result.name: result for result in command.evaluate_checkpoint(settings, SILENT)}
 
 

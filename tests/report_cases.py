@@ -11,9 +11,9 @@ import numpy as np
 
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem, Signal, Verification
-from tango_jax.rl import advantages, rewards
+from tango_jax.rl import advantages, credit
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.tracking import alarms
@@ -81,7 +81,7 @@ def generator_result(config, rng, index: int, length: int):
     is_action_BT = mask_of(solutions)
     is_correct_B = np.array([solution.is_correct for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
-    reward_B = rewards.generator_outcome_reward_B(is_correct_B, format_B, 1.0, 0.0)
+    reward_B = credit.generator_outcome_reward_B(is_correct_B, format_B, 1.0, 0.0)
     outcome_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
     if config.arm == "grpo":
         return types.SimpleNamespace(solutions=solutions, verifications=None,
@@ -92,7 +92,7 @@ def generator_result(config, rng, index: int, length: int):
     step_ends = [solution.step_ends for solution in solutions]
     parts = []
     for judgements in labels:
-        reward_BT, is_end_BT = rewards.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        reward_BT, is_end_BT = credit.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
         parts.append(advantages.step_advantages("grpo", reward_BT, is_end_BT, is_action_BT, M))
     step_BT = advantages.average_over_verifications(parts)
     signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels)
@@ -106,7 +106,7 @@ def verifier_result(config, rng, index: int, length: int):
     verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(M)]
     is_correct_B = np.repeat([solution.is_correct for solution in solutions], M)
     format_B = np.array([v.format_score for v in verifications])
-    reward_B, _ = rewards.verifier_reward_B([v.verdict for v in verifications], is_correct_B, format_B, 0.8)
+    reward_B, _ = credit.verifier_reward_B([v.verdict for v in verifications], is_correct_B, format_B, 0.8)
     outcome_BT = advantages.outcome_advantages("grpo", reward_B, mask_of(verifications), M)
     weight_B = advantages.class_weights_B(np.array([3.0, 5.0]), is_correct_B)
     signal = Signal(reward_B, outcome_BT, outcome_BT * weight_B[:, None], class_weight_B=weight_B)

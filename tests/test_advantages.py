@@ -115,34 +115,6 @@ def test_reinforce_pp_step_whitens_the_returns_and_spares_rows_without_steps():
     np.testing.assert_allclose(adv_BT, [[1.118034, 1.118034, 0, 0], [0, 0, 0, 0]], atol=1e-6)
 
 
-def test_whitening_takes_its_moments_from_all_hosts():
-    # This host has the first row of the outcome test; the other one has a single token of return 0.
-    calls = []
-
-    def all_sum(value):
-        calls.append(value)
-        return value + np.array([1.0, 0.0, 0.0])
-
-    is_action_BT = np.array([[0, 1, 1, 1, 0]], bool)
-    adv_BT = advantages.reinforce_pp_outcome_BT(np.array([1.0]), is_action_BT, all_sum=all_sum)
-    np.testing.assert_allclose(adv_BT, [[0, 0.5, 0.5, 0.5, 0]], atol=1e-6)
-    # three tokens, sum 3, sum of squares 3
-    np.testing.assert_array_equal(calls, [[3.0, 3.0, 3.0]])
-
-    # Steps: this host holds row 0 of the step test, the other one two tokens of return 0.
-    step_BT = advantages.reinforce_pp_step_BT(
-        np.array([[0, 0.5, 0, 0.5]]), np.ones((1, 4), bool), all_sum=lambda v: v + np.array([2.0, 0.0, 0.0])
-    )
-    np.testing.assert_allclose(step_BT, [[1.118034, 1.118034, 0, 0]], atol=1e-6)
-
-
-def test_masked_moments():
-    x = np.array([[1.0, 2.0, 100.0], [3.0, 100.0, 100.0]])
-    mask = np.array([[1, 1, 0], [1, 0, 0]], bool)
-    # 1 + 2 + 3 = 6;  1 + 4 + 9 = 14
-    assert advantages.masked_moments(x, mask) == (3.0, 6.0, 14.0)
-
-
 @pytest.mark.parametrize("reward, is_action", [([1.0, 1.0], [[1, 1], [1, 1]]), ([1.0, 0.0], [[0, 0], [0, 0]])])
 def test_reinforce_pp_without_spread_or_tokens_is_zero(reward, is_action):
     adv_BT = advantages.reinforce_pp_outcome_BT(np.array(reward), np.array(is_action, bool))
@@ -212,15 +184,6 @@ def test_label_counts_start_with_the_first_batch_then_decay():
     np.testing.assert_allclose(counts_2, [1.6, 2.4])
 
 
-def test_label_counts_add_up_over_hosts():
-    # The other host saw one incorrect and one correct solution.
-    counts_2 = advantages.update_label_counts(
-        np.array([10.0, 10.0]), np.array([True, True]), decay=0.5, all_sum=lambda v: v + np.array([1.0, 1.0])
-    )
-    # 0.5 * 10 + 0.5 * 1 = 5.5;  0.5 * 10 + 0.5 * 3 = 6.5
-    np.testing.assert_allclose(counts_2, [5.5, 6.5])
-
-
 def test_class_weights_follow_the_inverse_root_and_average_one():
     weight_B = advantages.class_weights_B(np.array([4.0, 1.0]), np.array([False, False, True]))
     # 1/2, 1/2, 1: mean 2/3, divided by it 3/4, 3/4, 3/2
@@ -236,11 +199,3 @@ def test_class_weights_of_an_unseen_class_are_bounded():
     faded_B = advantages.class_weights_B(np.array([1e-30, 100.0]), np.array([False, True]))
     np.testing.assert_allclose(faded_B, [1.818182, 0.181818], rtol=1e-5)
     np.testing.assert_array_equal(advantages.class_weights_B(np.zeros(2), np.array([False, True, True])), [1, 1, 1])
-
-
-def test_class_weights_average_one_over_all_hosts():
-    # Here one incorrect row (1/2); on the other host one correct row (1): mean 3/4 over both.
-    weight_B = advantages.class_weights_B(
-        np.array([4.0, 1.0]), np.array([False]), all_sum=lambda v: v + np.array([1.0, 1.0])
-    )
-    np.testing.assert_allclose(weight_B, [2 / 3], rtol=1e-6)

@@ -27,9 +27,10 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl import score
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.policy import make_policies
-from tango_jax.rl.update import make_nll_loss
+from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.sampling import decode
-from tango_jax.sampling.sampler import SamplerConfig, make_sampler
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.sampler import SampleRequest, make_sampler
 from tango_jax.sharding.placement import TRAIN_AXES, make_placement
 
 KERNELS = ("cudnn", "splash_interpret")
@@ -169,7 +170,7 @@ def test_prompts_are_read_alike_on_a_mesh(monkeypatch):
 
     def sample(placement):
         sampler = make_sampler(MODEL, SamplerConfig((9,), (4,), (4,)), (1,), placement)
-        return sampler.sample(sampler.layout(params), prompts, 1, np.zeros(2, np.uint32), 1.0)
+        return sampler.sample(sampler.layout(params), SampleRequest(prompts, 1, np.zeros(2, np.uint32), 1.0))
 
     wanted = sample(None)
     monkeypatch.setattr(decode, "attention_of", lambda config: "splash_interpret")

@@ -23,7 +23,7 @@ from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of, make_packed_attention
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
-from tango_jax.rl.update import make_nll_loss
+from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.sharding.layouts import param_shardings, with_shardings
 from tango_jax.sharding.placement import ROWS, TRAIN_AXES
 

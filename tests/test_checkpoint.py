@@ -141,7 +141,7 @@ def test_a_checkpoint_of_before_there_was_a_seal_is_read(two_steps, tmp_path):
     assert restored.step == 20 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(2))
     shutil.rmtree(tmp_path / "20" / "record")  # and its lines: nothing tells that they are missing
     write_manifest(tmp_path / "20")
-    with pytest.raises(CheckpointError, match="20 is incomplete .*: move this folder away to go on"):
+    with pytest.raises(CheckpointError, match="20 is incomplete .*: move this folder away to resume"):
         Checkpointer(tmp_path).peek(abstract(make_state(2)))
 
 
@@ -189,7 +189,7 @@ def changed(name: str) -> dict:
     ("extra", "generator/params/kernel: checkpoint float32[6,4], this run has none"),
 ])
 def test_checkpoint_of_another_model_is_refused(two_steps, tmp_path, name, expected):
-    with pytest.raises(CheckpointError, match="another model/optimizer: 1 of") as error:
+    with pytest.raises(CheckpointError, match="another model or optimizer: 1 of") as error:
         two_steps.restore(changed(name))
     assert expected in str(error.value)
     assert names(tmp_path) == ["10", "20"]
@@ -201,7 +201,7 @@ def test_a_glance_tells_the_record_and_loads_no_array(two_steps, tmp_path, monke
         patched.setattr(checkpoint_lib, "_load", None)
         glance = two_steps.peek(abstract(state))
         assert (glance.step, glance.state, glance.meta) == (20, None, {"phase": "rl"})
-        with pytest.raises(CheckpointError, match="another model/optimizer"):
+        with pytest.raises(CheckpointError, match="another model or optimizer"):
             two_steps.peek(abstract(changed("ema")))
     assert Checkpointer(tmp_path / "new").peek(abstract(state)) is None
 

@@ -15,7 +15,7 @@ from tango_jax.cli import task_validation, validation
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
-from tango_jax.tracking.run_config import ANY_PLACE, check_config, keep_config, save_config
+from tango_jax.tracking.run_config import ANY_PLACE, check_config, check_same_settings, keep_config, save_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
@@ -267,7 +267,7 @@ MISTAKES = [
      r"task\.train=.* has 7 problems; a batch takes rl\.prompts_per_step=4, and 4 are set aside \(task\.validation\)"),
     (f"{MATH} task.test= task.validation=2", r"has 7 problems; .*prompts_per_step=4, and 4 are set aside"),
     (f"{MATH} task.stage_one=none.jsonl", r"data file none\.jsonl does not exist"),
-    (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: no 'solution'; keys found: question, answer;"),
+    (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: 'solution' is missing; keys found: question, answer;"),
     (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
     (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
      r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),
@@ -396,13 +396,18 @@ def test_a_run_may_go_on_with_other_loggers_and_alarms(small, tmp_path):
     assert json.loads(path.read_text())["alarms.kl"] == 1.0
 
 
-def test_a_setting_that_one_version_lacks_is_a_difference(small, tmp_path):
+def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_path):
     path = tmp_path / "config.json"
-    config = load_config(small)
-    save_config(config, path)
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "arm"}))
-    with pytest.raises(ValueError, match="arm: None -> tango"):
-        save_config(config, path)
+    save_config(load_config(small), path)
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "generator.reward"}))
+    check_config(load_config(small), path)
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "rl.gamma"}))
+    with pytest.raises(ValueError, match=r"rl\.gamma: 0\.8 -> 0\.5"):
+        check_same_settings(load_config(small, ["rl.gamma=0.5"]), path)
+    path.write_text(json.dumps(saved | {"rl.delta": 1}))
+    with pytest.raises(ValueError, match=r"rl\.delta: 1 -> None"):
+        check_same_settings(load_config(small), path)
 
 
 def test_the_file_is_written_only_if_something_changed_and_never_by_a_check(small, tmp_path):
@@ -450,21 +455,25 @@ def test_settings_that_are_gone_are_no_settings_that_agree(small, tmp_path, made
     with pytest.raises(ValueError) as error:
         save_config(load_config(small), path)
     assert f"{path} {reason}" in str(error.value) and f"whether {tmp_path / made} was made" in str(error.value)
-    assert "put back a copy" in str(error.value) and "\n" not in str(error.value)
+    assert "restore it from a copy" in str(error.value) and "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_command_line(small):
-    config, workdir = parse_command_line(
-        "doc", [f"--config={small}:3", "--config.rl.gamma=0.5", "--workdir=~/a=b", "--config.arm=grpo"], "runs/x"
-    )
+    arguments = [f"--config={small}:3", "--config.rl.gamma=0.5", "--workdir=~/a=b", "--config.arm=grpo"]
+    config, workdir = parse_command_line("train", "doc", arguments, "runs/x")
     assert (config.seed, config.rl.gamma, config.arm, workdir) == (3, 0.5, "grpo", Path.home() / "a=b")
-    assert parse_command_line("doc", [f"--config={small}"], "runs/x")[1] == Path("runs/x")
+    assert parse_command_line("train", "doc", [f"--config={small}"], "runs/x")[1] == Path("runs/x")
+    twice = ["--config=none.py", "--config.seed=1", "--workdir=a", "--config", small, "--config.seed=2", "--workdir=b"]
+    config, workdir = parse_command_line("train", "doc", twice, "runs/x")
+    assert (config.seed, workdir) == (2, Path("b"))
 
 
 @pytest.mark.parametrize("argument, message", [
     ("--worksir=x", r"unknown argument '--worksir=x'; --help shows the usage"),
-    ("--workdir", r"unknown argument '--workdir'"),
+    ("--workdir", r"argument --workdir: expected one argument; --help shows the usage"),
+    ("--confi=x", r"unknown argument '--confi=x'"),
+    ("--config.seed", r"--config\.seed has no value: write --config\.key=value"),
     ("tiny", r"unknown argument 'tiny'"),
     ("--config=none.py", r"'none\.py' is not a Python file"),
     ("--config.rl.gama=1", r"did you mean rl\.gamma\?"),
@@ -472,7 +481,7 @@ def test_command_line(small):
 ])  # fmt: skip
 def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, message):
     with pytest.raises(SystemExit) as stopped:
-        parse_command_line("doc", [f"--config={small}", argument], "runs/x")
+        parse_command_line("train", "doc", [f"--config={small}", argument], "runs/x")
     text = str(stopped.value.code)  # Python prints it on stderr and exits with 1
     assert text.startswith("error: ") and "\n" not in text
     assert re.search(message, text)
@@ -488,6 +497,17 @@ def test_help_shows_the_usage(module, flag, capsys):
     assert module.__doc__.strip() in text
     assert "--config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]" in text
     assert f"python -m {module.__name__}" in text
+
+
+@pytest.mark.parametrize("command", ["train", "report"])
+def test_help_into_a_pipe_that_closes(command):
+    """As `--help | head -1` does."""
+    with subprocess.Popen(
+        [sys.executable, "-m", f"tango_jax.{command}", "--help"], cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as program:
+        program.stdout.close()
+        assert program.stderr.read() == "" and program.wait(120) == 0
 
 
 @pytest.mark.parametrize("argument, code", [("--help", 0), ("--worksir=x", 1)])

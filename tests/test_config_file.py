@@ -59,7 +59,7 @@ def test_a_mistake_in_a_config_file_is_one_line(tmp_path, what):
         load_config(str(path))
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
     with pytest.raises(SystemExit) as stopped:
-        parse_command_line("doc", [f"--config={path}", f"--workdir={tmp_path / 'run'}"], "runs/x")
+        parse_command_line("train", "doc", [f"--config={path}", f"--workdir={tmp_path / 'run'}"], "runs/x")
     assert stopped.value.code == f"error: {error.value}"
     assert sorted(tmp_path.iterdir()) == [path]  # no compiled copy beside it either
 
@@ -92,12 +92,12 @@ def test_the_defaults_have_their_own_keys():
 @pytest.mark.parametrize("folder, message", [
     ("", r"--workdir is empty: give a path"),
     ("{file}", r"--workdir=.*/file is a file; name a folder"),
-    ("{file}/run", r"--workdir=.*/file/run cannot be made: .*/file is no folder"),
-    ("{file}/a/b", r"--workdir=.*/file/a/b cannot be made: .*/file is no folder"),
+    ("{file}/run", r"--workdir=.*/file/run cannot be created: .*/file is not a folder"),
+    ("{file}/a/b", r"--workdir=.*/file/a/b cannot be created: .*/file is not a folder"),
     ("{link}", r"--workdir=.*/link is a file; name a folder"),
-    ("~nobody_of_that_name/x", r"--workdir='~nobody_of_that_name/x' is no path here \(Could not determine home"),
-    ("x" * 300, r"--workdir='x+\.\.\. is no path here \(File name too long\)"),
-    ("a\0b", r"--workdir='a\\x00b' is no path here"),
+    ("~nobody_of_that_name/x", r"--workdir='~nobody_of_that_name/x' is not a valid path \(Could not determine home"),
+    ("x" * 300, r"--workdir='x+\.\.\. is not a valid path \(File name too long\)"),
+    ("a\0b", r"--workdir='a\\x00b' is not a valid path"),
     ("{closed}/run", r"--workdir=.*/closed/run: this user may not write into .*/closed; name another folder"),
 ])  # fmt: skip
 def test_a_workdir_that_cannot_be_is_refused(tmp_path, monkeypatch, folder, message):
@@ -110,13 +110,13 @@ def test_a_workdir_that_cannot_be_is_refused(tmp_path, monkeypatch, folder, mess
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit, match=message):
         argument = f"--workdir={folder.format(**places)}"
-        parse_command_line("doc", [f"--config={ROOT / 'configs/tiny.py'}", argument], "runs/x")
+        parse_command_line("train", "doc", [f"--config={ROOT / 'configs/tiny.py'}", argument], "runs/x")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("key", ["generator.checkpoint", "verifier.init_from", "generator.template"])
 @pytest.mark.parametrize("path", ["~nobody_of_that_name/x", "x" * 300])
 def test_paths_in_the_config_that_cannot_be_are_refused(key, path):
-    with pytest.raises(SystemExit, match=r"error: .*(init_from|checkpoint|template).* is no path here"):
+    with pytest.raises(SystemExit, match=r"error: .*(init_from|checkpoint|template).* is not a valid path"):
         arguments = [f"--config={ROOT / 'configs/tiny.py'}", f"--config.{key}={path}"]
-        parse_command_line("doc", arguments, "runs/x")
+        parse_command_line("train", "doc", arguments, "runs/x")

@@ -191,9 +191,9 @@ def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch)
     verifier = judge(tokenizer, lambda number, sample, vote: "no words")
     original = verifier.sampler.sample
 
-    def sample(weights, given, *arguments, **named):
-        prompts.extend(tokenizer.decode(prompt) for prompt in given)
-        return original(weights, given, *arguments, **named)
+    def sample(weights, request):
+        prompts.extend(tokenizer.decode(prompt) for prompt in request.prompts)
+        return original(weights, request)
 
     verifier.sampler.sample = sample
     for subset in ("gsm8k", "math", "olympiadbench", "omnimath"):

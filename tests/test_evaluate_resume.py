@@ -119,7 +119,7 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     (["--sets=last_letter:rows.jsonl", "--checkpoint=a/b"], "last_letter makes its own problems and takes no rows"),
     (["--sets=gsm8k:none.jsonl", "--checkpoint=a/b"], "data file none.jsonl does not exist"),
     (["--sets=processbench:tests", "--verifier=a/b"], "there is none of processbench_gsm8k.jsonl, "),
-    ([f"--sets=processbench_math:{ROWS / 'aime.jsonl'}", "--verifier=a/b"], "aime.jsonl, line 1: no 'steps'; keys"),
+    ([f"--sets=processbench_math:{ROWS / 'aime.jsonl'}", "--verifier=a/b"], "line 1: 'steps' is missing; keys"),
     ([f"--sets=x:{ROWS / 'aime.jsonl'},x:{ROWS / 'aime.jsonl'}2", "--checkpoint=a/b"], "--sets names x twice"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--samples=2000"], "--samples=2000 must lie between 0 and 1024"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--skip_greedy"], "--skip_greedy leaves nothing to write"),
@@ -129,7 +129,7 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     (["--sets=gsm8k", "--checkpoint=a/b", "--verifier_temperature=nan"], "--verifier_temperature=nan must lie between"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--seed=-1"], "--seed=-1 must lie between 0 and 4294967295"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--out="], "--out is empty: give a path"),
-    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is no folder; name a folder"),
+    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is not a folder; name a folder"),
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}"], "is a file; name a folder"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):

@@ -4,16 +4,17 @@ from math import nan, sqrt
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from tango_jax.evaluation.statistics import (
     Z_95,
-    axis,
-    differences_of,
-    interval,
-    mean_of_draws,
-    means_of,
-    of_sums,
+    bootstrap_means,
+    estimate_from_sums,
+    mean_over_sets,
+    paired_differences,
     pass_at_k,
+    percentile_interval,
+    reported_sample_counts,
     resample,
     share_of,
     wilson,
@@ -29,7 +30,7 @@ def test_pass_at_k(n, c, k, expected):
 
 
 def test_the_axis_doubles_and_ends_with_all():
-    assert [axis(n) for n in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
+    assert [reported_sample_counts(n) for n in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
 
 
 def test_wilson():
@@ -40,6 +41,12 @@ def test_wilson():
     assert np.isnan(wilson(nan, 0)).all()
 
 
+@pytest.mark.parametrize("num_true, count", [(0, 30), (30, 30), (3, 10), (1, 1), (499, 500)])
+def test_wilson_is_that_of_scipy(num_true, count):
+    expected = binomtest(num_true, count).proportion_ci(0.95, method="wilson")
+    assert wilson(num_true / count, count) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
 def test_shares():
     assert share_of([True] * 3 + [False] * 7) == pytest.approx((0.3, *wilson(0.3, 10)))
     assert np.isnan(share_of([])).all()
@@ -47,18 +54,18 @@ def test_shares():
 
 def test_means_come_with_the_spread_over_problems():
     values_NC = np.stack([np.repeat([0.0, 1.0], 200), np.full(400, 0.25), np.zeros(400)], axis=1)
-    half, quarter, none = means_of(values_NC)
+    half, quarter, none = bootstrap_means(values_NC)
     error = 1.96 * 0.5 / sqrt(400)  # of the mean of 400 fair coins
     assert half.value == 0.5 and (half.low, half.high) == pytest.approx((0.5 - error, 0.5 + error), abs=8e-3)
     assert quarter == pytest.approx((0.25, *wilson(0.25, 400))) and none == pytest.approx((0, *wilson(0.0, 400)))
-    assert means_of(values_NC) == [half, quarter, none]  # the same rows, the same table
-    assert np.isnan(means_of(np.zeros((0, 2)))).all()
+    assert bootstrap_means(values_NC) == [half, quarter, none]  # the same rows, the same table
+    assert np.isnan(bootstrap_means(np.zeros((0, 2)))).all()
 
 
 def test_differences_are_paired():
     """The problems differ much, the rules by 0.1 or 0.2 on each: the difference is 0.15, give or take 0.01."""
     baseline_N = np.repeat([0.0, 0.8], 50)
-    above, same = differences_of(np.stack([baseline_N + np.tile([0.1, 0.2], 50), baseline_N], axis=1), baseline_N)
+    above, same = paired_differences(np.stack([baseline_N + np.tile([0.1, 0.2], 50), baseline_N], axis=1), baseline_N)
     assert above == pytest.approx((0.15, 0.14, 0.16), abs=2e-3)
     assert same.value == 0 and np.isnan(same[1:]).all()  # rows that are all alike say nothing of others
 
@@ -68,14 +75,14 @@ def test_a_figure_of_sums_and_its_undetermined_resamples():
         with np.errstate(invalid="ignore"):
             return sums_RC[:, 0] / sums_RC[:, 1]
 
-    estimate = of_sums(np.array([[1.0, 2.0], [2.0, 2.0], [0.0, 0.0]]), ratio)
+    estimate = estimate_from_sums(np.array([[1.0, 2.0], [2.0, 2.0], [0.0, 0.0]]), ratio)
     assert estimate.value == 3 / 4 and (estimate.low, estimate.high) == (0.5, 1.0)
-    assert np.isnan(interval(np.array([nan, nan]))).all()
+    assert np.isnan(percentile_interval(np.array([nan, nan]))).all()
 
 
 def test_the_average_of_sets_is_surer_than_each():
     columns_NC = np.repeat([0.0, 1.0], 100)[:, None]
     draws_R = resample(columns_NC, lambda sums_RC: sums_RC[:, 0] / 200)
-    low, high = interval(draws_R)
-    mean = mean_of_draws([0.5] * 4, [draws_R] * 4)
+    low, high = percentile_interval(draws_R)
+    mean = mean_over_sets([0.5] * 4, [draws_R] * 4)
     assert mean.value == 0.5 and (mean.high - mean.low) == pytest.approx((high - low) / 2, rel=0.1)

@@ -12,7 +12,7 @@ from tango_jax.evaluation.voting import (
     answer_classes,
     best_of,
     majority,
-    rules,
+    selection_accuracies,
     weighted_vote,
 )
 from tango_jax.grading import close_pool
@@ -39,14 +39,14 @@ def test_every_rule_at_every_k():
     """
     votes = ballot(RIGHT, A, A, NO_ANSWER, verdict=[1, 0, 0, 1])
     one = {"pass": 1 / 4, "majority": 1 / 4, "best_of_by_verdict": 1 / 4, "vote_by_verdict": 1 / 4}
-    assert rules(votes, 1) == pytest.approx(one)
+    assert selection_accuracies(votes, 1) == pytest.approx(one)
     two = {"pass": 1 / 2, "majority": 2 / 6, "best_of_by_verdict": 2.5 / 6, "vote_by_verdict": 3 / 6}
-    assert rules(votes, 2) == pytest.approx(two)
+    assert selection_accuracies(votes, 2) == pytest.approx(two)
     # RAA RA- RA- AA-: majority 0 1/2 1/2 0; best 1 1/2 1/2 0; vote 1 1 1 0.
     three = {"pass": 3 / 4, "majority": 1 / 4, "best_of_by_verdict": 2 / 4, "vote_by_verdict": 3 / 4}
-    assert rules(votes, 3) == pytest.approx(three)
+    assert selection_accuracies(votes, 3) == pytest.approx(three)
     four = {"pass": 1, "majority": 0, "best_of_by_verdict": 1 / 2, "vote_by_verdict": 1}
-    assert rules(votes, 4) == pytest.approx(four)
+    assert selection_accuracies(votes, 4) == pytest.approx(four)
 
 
 def test_weights_add_up_and_frequency_decides_between_equal_sums():
@@ -60,7 +60,7 @@ def test_weights_add_up_and_frequency_decides_between_equal_sums():
 
 def test_without_answers_nothing_is_right():
     votes = ballot(NO_ANSWER, NO_ANSWER, steps=[1, 1])
-    assert set(rules(votes, 2).values()) == {0.0}
+    assert set(selection_accuracies(votes, 2).values()) == {0.0}
 
 
 def test_drawn_choices_are_near_the_exact_ones():

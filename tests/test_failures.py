@@ -129,7 +129,7 @@ def test_a_metrics_file_that_is_removed_comes_back_before_the_end(writer, tmp_pa
     path = tmp_path / "run" / "metrics.jsonl"
     before = path.read_bytes()
     path.unlink()
-    with pytest.raises(ValueError, match="was removed while the run was going on. Its rows are back"):
+    with pytest.raises(ValueError, match="was removed during the run. Its rows have been restored"):
         call(writer)
     assert path.read_bytes() == before
 
@@ -141,13 +141,13 @@ def test_a_metrics_file_that_is_removed_comes_back_before_the_end(writer, tmp_pa
 ])  # fmt: skip
 def test_a_metrics_file_that_others_change_is_noticed_before_a_checkpoint_relies_on_it(writer, tmp_path, change):
     change(tmp_path / "run" / "metrics.jsonl")
-    with pytest.raises(ValueError, match="was replaced or changed while the run was going on"):
+    with pytest.raises(ValueError, match="was replaced or changed during the run"):
         writer.position()
 
 
 def test_a_workdir_that_is_removed_is_not_made_again(writer, tmp_path):
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(ValueError, match="run was removed while the run was going on"):
+    with pytest.raises(ValueError, match="run was removed during the run"):
         writer.write(2, "eval", {"a": 2.0})
     assert not (tmp_path / "run").exists()
 
@@ -170,7 +170,7 @@ def test_a_row_that_does_not_fit_on_the_disk_names_the_file_and_is_cut_off_again
 
 def test_a_log_notices_at_its_end_what_happened_after_the_last_checkpoint(tmp_path):
     log = RunLog(tmp_path, default_config(), Console(enabled=False), resume_at=0)
-    with pytest.raises(ValueError, match="Its rows are back"), log:
+    with pytest.raises(ValueError, match="Its rows have been restored"), log:
         log.write(1, "eval", {"a": 1.0})
         (tmp_path / "metrics.jsonl").unlink()
     assert [row["a"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1.0]

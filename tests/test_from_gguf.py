@@ -269,8 +269,8 @@ IQ4_NL = (np.zeros((24, 18), np.uint8), gguf.GGMLQuantizationType.IQ4_NL)
 
 @pytest.mark.parametrize("tensors, words", [
     ({"blk.1.ffn_up.weight": None}, ["blk.1.ffn_up.weight", "1 tensors", "missing"]),
-    ({"blk.1.ffn_up.bias": np.zeros(48, np.float32)}, ["blk.1.ffn_up.bias", "not wanted"]),
-    ({"output.weight": ZEROS}, ["output.weight", "not wanted"]),
+    ({"blk.1.ffn_up.bias": np.zeros(48, np.float32)}, ["blk.1.ffn_up.bias", "unexpected"]),
+    ({"output.weight": ZEROS}, ["output.weight", "unexpected"]),
     ({"blk.0.attn_k.weight": np.zeros((8, 32), np.float32)}, ["blk.0.attn_k.weight", "(8, 32)", "(16, 32)"]),
     ({"token_embd.weight": ZEROS[:23]}, ["token_embd.weight", "(23, 32)", "(24, 32)"]),
     ({"token_embd.weight": IQ4_NL}, ["token_embd.weight", "IQ4_NL", "Q8_0"]),

@@ -18,11 +18,10 @@ from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import MAX_SAMPLES, TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
 from tango_jax.grading import close_pool
-from tango_jax.loop.stage_one import sft_batch
+from tango_jax.loop.imitation import sft_batch
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console
-from tango_jax.sampling.sampler import Sampler
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.workdir import start_source
 
@@ -67,19 +66,19 @@ def tagged(answer, steps=3):
 
 
 def scripted(policy, text_fn, calls=None):
-    """The policy with a sampler that writes text_fn(problem number, sample); None: a right answer that is cut off."""
+    """The policy with a sampler that returns text_fn(problem number, sample); None: a right answer that is cut off."""
 
-    def sample(weights, prompts, group_size, key_data, temperature, top_p, row_numbers):
-        assert len(row_numbers) == len(prompts) * group_size
+    def sample(weights, request):
+        assert len(request.row_numbers) == len(request.prompts) * request.group_size
         if calls is not None:
-            calls.append((len(prompts), temperature, top_p))
-        pairs = [divmod(row, MAX_SAMPLES) for row in row_numbers]
+            calls.append((len(request.prompts), request.temperature, request.top_p))
+        pairs = [divmod(row, MAX_SAMPLES) for row in request.row_numbers]
         texts = [text_fn(*pair) for pair in pairs]
         ids = [policy.tokenizer.encode_response(text or tagged(ANSWERS[n])) for text, (n, _) in
                zip(texts, pairs, strict=True)]
         return SimpleNamespace(tokens=ids, is_truncated_B=np.array([text is None for text in texts]))
 
-    sampler = Sampler(lambda params: params, sample, None, None)
+    sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
     return dataclasses.replace(policy, sampler=sampler, load_params=lambda: {})
 
 
@@ -201,7 +200,7 @@ def test_a_second_file_that_is_no_stage_one_text_is_named(folder, policy, tmp_pa
     (tmp_path / "validation.parquet").write_text('{"question": "1 + 1?", "answer": "2"}')
     config = math_config(folder, stage_one=str(tmp_path), validation=1)
     config.verifier.sft.steps = 0
-    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: no 'solution'.* beside train\.parquet; "):
+    with pytest.raises(ValueError, match=r"validation\.parquet, line 1: 'solution' is missing.* beside train\.parquet"):
         validate(config)
 
 
@@ -277,7 +276,7 @@ def test_over_long_prompts_are_counted(folder, policy, tmp_path):
     counts = generate(config, tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
     assert (counts["problems"], counts["over_long_prompts"]) == (fitting, 8 - fitting) and fitting < 8
     config.generator.max_prompt = 5
-    with pytest.raises(ValueError, match=rf"none of the 8 .* within .*=5 tokens, the shortest has {lengths[0]}:"):
+    with pytest.raises(ValueError, match=rf"none of the 8 .* within .*=5 tokens \(the shortest has {lengths[0]}\):"):
         generate(config, tmp_path / "none", SILENT, policy)
     assert not (tmp_path / "none").exists()
 
@@ -306,7 +305,7 @@ def test_a_problem_file_that_has_changed_is_an_error(folder, policy, tmp_path):
 def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """The tiny model writes nothing that is tagged: one line says so."""
     config = teacher_config(folder)
-    monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda doc, argv, default: (config, tmp_path / "run"))
+    monkeypatch.setattr("tango_jax.generate.parse_command_line", lambda *_: (config, tmp_path / "run"))
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     with pytest.raises(SystemExit, match="^error: no solution is left for training .problems 8, over long prompts 0, "):
         main([])

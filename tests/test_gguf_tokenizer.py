@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from tango_jax.text.bpe import PieceKind
-from tango_jax.text.hf_tokenizer import apply_chat, load_hf_tokenizer
+from tango_jax.text.hf_tokenizer import load_hf_tokenizer
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 
 SPLITS = {"smollm": "smollm", "llama-bpe": "llama3", "qwen2": "qwen2"}
@@ -127,10 +127,11 @@ def test_chat_template_of_a_file(tmp_path):
     write_tokenizer(tmp_path / "m.gguf", gpt2_metadata(byte_level("llama3"), "llama-bpe"))
     tokenizer = gguf_tokenizer(tmp_path / "m.gguf", use_chat=True)
     write_hf_tokenizer(tmp_path / "m.gguf", tmp_path / "folder")
+    of_folder = load_hf_tokenizer(tmp_path / "folder", ROWS, use_chat=True)
     text = "<|endoftext|><|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.chat_fn("What is 2 + 2?") == apply_chat(tmp_path / "folder", "What is 2 + 2?") == text
+    assert tokenizer.chat_fn("What is 2 + 2?") == of_folder.chat_fn("What is 2 + 2?") == text
     ids = tokenizer.encode_prompt("What is 2 + 2?")
-    assert ids == load_hf_tokenizer(tmp_path / "folder", ROWS, use_chat=True).encode_prompt("What is 2 + 2?")
+    assert ids == of_folder.encode_prompt("What is 2 + 2?")
     assert ids.count(tokenizer.bos_ids[0]) == 1
 
 

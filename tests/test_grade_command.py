@@ -36,7 +36,7 @@ def test_command_adds_correct_to_each_row(tmp_path, capsys):
     assert command.main(["--file", str(source)]) == 0
     printed = capsys.readouterr()
     assert [json.loads(line) for line in printed.out.splitlines()] == expected
-    assert printed.err == "3 of 4 correct; graded wrong unread: 0 errors, 0 timeouts, 0 overlong\n"
+    assert printed.err == "3 of 4 correct; counted as wrong because grading failed: 0 errors, 0 timeouts, 0 overlong\n"
 
     out = tmp_path / "graded.jsonl"
     assert command.main(["--file", str(source), "--out", str(out)]) == 0

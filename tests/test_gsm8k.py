@@ -7,7 +7,7 @@ import pytest
 
 from tango_jax.data.rows import read_rows
 from tango_jax.grading import close_pool, grade, parse_solution, parse_verification
-from tango_jax.tasks.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
+from tango_jax.tasks.arithmetic import evaluate, has_short_decimals, number_text, numbers_in, replace_numbers
 from tango_jax.tasks.gsm8k import gsm8k_solution_text, gsm8k_verifier_example
 from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
 
@@ -119,7 +119,7 @@ def test_numbers_in_text():
     changed = {Fraction(24): Fraction(25), Fraction(1000): Fraction(12345)}
     assert replace_numbers("24 of 1,000 or 1000; 240, 24.0", changed) == "25 of 12,345 or 12345; 240, 25"
     assert number_text(Fraction(1, 4)) == "0.25" and number_text(Fraction(7)) == "7"
-    assert is_even(Fraction(1, 4)) and not is_even(Fraction(1, 3))
+    assert has_short_decimals(Fraction(1, 4)) and not has_short_decimals(Fraction(1, 3))
 
 
 # ------------------------------------------------------------------------------------------- functions of an index

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tango_jax.text.hf_tokenizer import apply_chat, byte_letters, load_hf_tokenizer
+from tango_jax.text.hf_tokenizer import byte_letters, load_hf_tokenizer
 
 FAMILIES = ("qwen2", "llama3", "smollm", "llama2", "mistral")
 BYTE_LEVEL = FAMILIES[:3]
@@ -229,7 +229,7 @@ def test_chat_prompts_are_those_of_transformers(tmp_path, folders, place):
     assert ids.count(tokenizer.bos_ids[0]) == 1 and ids[0] == tokenizer.bos_ids[0]
     assert tokenizer.decode(ids) == "user\nWhat is\n $2 + 2$?\nassistant\n"
     text = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert apply_chat(folder, messages[0]["content"]) == text
+    assert tokenizer.chat_fn(messages[0]["content"]) == text
     # Responses stay as they are, and a raw prompt knows nothing of the template.
     assert tokenizer.encode_response("4") == load_hf_tokenizer(folder, ROWS).encode_response("4")
     assert load_hf_tokenizer(folder, ROWS).encode_prompt("4") == [tokenizer.bos_ids[0], *tokenizer.encode_fn("4")]
@@ -284,7 +284,7 @@ def test_bad_folders(tmp_path, change_fn, rows, words):
     (b"", ["not a SentencePiece model of type BPE"]),
     (lambda: sentencepiece_model(model_type="unigram", vocab_size=400), ["not a SentencePiece model of type BPE"]),
     (lambda: sentencepiece_model(normalization_rule_name="nmt_nfkc"), ["rewrites characters"]),
-    (lambda: sentencepiece_model(remove_extra_whitespaces=True), ["rewrites characters or blanks"]),
+    (lambda: sentencepiece_model(remove_extra_whitespaces=True), ["rewrites characters or spaces"]),
 ])  # fmt: skip
 def test_bad_sentencepiece_models(tmp_path, model, words):
     (tmp_path / "tokenizer.model").write_bytes(model() if callable(model) else model)

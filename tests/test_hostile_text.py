@@ -12,7 +12,7 @@ from small_tokenizers import byte_level
 from test_templates import LETTERS
 
 from tango_jax.config import default_config
-from tango_jax.loop.rollouts import ROLE_TEXTS, make_solution
+from tango_jax.loop.turn import ROLE_TEXTS, make_solution
 from tango_jax.records import Problem, Rollout, Signal
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.last_letter import gold_steps, tokenizer_model

@@ -57,7 +57,7 @@ def test_ids(name, parts):
 def test_what_is_no_revision_is_refused_with_the_settings(revision, hub):
     config = load_config(str(ROOT / "configs/tiny.py"))
     config.generator.checkpoint = f"a/b@{revision}"
-    with pytest.raises(ValueError, match=r"generator\.checkpoint: 'a/b@.* is no revision; write a/b@ and a commit"):
+    with pytest.raises(ValueError, match=r"generator\.checkpoint: 'a/b@.* is not a revision; write a/b@ and a commit"):
         validate(config)
     with pytest.raises(ValueError, match=r"is not a hub id; write hub:owner/name"):
         read_rows(f"hub:a/b@{revision}:c/d")
@@ -82,7 +82,7 @@ def test_a_pinned_checkpoint_is_of_its_commit_in_every_part(hub, warned, tmp_pat
 def test_a_checkpoint_that_can_move_is_named_with_its_commit(hub, warned, tmp_path, name, revision, commit):
     assert resolve_folder(name) == tmp_path / "snapshots" / commit
     assert hub == [("team/tiny", "model", revision)]
-    assert warned() == [f"warning: {name} is not pinned to a commit: it is at commit {commit} now; write "
+    assert warned() == [f"warning: {name} is not pinned to a commit: it is now at commit {commit}; write "
                                f"team/tiny@{commit} for the same files every time"]  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_data_of_a_revision(hub, warned, caplog, tmp_path, form, file, default):
         assert row.id == ("sums-test/1" if default else "sums-b/1")  # whatever the revision
         is_pinned = revision == f"@{COMMIT}"
         assert warned() == [] if is_pinned else [
-            f"warning: {form.format(revision)} is not pinned to a commit: it is at commit {commit} now; write "
+            f"warning: {form.format(revision)} is not pinned to a commit: it is now at commit {commit}; write "
             f"{form.format(f'@{commit}')} for the same files every time"]  # fmt: skip
 
 
@@ -127,12 +127,12 @@ def test_a_split_that_is_pinned_to_another_branch_says_which_one_it_needs(hub, t
 def test_a_warning_that_no_commit_is_known_for(monkeypatch, warned, tmp_path):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *names, **settings: str(tmp_path))
     assert resolve_folder("team/tiny") == tmp_path
-    assert warned() == ["warning: team/tiny is not pinned to a commit: it may be another one next time; write "
+    assert warned() == ["warning: team/tiny is not pinned to a commit: it may point to another commit next time; write "
                                "team/tiny@COMMIT for the same files every time"]  # fmt: skip
 
 
 def test_half_a_character_in_a_data_file_ends_in_one_line(tmp_path):
     path = tmp_path / "set.jsonl"
     path.write_text('{"question": "\\ud83d\\ude00", "answer": "1"}\n{"question": "a\\uD800", "answer": "1"}\n')
-    with pytest.raises(ValueError, match=r"set.jsonl, line 2: '\\ud800' is half of a character beyond U\+FFFF"):
+    with pytest.raises(ValueError, match=r"set.jsonl, line 2: '\\ud800' is half of a surrogate pair"):
         read_rows(path)

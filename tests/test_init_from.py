@@ -50,10 +50,10 @@ def starting_from(workdir, *overrides):
     (None, None, [], [], "there is no stage-1 checkpoint of the generator in .*: run python -m tango_jax.sft with"),
     (None, None, ["sft.steps=0"], [], r"had no stage 1 of the generator .*set generator\.checkpoint=.*source and"),
     (None, None, ["init_from=runs/first"], [], "that run took its own from runs/first, so name that"),
-    (3, None, [], [], "unfinished, at step 3 of 6: start the command that began it again"),
+    (3, None, [], [], "unfinished, at step 3 of 6: run its command again to finish it"),
     (3, None, [], ["sft.steps=0"], "unfinished, at step 3 of 6"),
     (3, None, [], ["sft.steps=3"], "unfinished, at step 3 of 6"),
-    (3, None, ["sft.steps=3"], [], r"has 3 steps, and generator\.sft\.steps=6 .* or set generator\.sft\.steps=3 here"),
+    (3, None, ["sft.steps=3"], [], r"has 3 steps, but generator\.sft\.steps=6 .* or set generator\.sft\.steps=3 here"),
     (6, None, ["sft.max_heldout_loss=0.3"], [], r"0\.400 per token and so failed its own gate, .*loss=0\.3:"),
     (6, None, [], ["sft.max_heldout_loss=0.39"], r"0\.400 per token; the gate here is .*max_heldout_loss=0\.39"),
     (6, {"heldout_loss": float("nan")}, [], [], "held-out loss of nan"),
@@ -91,7 +91,7 @@ def test_a_finished_stage_one_is_a_start(source, step, meta, old, here):
 def test_a_workdir_without_settings_goes_by_the_settings_here(source):
     workdir = source(3, settings=False)
     check_init_from(starting_from(workdir, "sft.steps=3"))
-    with pytest.raises(ValueError, match=r"generator\.sft\.steps=6 says more"):
+    with pytest.raises(ValueError, match=r"generator\.sft\.steps=6 requires more"):
         check_init_from(starting_from(workdir))
     (workdir / "config.json").write_text("{")
     check_init_from(starting_from(workdir, "sft.steps=3"))

@@ -190,5 +190,5 @@ def test_jobset_asks_for_its_platform(platform, resource):
         assert values["JAX_COORDINATOR_ADDRESS"].startswith(f"{first}.{document['metadata']['name']}:")
         assert values["JAX_NUM_PROCESSES"] == str(job["completions"]) and "JAX_PROCESS_ID" in values
     # The program knows the options.
-    config, workdir = parse_command_line("", re.findall(r"--\S+", container["command"][2]), "")
+    config, workdir = parse_command_line("train", "", re.findall(r"--\S+", container["command"][2]), "")
     assert config.distributed.enabled and (config.compile_cache, str(workdir)) == ("/share/xla", "/share/7b")

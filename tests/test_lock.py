@@ -67,7 +67,8 @@ def workdir(tmp_path):
 @pytest.fixture
 def quick(monkeypatch):
     """Heartbeats and patience a hundred times as short."""
-    for name, seconds in (("HEARTBEAT_S", 0.1), ("SILENT_S", 1.0), ("POLL_S", 0.02), ("SETTLE_S", 0.05)):
+    quick = {"HEARTBEAT_S": 0.1, "HEARTBEAT_TIMEOUT_S": 1.0, "POLL_S": 0.02, "CONFLICT_WAIT_S": 0.05}
+    for name, seconds in quick.items():
         monkeypatch.setattr(lock, name, seconds)
 
 
@@ -108,7 +109,7 @@ def test_it_is_gone_when_the_run_is_and_so_is_a_folder_that_was_made_for_nothing
 
 
 def test_a_holder_on_another_host_that_is_at_work_is_seen(workdir, quick, monkeypatch):
-    monkeypatch.setattr(lock, "SILENT_S", 1e6)  # it is refused as soon as the file is touched
+    monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT_S", 1e6)  # it is refused as soon as the file is touched
     write_record(workdir, machine="another boot", host="node7", pid=12)
     beats = subprocess.Popen(["sh", "-c", f"while sleep 0.05; do touch {workdir / LOCK_FILE}; done"])
     try:
@@ -123,7 +124,7 @@ def test_a_holder_on_another_host_that_is_at_work_is_seen(workdir, quick, monkey
 @pytest.mark.parametrize("age", [0, 3600])
 def test_a_holder_on_another_host_that_is_silent_is_gone(workdir, quick, monkeypatch, capsys, age):
     if age:
-        monkeypatch.setattr(lock, "SILENT_S", 1e6)  # so old that nobody waits for a heartbeat
+        monkeypatch.setattr(lock, "HEARTBEAT_TIMEOUT_S", 1e6)  # so old that nobody waits for a heartbeat
     write_record(workdir, machine="another boot", host="node7", pid=12)
     os.utime(workdir / LOCK_FILE, (time.time() - age,) * 2)
     with hold(workdir, Console()):
@@ -172,7 +173,7 @@ def test_without_locks_the_last_of_two_to_write_stays(workdir, no_locks, monkeyp
     sleep = time.sleep
 
     def overtaken(seconds):
-        if seconds == lock.SETTLE_S:
+        if seconds == lock.CONFLICT_WAIT_S:
             write_record(workdir, pid=12)
         sleep(seconds)
 

@@ -178,7 +178,7 @@ def test_a_logger_that_breaks_does_not_end_the_run(wandb, tmp_path):
     write_turns(log, 2, 4)
     position = log.position()
     log.close()
-    warning = "warning: logging to W&B failed and is off now (ConnectionResetError: Connection lost);"
+    warning = "warning: logging to W&B failed and is now off (ConnectionResetError: Connection lost);"
     assert said.getvalue().count(warning) == 1
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3, 4]
     open_log(tmp_path, config, position)[0].close()
@@ -241,7 +241,7 @@ def test_a_resumed_run_rings_the_same_alarms(tmp_path):
     log, after = open_log(tmp_path / "resumed", default_config(), position)
     alarming_turns(log, 8, 14)
     assert (tmp_path / "resumed/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
-    goes_on = "alarms that go on from before: generator/kl\n"
+    goes_on = "alarms still active from before: generator/kl\n"
     assert before.getvalue() + after.getvalue() == whole.getvalue().replace("\n", f"\n{goes_on}", 1)
     rows = read_metrics(tmp_path / "whole/metrics.jsonl")
     assert [row["step"] for row in rows if row.get("alarm/generator/kl")] == list(range(6, 12))

@@ -12,13 +12,18 @@ LOGP_1T = jnp.array([[-0.59453489, -1.69314718, -0.77685645, -1.0]])
 OLD_1T = jnp.full((1, 4), -1.0)
 
 
+def policy_loss_BT(logp_BT, old_logp_BT, adv_BT, clip_low, clip_high):
+    """GRPO's policy loss with token-level ratios (arXiv 2402.03300, eq. 3), as the update puts it together."""
+    return losses.clipped_loss_BT(losses.log_ratio_BT(logp_BT, old_logp_BT), adv_BT, clip_low, clip_high)
+
+
 def policy_sum(logp_BT, adv_BT, clip_low=0.2, clip_high=0.2, weight_BT=1.0):
-    return jnp.sum(weight_BT * losses.policy_loss_BT(logp_BT, OLD_1T, adv_BT, clip_low, clip_high)[0])
+    return jnp.sum(weight_BT * policy_loss_BT(logp_BT, OLD_1T, adv_BT, clip_low, clip_high)[0])
 
 
 def test_policy_loss_and_gradient_for_a_positive_advantage():
     adv_1T = jnp.full((1, 4), 2.0)
-    loss_1T, is_clipped_1T = losses.policy_loss_BT(LOGP_1T, OLD_1T, adv_1T, 0.2, 0.2)
+    loss_1T, is_clipped_1T = policy_loss_BT(LOGP_1T, OLD_1T, adv_1T, 0.2, 0.2)
     # -min(c * 2, clip(c) * 2): c = 1.5 -> 1.2 * 2;  0.5 -> unclipped 0.5 * 2;  1.25 -> 1.2 * 2;  1 -> 1 * 2
     np.testing.assert_allclose(loss_1T, [[-2.4, -1.0, -2.4, -2.0]], rtol=1e-6)
     np.testing.assert_array_equal(is_clipped_1T, [[True, False, True, False]])
@@ -28,7 +33,7 @@ def test_policy_loss_and_gradient_for_a_positive_advantage():
 
 def test_policy_loss_and_gradient_for_a_negative_advantage():
     adv_1T = jnp.full((1, 4), -2.0)
-    loss_1T, is_clipped_1T = losses.policy_loss_BT(LOGP_1T, OLD_1T, adv_1T, 0.2, 0.2)
+    loss_1T, is_clipped_1T = policy_loss_BT(LOGP_1T, OLD_1T, adv_1T, 0.2, 0.2)
     # c = 1.5 -> 3;  0.5 -> clipped to 0.8, 1.6;  1.25 -> 2.5;  1 -> 2
     np.testing.assert_allclose(loss_1T, [[3.0, 1.6, 2.5, 2.0]], rtol=1e-6)
     np.testing.assert_array_equal(is_clipped_1T, [[False, True, False, False]])
@@ -37,7 +42,7 @@ def test_policy_loss_and_gradient_for_a_negative_advantage():
 
 def test_clip_higher_lets_the_upper_side_move_further():
     adv_1T = jnp.ones((1, 4))
-    loss_1T, is_clipped_1T = losses.policy_loss_BT(LOGP_1T, OLD_1T, adv_1T, 0.2, 0.28)
+    loss_1T, is_clipped_1T = policy_loss_BT(LOGP_1T, OLD_1T, adv_1T, 0.2, 0.28)
     # 1.5 -> 1.28;  1.25 stays
     np.testing.assert_allclose(loss_1T, [[-1.28, -0.5, -1.25, -1.0]], rtol=1e-6)
     np.testing.assert_array_equal(is_clipped_1T, [[True, False, False, False]])
@@ -50,14 +55,14 @@ def test_on_policy_gradient_is_minus_advantage_times_weight():
 
     def total(logp_BT):
         # one update per batch: the old log-probs are the current ones
-        return jnp.sum(weight_BT * losses.policy_loss_BT(logp_BT, logp_BT, adv_BT, 0.2, 0.2)[0])
+        return jnp.sum(weight_BT * policy_loss_BT(logp_BT, logp_BT, adv_BT, 0.2, 0.2)[0])
 
     np.testing.assert_allclose(jax.jit(jax.grad(total))(logp_BT), [[-0.5, 0.25], [-0.75, 0.0]], rtol=1e-6)
 
 
 def test_no_gradient_reaches_old_logp_or_the_advantage():
     def total(old_logp_BT, adv_BT):
-        return jnp.sum(losses.policy_loss_BT(LOGP_1T, old_logp_BT, adv_BT, 0.2, 0.2)[0])
+        return jnp.sum(policy_loss_BT(LOGP_1T, old_logp_BT, adv_BT, 0.2, 0.2)[0])
 
     for gradient in jax.grad(total, argnums=(0, 1))(OLD_1T, jnp.ones((1, 4))):
         np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
@@ -65,7 +70,7 @@ def test_no_gradient_reaches_old_logp_or_the_advantage():
 
 def test_policy_loss_stays_finite_at_an_absurd_ratio():
     logp_BT, old_BT = jnp.array([[0.0, -900.0]]), jnp.array([[-900.0, 0.0]])
-    loss_BT, _ = losses.policy_loss_BT(logp_BT, old_BT, -jnp.ones((1, 2)), 0.2, 0.2)
+    loss_BT, _ = policy_loss_BT(logp_BT, old_BT, -jnp.ones((1, 2)), 0.2, 0.2)
     # exp(20) = 485165195 in place of exp(900);  a ratio of 0 is clipped to 0.8
     np.testing.assert_allclose(loss_BT, [[485165195.0, 0.8]], rtol=1e-5)
 
@@ -180,14 +185,6 @@ def test_token_weights(kind, first, second):
     expected = [[0, first, first, first], [second, 0, 0, 0], [0, 0, 0, 0]]
     np.testing.assert_allclose(weight_BT, expected, rtol=1e-6)
     assert weight_BT.dtype == np.float32
-    # The same rows one at a time, as on several hosts, with the totals of the whole batch: 4 tokens, 2 sequences.
-    parts = [losses.token_weights_BT(IS_ACTION_BT[i : i + 1], kind, 8, 4, 2) for i in range(3)]
-    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-6)
-
-
-def test_totals_can_count_masked_sequences():
-    weight_BT = losses.token_weights_BT(IS_ACTION_BT, "seq_mean", max_length=8, total_sequences=3)
-    np.testing.assert_allclose(weight_BT[:2], [[0, 1 / 9, 1 / 9, 1 / 9], [1 / 3, 0, 0, 0]], rtol=1e-6)
 
 
 def test_aggregations_of_one_batch():
@@ -195,10 +192,6 @@ def test_aggregations_of_one_batch():
     loss_BT = np.array([[7, 1, 2, 3], [10, 7, 7, 7], [7, 7, 7, 7]], np.float32)
     for kind, expected in [("token_mean", 4.0), ("seq_mean", 6.0), ("seq_sum_norm", 1.0)]:
         assert np.sum(losses.token_weights_BT(IS_ACTION_BT, kind, 8) * loss_BT) == pytest.approx(expected)
-
-
-def test_action_counts_leave_out_masked_sequences():
-    assert losses.action_counts(IS_ACTION_BT) == (4, 2)
 
 
 @pytest.mark.parametrize("kind", losses.WEIGHT_KINDS)
@@ -215,6 +208,6 @@ def test_token_weights_refuse():
 
 def test_misshapen_input_is_refused():
     with pytest.raises(AssertionError):
-        losses.policy_loss_BT(LOGP_1T, OLD_1T[:, :3], jnp.ones((1, 4)), 0.2, 0.2)
+        policy_loss_BT(LOGP_1T, OLD_1T[:, :3], jnp.ones((1, 4)), 0.2, 0.2)
     with pytest.raises(AssertionError):
         losses.kl_BT(LOGP_1T[0], OLD_1T[0], "k3")

@@ -143,7 +143,7 @@ def test_too_few_within_the_limits_end_the_run_before_it_begins(folder, tmp_path
     with pytest.raises(ValueError, match="stage 1: 0 of 8 examples are within the limits"):
         train(config, tmp_path / "run", Console(enabled=False))
     config.task.stage_one = ""
-    with pytest.raises(ValueError, match="too few problems: 0 training and 0 validation problems; 8 left out for"):
+    with pytest.raises(ValueError, match="too few problems: 0 training and 0 validation problems; 8 left out because"):
         train(config, tmp_path / "run", Console(enabled=False))
     assert not (tmp_path / "run").exists()
 

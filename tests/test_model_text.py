@@ -18,7 +18,7 @@ from rich.console import Console as RichConsole
 from tango_jax import sample
 from tango_jax.evaluation.tables import table
 from tango_jax.grading import parse_verification
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem, Verification
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
@@ -191,12 +191,12 @@ def answered(monkeypatch, text: str, stream) -> None:
     solution = f"<think><step>{text}</step></think>\n<answer>\\boxed{{{text}}}</answer>{text}"
     said = f"<step_verification><step>{text}\\boxed{{CORRECT}}</step></step_verification>"
     texts = {"solve": solution, "verify": said}
-    monkeypatch.setattr(sample, "write", lambda speaker, prompt, args, name: texts[name])
+    monkeypatch.setattr(sample, "sample_text", lambda sampler, prompt, args, name: texts[name])
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
     console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    speaker = sample.Speaker(SimpleNamespace(tokenizer=None), None, None, "", 10, 3)
-    sample.answer(text, speaker, speaker, None, console)
+    sampler = sample.CheckpointSampler(SimpleNamespace(tokenizer=None), None, None, "", 10, 3)
+    sample.answer(text, sampler, sampler, None, console)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -215,7 +215,7 @@ def test_sample_shows_every_line_of_a_model_behind_a_bar(monkeypatch, encoding):
 
 
 def test_a_question_that_is_no_text_ends_in_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(sample, "make_speaker", lambda *arguments: None)
+    monkeypatch.setattr(sample, "load_sampler", lambda *arguments: None)
     assert sample.main(["--checkpoint=x", "--question=a\udcff"]) == 2
     assert capsys.readouterr().err == "error: the question 'a\\udcff' is not valid Unicode: give it in UTF-8\n"
 

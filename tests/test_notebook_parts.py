@@ -79,7 +79,7 @@ def test_installing_says_when_a_restart_is_needed(monkeypatch, tmp_path, capsys)
     assert calls == [["numpy<3,>=2.0"]]
     del versions["numpy"]
     monkeypatch.setattr(install, "_pip", lambda arguments: fake_pip(arguments, {"numpy": "2.1.0", "jax": "0.12.1"}))
-    with pytest.raises(RuntimeError, match="jax got another version while in use: restart the runtime"):
+    with pytest.raises(RuntimeError, match="jax changed version while in use: restart the runtime"):
         install_requirements(tmp_path)
 
 

@@ -22,6 +22,7 @@ from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_targ
 from tango_jax.planning.times import Clock
 from tango_jax.planning.workload import Segment, segments_of, spread
 from tango_jax.runtime.console import Console
+from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 
 A100 = TARGETS["a100-80gb"]
@@ -139,10 +140,10 @@ def test_comparison_is_for_a_whole_turn(tiny_plan):
     ("--target=cpu:1000", "at most 256 devices of cpu; lower the number"),
     ("--per-process=3", "divides 32"),
     ("--per-process=-1", "--per-process=-1: choose a number of devices"),
-    ("--per-process=", "unknown argument '--per-process='"),
-    ("--filled=nan", "--filled=nan: the mean length, as a share"),
-    ("--filled=1e-999", "--filled=1e-999: the mean length, as a share"),
-    ("--filled=2", "above 0 and at most 1"),
+    ("--per-process=", "argument --per-process: invalid int value: ''; --help shows the usage"),
+    ("--filled=nan", "--filled=nan must be above 0.0 and at most 1.0: it is the mean length"),
+    ("--filled=1e-999", "--filled=0.0 must be above 0.0 and at most 1.0: it is the mean length"),
+    ("--filled=half", "argument --filled: invalid float value: 'half'"),
     ("--jsn", "unknown argument '--jsn'"),
     ("--config.rl.gama=1", "did you mean rl.gamma"),
 ])  # fmt: skip
@@ -181,7 +182,7 @@ def test_sizes_of_checkpoints_without_them():
     assert (source.model_config.width, source.model_config.compute_dtype) == (3584, "bfloat16")
     assert source.tokenizer.vocab_size == 152064
     config.generator.checkpoint = "someone/unknown"
-    with pytest.raises(ValueError, match="the sizes of someone/unknown are not known here: give a folder"):
+    with pytest.raises(ValueError, match="no preset sizes for someone/unknown: give a folder"):
         plan_source(config, "generator")
     assert all(preset_model(name).num_layers == raw["num_hidden_layers"] for name, raw in CONFIG_JSON.items())
 
@@ -203,10 +204,11 @@ def test_segments_of_a_decode_batch():
     # Six rows in eight places: at once no more than 8 > alive = 6 > 4. At step 3 four are left, in a batch of four; its
     # cache of 4 is full at step 4 and grows to 10; the last row ends at step 9.
     lengths = np.array([9, 9, 5, 5, 3, 2])
-    assert list(segments_of(lengths, 8, (4, 8), (4, 10))) == [
+    assert list(segments_of(lengths, 8, SamplerConfig((1,), (4, 10), (4, 8)))) == [
         Segment(8, 4, 2), Segment(4, 4, 1), Segment(4, 10, 5)
     ]  # fmt: skip
-    assert list(segments_of(np.array([1, 1]), 2, (2,), (4,))) == []  # prefill has made the only token
+    # Prefill has made the only token.
+    assert list(segments_of(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
 
 
 def test_bandwidth_of_a_group():

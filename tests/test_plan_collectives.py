@@ -14,7 +14,7 @@ from tango_jax.planning.needs import Tokens, update_collectives
 from tango_jax.planning.programs import abstract_batch, blank_tokenizer, compile_one, lowered_functions, make_job
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
 from tango_jax.rl.policy import make_policy
-from tango_jax.rl.update import make_nll_loss
+from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.weights.source import Source
 
 MODEL = ModelConfig(

@@ -66,14 +66,14 @@ def test_flops_of_scoring_and_sampling():
     policy, rl = small_policy("full", rows=10), default_config().rl
     rl.prompts_per_step = 2
     model, sampling = policy.model_config, abstract_sampling(policy)
-    parts, params = policy.sampler.parts, policy.abstract_state().params
+    sampler, params = policy.sampler, policy.abstract_state().params
     tokens = Tokens(rows=2, row_length=256, prefixes=1, prefix_length=256)
     state, batch = sampling.states[-1], abstract_batch(policy, rl, 1)
     for name, expected, lowered in (
         ("score", needs.score_flops(model, tokens, 1, "xla"), policy.score.lower(params, batch)),
-        ("prefill", needs.prefill_flops(model, 10, 256, 1, "xla"), parts.prefill.lower(*sampling.prefill)),
+        ("prefill", needs.prefill_flops(model, 10, 256, 1, "xla"), sampler.prefill_fn.lower(*sampling.prefill)),
         ("decode", needs.decode_flops(model, 10, 256 + 255, 1),  # the loop over steps counts once, too
-         parts.decode.lower(sampling.weights, state, sampling.params, np.int32(0))),
+         sampler.decode_fn.lower(sampling.weights, state, sampling.params, np.int32(0))),
     ):  # fmt: skip
         flops = counted(lowered)
         print(f"{name}: {expected.total:.4e} by arithmetic, {flops:.4e} counted, {expected.total / flops:.3f}")

@@ -17,7 +17,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.programs import abstract_batch, blank_tokenizer
 from tango_jax.rl.policy import make_policy
 from tango_jax.sampling import decode
-from tango_jax.sampling.sampler import sampling_params
+from tango_jax.sampling.logits import sampling_params
 from tango_jax.tracking.run_config import check_same_settings, save_config
 from tango_jax.weights.source import Source
 from tango_jax.weights.workdir import read_config
@@ -77,11 +77,12 @@ def test_a_head_of_float32_is_multiplied_as_such_by_trainer_and_sampler(head_dty
 
     def sample(params):
         weights = transformer.split_layers(model, True, params)
-        ids, number_B = jnp.zeros((2, 8), jnp.int32), jnp.arange(2)
-        state = decode.prefill(
-            model, (1,), 4, 4, None, weights, ids, number_B + 1, number_B + 4, jnp.zeros(2, jnp.uint32), number_B,
-            sampling_params(1.0),
+        number_B = jnp.arange(2)
+        prompts = decode.PromptBatch(
+            token_PS=jnp.zeros((2, 8), jnp.int32), length_P=number_B + 1, limit_B=number_B + 4, number_B=number_B,
+            key_data=jnp.zeros(2, jnp.uint32),
         )  # fmt: skip
+        state = decode.prefill(model, (1,), 4, 4, None, weights, prompts, sampling_params(1.0))
         return decode.decode(model, (1,), weights, state, sampling_params(1.0), 0)
 
     head, _ = products(sample, state.params)

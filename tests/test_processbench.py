@@ -37,14 +37,14 @@ def test_rows_may_lack_what_is_not_needed(tmp_path):
     ({"label": True}, "'label' is True"),
     ({"label": "1"}, "'label' is '1'"),
     ({"label": None}, "'label' is null"),
-    ({"steps": []}, "'steps' must be a list of texts with at least one, not []"),
-    ({"steps": ["one", 2]}, "'steps' must be a list of texts"),
-    ({"problem": " "}, "'problem' must be a text with something in it"),
+    ({"steps": []}, "'steps' must be a non-empty list of strings, not []"),
+    ({"steps": ["one", 2]}, "'steps' must be a non-empty list of strings"),
+    ({"problem": " "}, "'problem' must be a non-empty string"),
 ])  # fmt: skip
 def test_a_misshapen_row_names_line_and_keys(tmp_path, change, message):
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: ") as error:
         load(tmp_path, ROW, ROW | change)
-    assert message in str(error.value) and "keys wanted: problem, steps (a list of texts), label" in str(error.value)
+    assert message in str(error.value) and "keys wanted: problem, steps (a list of strings), label" in str(error.value)
 
 
 def test_each_step_stands_unchanged_in_a_block_of_its_own():

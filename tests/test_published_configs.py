@@ -13,8 +13,9 @@ from tango_jax.data.problem_sets import BENCHMARKS
 from tango_jax.planning.programs import blank_tokenizer
 from tango_jax.rl.optimizer import learning_rate
 from tango_jax.rl.packing import TrainSequence, pack, pack_shape, sft_pack_shape
-from tango_jax.rl.policy import make_policy, make_sft
+from tango_jax.rl.policy import make_policy
 from tango_jax.rl.schedule import alpha_at, make_schedule
+from tango_jax.rl.supervised import make_sft
 from tango_jax.sharding.placement import TRAIN_AXES, check_model, resolve_axes
 from tango_jax.tasks import last_letter
 from tango_jax.weights.presets import preset_model

@@ -114,7 +114,7 @@ def test_what_the_generator_is_evaluated_on_is_not_imitated(tokenizer, tmp_path,
     trained = keys(task.train_problem(index) for index in range(8))
     assert (len(tested), len(heldout), len(imitated), len(trained)) == (2, 2, 4, 4)
     assert not tested & (heldout | imitated | trained) and not heldout & (imitated | trained)
-    assert "2 left out because something is measured on their questions" in task.notes[-1]
+    assert "2 left out because their questions are used for evaluation" in task.notes[-1]
 
 
 def test_a_test_set_that_is_trained_on_is_reported(tokenizer):
@@ -137,7 +137,7 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
     for role in (config.generator, config.verifier):
         role.max_prompt, role.max_response, role.sft.pack_length = 1000, 1000, 0
     task, template = task_of(config, tokenizer), load_template("verifier", config.verifier.template)
-    assert "0 left out for their length" in task.notes[-1] and "cut off" not in task.notes[-1]
+    assert "0 left out because of their length" in task.notes[-1] and "cut off" not in task.notes[-1]
 
     def length(index):
         problem, solution, num_steps, _ = task.sft_example("verifier", "train", index)
@@ -145,7 +145,7 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
 
     config.verifier.max_prompt = max(length(index) for index in range(8)) - 1
     again = task_of(config, tokenizer)
-    assert "left out for their length, " in again.notes[-1]
+    assert "left out because of their length, " in again.notes[-1]
     assert "of them because the verifier's prompt would cut off the solution" in again.notes[-1]
     for index in range(8):
         problem, solution, num_steps, _ = again.sft_example("verifier", "train", index)
@@ -154,4 +154,4 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
         assert not is_shortened and (len(prompt) <= config.verifier.max_prompt or stage_one == "gsm8k")
     config.verifier.sft.steps = 0
     if stage_one == "tagged":  # nobody reads them
-        assert "0 left out for their length" in task_of(config, tokenizer).notes[-1]
+        assert "0 left out because of their length" in task_of(config, tokenizer).notes[-1]

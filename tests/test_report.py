@@ -81,8 +81,9 @@ def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folde
 
 @pytest.mark.parametrize("argv, message", [
     ([], "no run is named"),
-    (["{run}", "--ou=x"], "unknown option '--ou=x'"),
-    (["{run}", "--rollouts=many"], "--rollouts is a whole number and --watch one of seconds"),
+    (["{run}", "--ou=x"], "unknown argument '--ou=x'; --help shows the usage"),
+    (["{run}", "--rollouts=many"], "argument --rollouts: invalid int value: 'many'"),
+    (["{run}", "--watch=soon"], "argument --watch: invalid float value: 'soon'"),
     (["{run}", "--watch=-1"], "--watch=-1.0 must lie between 0.0 and 86400.0"),
     (["{run}", "--watch=nan"], "--watch=nan must lie between"),
     (["{run}", "--rollouts=-1"], "--rollouts=-1 must be at least 0"),
@@ -97,6 +98,7 @@ def test_mistakes_end_in_one_line(run_folder, argv, message):
 
 def test_the_command_line(run_folder):
     assert parse(["a", "b", "--out=x/y.html", "--rollouts=5", "--watch=60"]) == (["a", "b"], Path("x/y.html"), 5, 60.0)
+    assert parse(["a", "--watch=5", "b"])[0] == ["a", "b"]
     assert parse(["a"]) == (["a"], Path("report.html"), 20_000, 0.0)
 
 
@@ -251,14 +253,14 @@ def test_alarms_from_their_first_turn_to_their_last():
             for step, gap in enumerate(gaps, 1)]  # fmt: skip
     run = Run("one", Path("one"), flatten(default_config()), rows, True)
     told = alarm_table.alarms(run)
-    assert told["note"] == "In 5 turns 2 rang, of which 1 had not ended at the last one."
+    assert told["note"] == "In 5 turns there were 2 alarms, 1 of them still active at the last turn."
     gap, truncation = told["rows"]
     assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
     assert "0.025" in gap["seen"] and "alarms.logprob_gap=0.02" in gap["limit"]
-    assert (truncation["turns"], truncation["range"]) == ("5 (not ended)", [5, 5])
-    assert truncation["seen"] == "it rang with the limits of that time"
+    assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
+    assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
-    assert alarm_table.alarms(before)["note"] == "The metrics of this run hold no alarms."
+    assert alarm_table.alarms(before)["note"] == "The metrics of this run contain no alarms."
 
 
 def test_the_plotting_library_is_the_published_file():

@@ -99,7 +99,7 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
     assert browser.js("document.querySelectorAll('#arms .plot:first-of-type .scatterlayer .trace').length") >= 2
     # A chart is told in words, and its legend has lines and symbols besides colours.
     assert browser.js("document.querySelector('#arms .plot').ariaLabel").startswith(
-        "Generator: accuracy. Mean over seeds; the band goes from the lowest to the highest seed."
+        "Generator: accuracy. Mean over seeds; the band spans the lowest to the highest seed."
     )
     assert browser.texts("#arms .curves:first-of-type li")[:2] == ["●Tango (trained together)", "■GRPO (no verifier)"]
     assert browser.logged() == []
@@ -135,7 +135,7 @@ def test_another_run_has_other_charts(browser, report):
     browser.driver.find_element("css selector", "#chart-run option[value='0']").click()
     browser.wait("document.querySelector('.headline p').textContent.startsWith('grpo/0')")
     assert "No rollouts of a verifier" in browser.text("#quality")
-    assert browser.text("#alarms p") == "No alarm rang in 5 turns."
+    assert browser.text("#alarms p") == "No alarms in 5 turns."
 
 
 # ------------------------------------------------------------------------------------------------ filters and search
@@ -331,7 +331,7 @@ def test_the_report_inside_a_notebook(browser, report, tmp_path):
 def test_a_link_to_a_rollout_that_is_not_there_says_so(page, report):
     page.open(report, "r=tango/0:99:0")
     assert page.js("!document.querySelector('#problem').hidden")
-    assert page.text("#problem").startswith("This report does not hold the rollout tango/0:99:0")
+    assert page.text("#problem").startswith("This report does not contain the rollout tango/0:99:0")
     page.press("j")  # on to another one
     page.wait("document.querySelector('#problem').hidden")
     page.open(report, "run=grpo/9")

@@ -46,4 +46,4 @@ def test_what_a_finished_run_lacks_is_made_where_that_can_be(tmp_path, capsys):
             writer.append(row)
     results.redraw_missing(default_config(), tmp_path, Console())
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "curves.png was missing and is drawn anew" in capsys.readouterr().out.replace("\n", "")
+    assert "curves.png was missing and has been redrawn" in capsys.readouterr().out.replace("\n", "")

@@ -213,7 +213,7 @@ def test_a_checkpoint_of_another_architecture_gives_one_error(tiny_train, tiny_r
     assert "Traceback" not in done.stderr
     error = done.stderr.splitlines()[-1]
     assert error.startswith("error: ") and done.stderr.count("error: ") == 1
-    assert "is the checkpoint of another model/optimizer" in error and "Compiling" not in done.stdout
+    assert "is a checkpoint of another model or optimizer" in error and "Compiling" not in done.stdout
     assert re.search(r"layers/\w+: checkpoint float32\[2,.*\], this run float32\[1,", error)
 
 

@@ -103,14 +103,14 @@ def test_tablebench_shows_the_table():
 
 
 @pytest.mark.parametrize("row_format, fields, message", [
-    ("math", {"text": "Q", "gold": 1}, "no 'problem'; keys found: text, gold; keys wanted: question or problem, and answer"),  # noqa: E501
-    ("math", {"question": "Q"}, "no 'answer'; keys found: question"),
+    ("math", {"text": "Q", "gold": 1}, "'problem' is missing; keys found: text, gold; keys wanted: question or problem, and answer"),  # noqa: E501
+    ("math", {"question": "Q"}, "'answer' is missing; keys found: question"),
     ("math", {"question": "Q", "answer": None}, "'answer' is null"),
-    ("math", {"question": 5, "answer": 5}, "'question' must be a text with something in it, not 5"),
+    ("math", {"question": 5, "answer": 5}, "'question' must be a non-empty string, not 5"),
     ("math", {"question": "Q", "answer": [1, 2]}, "the answer is a list of 2"),
-    ("math", {"question": "a \ud83d?", "answer": 1}, "'question' holds '\\ud83d', half of a surrogate pair, at "),
-    ("math", {"question": "Q", "answer": "\ude42"}, "'answer' holds '\\ude42', half of a surrogate pair"),
-    ("verl", {"prompt": "Q\udfff", "reward_model": {"ground_truth": 1}}, "'question' holds '\\udfff', half"),
+    ("math", {"question": "a \ud83d?", "answer": 1}, "'question' contains '\\ud83d', half of a surrogate pair, at "),
+    ("math", {"question": "Q", "answer": "\ude42"}, "'answer' contains '\\ude42', half of a surrogate pair"),
+    ("verl", {"prompt": "Q\udfff", "reward_model": {"ground_truth": 1}}, "'question' contains '\\udfff', half"),
     ("gsm8k", {"question": "Q", "answer": "5"}, "'answer' has no #### before the number"),
     ("verl", {"prompt": [], "reward_model": {"ground_truth": 1}}, "'prompt' must be a list of chat messages"),
     ("verl", {"prompt": "Q", "reward_model": {}}, "'reward_model' must be an object with 'ground_truth'"),

@@ -45,14 +45,14 @@ def test_a_workdir_brings_its_settings(folder, tmp_path, capsys):
 
 def test_steps_stand_beside_their_judgements_in_colour(monkeypatch):
     texts = {"solve": SOLUTION, "verify": VERIFICATION}
-    monkeypatch.setattr(sample, "write", lambda speaker, prompt, args, name: texts[name])
+    monkeypatch.setattr(sample, "sample_text", lambda sampler, prompt, args, name: texts[name])
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, color_system="standard", width=100, soft_wrap=True)
     source = type("Opened", (), {"tokenizer": None})()
-    speaker = sample.Speaker(source, None, None, "", 10, 3)
-    sample.answer("What is 3 + 4?", speaker, speaker, None, console)
+    sampler = sample.CheckpointSampler(source, None, None, "", 10, 3)
+    sample.answer("What is 3 + 4?", sampler, sampler, None, console)
     out = stream.getvalue()
     assert "\x1b[32m   CORRECT" in out and "\x1b[31m   INCORRECT" in out and "7 is not 8." in out
     assert out.index("3 + 4 = 7", out.index("Judgement")) < out.index("CORRECT", out.index("Judgement"))
@@ -72,7 +72,7 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", *SHORT[:3], "--verifier_template=math", "--max_prompt=99"],
          "the limit is 99: raise"),
         (["--checkpoint="], "checkpoint is empty: give a path"),
-        ([f"--checkpoint={folder}", "--question= "], "--question is empty: ask something"),
+        ([f"--checkpoint={folder}", "--question= "], "--question is empty: give a question"),
         ([f"--checkpoint={folder}", "--template=maths"], "generator.template='maths' is neither"),
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),

@@ -20,8 +20,9 @@ from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.runtime.rng import step_key
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
-from tango_jax.sampling.logits import inverse_cdf, keep_mask_BV, sample_token
-from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler, sampling_params
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.logits import inverse_cdf, keep_mask_BV, sample_token, sampling_params
+from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 
 MODEL = ModelConfig(
     vocab_size=70, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=24,
@@ -70,7 +71,7 @@ def setup():
 @pytest.fixture(scope="module")
 def rollout(setup):
     """Four ragged prompts, three samples each: the batch that most tests look at."""
-    return setup.sampler.sample(setup.weights, PROMPTS, 3, KEY, TEMPERATURE)
+    return setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, KEY, TEMPERATURE))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def assert_same(left, right, rows=slice(None)):
 @pytest.mark.parametrize("seed, survivors", [(22, 3), (17, 2)])
 def test_logps_are_those_of_the_full_forward_pass(setup, score_fn, seed, survivors):
     """In batches whose cache grows and then loses its finished rows; the second keeps one to fill the bucket up."""
-    result = setup.sampler.sample(setup.weights, PROMPTS, 3, step_key(seed, "test"), TEMPERATURE)
+    result = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, step_key(seed, "test"), TEMPERATURE))
     length_B = np.array([len(tokens) for tokens in result.tokens])
     assert result.decode_steps == length_B.max() == LIMIT  # past the first cache bucket
     # 12 rows in step 1; step s + 1 computes the smallest row bucket that holds the rows longer than s.
@@ -128,7 +129,7 @@ def test_rows_end_at_a_stop_token_or_at_the_limit(rollout):
 
 @pytest.mark.parametrize("max_new", [1, 6])
 def test_max_new_cuts_the_same_rows_short(setup, rollout, max_new):
-    short = setup.sampler.sample(setup.weights, PROMPTS, 3, KEY, TEMPERATURE, max_new=max_new)
+    short = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, KEY, TEMPERATURE, max_new=max_new))
     assert short.decode_steps == max_new
     for b, (tokens, whole) in enumerate(zip(short.tokens, rollout.tokens, strict=True)):
         np.testing.assert_array_equal(tokens, whole[:max_new])
@@ -136,14 +137,14 @@ def test_max_new_cuts_the_same_rows_short(setup, rollout, max_new):
 
 
 def test_max_new_above_the_last_cache_bucket_means_that_bucket(setup, rollout):
-    assert_same(setup.sampler.sample(setup.weights, PROMPTS, 3, KEY, TEMPERATURE, max_new=1000), rollout)
+    assert_same(setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, KEY, TEMPERATURE, max_new=1000)), rollout)
 
 
 def test_the_same_key_repeats_and_another_differs(setup, rollout):
-    again = setup.sampler.sample(setup.weights, PROMPTS, 3, KEY, TEMPERATURE)
+    again = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, KEY, TEMPERATURE))
     for a, b in zip(again.tokens + again.logps, rollout.tokens + rollout.logps, strict=True):
         np.testing.assert_array_equal(a, b)
-    other = setup.sampler.sample(setup.weights, PROMPTS, 3, step_key(23, "test"), TEMPERATURE)
+    other = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, step_key(23, "test"), TEMPERATURE))
     assert sum(np.array_equal(a, b) for a, b in zip(other.tokens, rollout.tokens, strict=True)) < 4
 
 
@@ -155,34 +156,35 @@ def test_samples_of_one_prompt_differ(rollout):
 def test_a_row_does_not_depend_on_the_other_prompts(setup, rollout):
     # Other neighbours, then none.
     others = [PROMPTS[0], [50, 51], [60], PROMPTS[3]]
-    batch = setup.sampler.sample(setup.weights, others, 3, KEY, TEMPERATURE)
+    batch = setup.sampler.sample(setup.weights, SampleRequest(others, 3, KEY, TEMPERATURE))
     assert_same(batch, rollout, slice(0, 3))
     assert_same(batch, rollout, slice(9, 12))
-    assert_same(setup.sampler.sample(setup.weights, PROMPTS[:1], 3, KEY, TEMPERATURE), batch, slice(0, 3))
+    alone = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS[:1], 3, KEY, TEMPERATURE))
+    assert_same(alone, batch, slice(0, 3))
 
 
 def test_buckets_change_no_result(setup):
     # More prompts than one decode batch holds: the second starts at row 12.
     prompts = [*PROMPTS, [50, 51], [60]]
-    expected = setup.sampler.sample(setup.weights, prompts, 3, KEY, TEMPERATURE)
+    expected = setup.sampler.sample(setup.weights, SampleRequest(prompts, 3, KEY, TEMPERATURE))
     assert len(expected.tokens) == 18
     # Two prompts a batch, each in its own prompt bucket; one cache bucket and one row bucket: nothing grows or shrinks.
     plain = make_sampler(MODEL, SamplerConfig((3, 8), (LIMIT,), (6,)), STOP_IDS)
     plain.warm_up(setup.weights, (3,))
     with CompileCounter() as counter:
-        result = plain.sample(setup.weights, prompts, 3, KEY, TEMPERATURE)
+        result = plain.sample(setup.weights, SampleRequest(prompts, 3, KEY, TEMPERATURE))
     assert counter.compilations == []
     assert_same(result, expected)
     lengths = np.array([len(tokens) for tokens in result.tokens]).reshape(3, 6)
     assert result.row_steps == 6 * lengths.max(axis=1).sum()  # three batches of six rows, each to its longest
     # A group of one in row buckets of 3 and 12: row b draws what row b of the groups drew.
-    single = setup.sampler.sample(setup.weights, [PROMPTS[0]] * 3, 1, KEY, TEMPERATURE)
+    single = setup.sampler.sample(setup.weights, SampleRequest([PROMPTS[0]] * 3, 1, KEY, TEMPERATURE))
     assert_same(single, expected, slice(0, 3))
     assert single.row_steps == 3 * single.decode_steps
 
 
 def test_greedy_takes_the_argmax_of_the_full_forward_pass(setup, score_fn):
-    sampled = setup.sampler.sample(setup.weights, PROMPTS, 1, KEY, 0.0)
+    sampled = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 1, KEY, 0.0))
     length = max(map(len, PROMPTS)) + LIMIT
     sequences = [prompt + list(tokens) for prompt, tokens in zip(PROMPTS, sampled.tokens, strict=True)]
     token_BT = np.array([row + [0] * (length - len(row)) for row in sequences])
@@ -207,8 +209,8 @@ def test_greedy_takes_the_argmax_of_the_full_forward_pass(setup, score_fn):
 
 
 def test_top_k_of_one_is_greedy_with_certainty(setup):
-    greedy = setup.sampler.sample(setup.weights, PROMPTS, 3, KEY, 0.0)
-    first = setup.sampler.sample(setup.weights, PROMPTS, 3, KEY, TEMPERATURE, top_k=1)
+    greedy = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, KEY, 0.0))
+    first = setup.sampler.sample(setup.weights, SampleRequest(PROMPTS, 3, KEY, TEMPERATURE, top_k=1))
     for a, b, logps in zip(first.tokens, greedy.tokens, first.logps, strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(logps, 0.0, atol=1e-6)
@@ -216,9 +218,9 @@ def test_top_k_of_one_is_greedy_with_certainty(setup):
 
 def test_prompts_outside_the_limits_are_refused(setup):
     with pytest.raises(ValueError, match="prompt 1 has 9 tokens; the sampler takes 1 to 8"):
-        setup.sampler.sample(setup.weights, [[4], [4] * 9], 3, KEY, TEMPERATURE)
+        setup.sampler.sample(setup.weights, SampleRequest([[4], [4] * 9], 3, KEY, TEMPERATURE))
     with pytest.raises(ValueError, match="prompt 0 has 0 tokens; the sampler takes 1 to 8"):
-        setup.sampler.sample(setup.weights, [[], [4]], 3, KEY, TEMPERATURE)
+        setup.sampler.sample(setup.weights, SampleRequest([[], [4]], 3, KEY, TEMPERATURE))
 
 
 def test_nothing_compiles_after_warm_up(setup):
@@ -229,8 +231,10 @@ def test_nothing_compiles_after_warm_up(setup):
         for group_size, counts in ((1, (1, 3, 4, 12, 13, 15)), (3, (1, 2, 4, 5))):
             for number, count in enumerate(counts):
                 prompts = [[5 + i] * next(lengths) for i in range(count)]
-                setup.sampler.sample(weights, prompts, group_size, step_key(number), 0.5 * number,
-                                     top_p=1 - 0.1 * number, top_k=number, max_new=(None, 2, 7)[number % 3])
+                setup.sampler.sample(weights, SampleRequest(
+                    prompts, group_size, step_key(number), 0.5 * number, top_p=1 - 0.1 * number, top_k=number,
+                    max_new=(None, 2, 7)[number % 3],
+                ))  # fmt: skip
         assert counter.compilations == []
 
 
@@ -352,16 +356,15 @@ def test_logits_that_are_not_finite_end_the_call(setup):
     embed_VD[7] = np.nan
     weights = setup.sampler.layout(setup.params | {"embed": embed_VD})
     with pytest.raises(FloatingPointError, match="logits are NaN or infinite at new token 1 of row 0, and in 12 of 12"):
-        setup.sampler.sample(weights, PROMPTS, 3, KEY, TEMPERATURE)
+        setup.sampler.sample(weights, SampleRequest(PROMPTS, 3, KEY, TEMPERATURE))
 
 
 def test_a_role_that_cannot_be_sampled_from_is_named(setup):
-    config, tokenizer = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0), types.SimpleNamespace(stop_ids=(7,))
-    policy = types.SimpleNamespace(role="verifier", config=config, sampler=setup.sampler, tokenizer=tokenizer)
+    policy = types.SimpleNamespace(role="verifier", sampler=setup.sampler)
     loop = types.SimpleNamespace(timer=PhaseTimer())
     params = jax.tree.map(lambda leaf: leaf * np.float32(np.nan), setup.params)
     with pytest.raises(Broken, match="cannot sample from the verifier: the logits are NaN or infinite") as found:
-        rollouts.sample(loop, policy, params, [[30]], 1, 1, KEY, is_greedy=True)
+        rollouts._sample(loop, policy, params, SampleRequest([[30]], 1, KEY, 0.0))
     assert found.value.role == "verifier"
 
 

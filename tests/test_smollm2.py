@@ -14,7 +14,8 @@ import pytest
 
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.sampling.sampler import SamplerConfig, make_sampler
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.sampler import SampleRequest, make_sampler
 from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 from tango_jax.weights.gguf_file import open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer
@@ -71,7 +72,7 @@ def test_greedy_continuations(model):
     prompts = [entry["ids"] for entry in GOLDEN["prompts"]]
     assert len(prompts) == 20 and not any(NEVER in entry["greedy"] for entry in GOLDEN["prompts"])
     weights = sampler.layout(params)
-    rollout = sampler.sample(weights, prompts, 1, np.zeros((2,), np.uint32), temperature=0.0)
+    rollout = sampler.sample(weights, SampleRequest(prompts, 1, np.zeros((2,), np.uint32), temperature=0.0))
     for entry, tokens in zip(GOLDEN["prompts"], rollout.tokens, strict=True):
         assert tokens.tolist() == entry["greedy"], (entry["text"], entry["smallest_gap"])
         assert len(tokens) == 64

@@ -73,7 +73,7 @@ def test_a_workdir_gives_its_newest_checkpoint(folder, tmp_path):
         open_checkpoint(str(tmp_path), "verifier")
     later = save_run(tmp_path, config, step=2)
     assert_equal_trees(open_checkpoint(str(tmp_path), "generator").load_params(), later)
-    with pytest.raises(ValueError, match="a published checkpoint is wanted here"):
+    with pytest.raises(ValueError, match="a published checkpoint is expected here"):
         open_source(str(tmp_path))
 
 

@@ -12,9 +12,10 @@ from conftest import ROOT
 
 from tango_jax import sft
 from tango_jax.cli.command_line import load_config
-from tango_jax.loop import stage_one
+from tango_jax.loop import imitation, stage_one
 from tango_jax.records import Problem, TrainState
-from tango_jax.rl.policy import Sft, make_policy
+from tango_jax.rl.policy import make_policy
+from tango_jax.rl.supervised import Sft
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, read_state
 from tango_jax.runtime.console import Console
@@ -89,9 +90,9 @@ NAN, INF = float("nan"), float("inf")
     (dict(heldout={3: NAN}), 3, "led to a held-out loss of nan per token", []),
     (dict(heldout={6: INF}), 6, "led to a held-out loss of inf per token", [3]),
     (dict(heldout={6: 1e11}), 6, r"led to a held-out loss of 1e\+11 per token \(10 times that of guessing", [3]),
-    (dict(weights={3: NAN}), 3, "left values in params/weight that are not finite or beyond all use", []),
+    (dict(weights={3: NAN}), 3, "left values in params/weight that are not finite or absurdly large", []),
     (dict(weights={6: INF}), 6, "left values in params/weight that are not finite", [3]),
-    (dict(weights={6: 1e38}), 6, "left values in params/weight that are not finite or beyond all use", [3]),
+    (dict(weights={6: 1e38}), 6, "left values in params/weight that are not finite or absurdly large", [3]),
     (dict(heldout={6: NAN}, max_heldout_loss=2.0), 6, "led to a held-out loss of nan", [3]),
 ])  # fmt: skip
 def test_what_is_not_finite_is_never_saved(policies, tmp_path, monkeypatch, script, step, what, kept):
@@ -196,16 +197,17 @@ def test_an_example_that_would_lose_its_end_is_left_out(policies):
     policy = policies["verifier"]  # prompts of at most 64 tokens, rows of 64 + 48
     sizes = {"train": [1, 2, 7, 3], "heldout": [8, 8]}
     task = SimpleNamespace(sft_example=lambda role, split, index: example(sizes[split][index]))
-    whole = [stage_one.sft_sequence(policy, example(words))[2] for words in (1, 2, 3, 7, 8)]
+    whole = [imitation.sft_sequence(policy, example(words))[2] for words in (1, 2, 3, 7, 8)]
     assert whole == [True, True, True, False, False]
-    pairs = stage_one.sft_pairs(policy, task, "train", 0, 4)
+    pairs = imitation.sft_pairs(policy, task, "train", 0, 4)
     assert len(pairs) == 3 and all(len(prompt) <= 64 for prompt, _ in pairs)
-    batch = sft.sft_batch(policy, task, "train", 0, 4)
+    batch = imitation.sft_batch(policy, task, "train", 0, 4)
     assert float(jnp.sum(batch.weight_NZRT)) == pytest.approx(1.0)
-    assert sft.sft_batch(policy, task, "train", 2, 1).num_micro == 0  # nothing is left: no gradient, and no failure
+    # Nothing is left: no gradient, and no failure.
+    assert imitation.sft_batch(policy, task, "train", 2, 1).num_micro == 0
     with pytest.raises(ValueError, match=r"none of the first 8 held-out examples .*verifier\.max_prompt=64"):
         task.sft_example = lambda role, split, index: example(8)
-        stage_one._heldout_batch(policy, task)
+        imitation.heldout_batch(policy, task)
 
 
 def test_what_was_left_out_is_counted_over_restarts(policies, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def test_nothing_here_imports_jax():
 def test_the_signal_ends_a_process_that_has_nothing_to_save():
     done = run_python("os.kill(os.getpid(), signal.SIGTERM)\nprint('goes on', flush=True)")
     assert (done.returncode, done.stdout) == (75, "")
-    assert done.stderr == "told to stop (SIGTERM): nothing is left to save; the same command goes on from here\n"
+    assert done.stderr == "told to stop (SIGTERM): everything is saved; run the same command again to resume\n"
 
 
 def test_the_signal_does_not_wait_for_c_code_to_return():

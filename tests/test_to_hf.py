@@ -140,7 +140,7 @@ def test_tokenizer_and_generation_files(tmp_path):
 
 def test_a_folder_in_use_is_left_alone(tmp_path):
     config, params = load(write_checkpoint(tmp_path / "in", LLAMA))
-    with pytest.raises(ValueError, match="exists already and is not an empty folder"):
+    with pytest.raises(ValueError, match="already exists and is not an empty folder"):
         export_hf(tmp_path / "in", config, params)
     (tmp_path / "empty").mkdir()
     export_hf(tmp_path / "empty", config, params)

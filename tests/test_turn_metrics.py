@@ -9,13 +9,14 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
-from tango_jax.loop import measure, rollouts
-from tango_jax.loop.run import sampled_per_second
+from tango_jax.loop import measure
+from tango_jax.loop import turn as turns
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.turn_metrics import sampled_per_second
 
 
 def solution(text="<step>a</step>") -> Solution:
@@ -48,16 +49,16 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
     counts = {"verifier/prompts_shortened": 2, "verifier/shortened_rate": 0.5}
-    text = rollouts.RoleText(
+    text = turns.RoleText(
         prompts=lambda policy, solutions: ([[1]] * 4, counts), sample_phase="verify", read_phase="verify",
         read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
     )  # fmt: skip
-    monkeypatch.setitem(rollouts.ROLE_TEXTS, "verifier", text)
-    monkeypatch.setattr(rollouts, "_sample", lambda *args: rollout)
+    monkeypatch.setitem(turns.ROLE_TEXTS, "verifier", text)
+    monkeypatch.setattr(turns, "_sample", lambda *args: rollout)
     states = {"verifier": types.SimpleNamespace(params=None)}
     policy = types.SimpleNamespace(role="verifier", tokenizer=None)
-    context = rollouts.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer())
-    metrics = rollouts.respond(context, states, "verifier", [solution()] * 4, 1, None).metrics
+    context = turns.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer())
+    metrics = turns.respond(context, states, "verifier", [solution()] * 4, 1, None).metrics
     assert metrics == {
         "verifier/length_mean": 5.0, "verifier/length_max": 8, "verifier/truncation_rate": 0.25,
         "verifier/tokens_sampled": 20, "verifier/decode_waste": 1 - 20 / 32, "verifier/prompts_shortened": 2,
@@ -88,7 +89,7 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
         log.write(7, "eval", metrics)
         log.write(8, "eval", metrics | dict.fromkeys(metrics, 0))
     assert stream.getvalue().count("could not judge") == 1
-    assert "after turn 7 counts answers as wrong that the grader could not judge: 2 errors, 1 timeouts" in (
+    assert "answers of the evaluation after turn 7; they count as wrong: 2 errors, 1 timeouts" in (
         stream.getvalue().replace("\n", " "))  # fmt: skip
 
 

@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from tango_jax.config import default_config, optimizer_config
-from tango_jax.loop.rollouts import RunContext
-from tango_jax.loop.turn import action_mask, update_policy
+from tango_jax.loop.turn import RunContext, action_mask, update_policy
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.transformer import ModelConfig
@@ -22,10 +21,12 @@ from tango_jax.rl.optimizer import learning_rate, make_optimizer
 from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack, pack_shape
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.score import make_score, micro_batch, token_logps
-from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update, over_updates
+from tango_jax.rl.supervised import make_nll_loss
+from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking import alarms
+from tango_jax.tracking.turn_metrics import over_updates
 from tango_jax.weights.source import Source
 
 MODEL = ModelConfig(
@@ -566,6 +567,19 @@ def test_learning_rates(changes, rates):
     schedule = learning_rate(optimizer_settings(**changes))
     for step, rate in rates.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
+
+
+@pytest.mark.parametrize("warmup_steps, decay_steps", [(0, 7), (1, 2), (13, 100), (5, 5), (40, 30)])
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+def test_learning_rates_are_warmup_and_decay_joined(kind, warmup_steps, decay_steps):
+    """The schedules of optax are, to float32 rounding, a linear part joined to a constant or to half a cosine."""
+    settings = optimizer_settings(schedule=kind, warmup_steps=warmup_steps, decay_steps=decay_steps)
+    rates = jax.vmap(learning_rate(settings))(jnp.arange(120))
+    step = np.arange(120, dtype=np.float64)
+    share = np.clip((step - warmup_steps) / max(decay_steps - warmup_steps, 1), 0, 1)
+    after_warmup = (1 + np.cos(np.pi * share)) / 2 if kind == "cosine" else np.ones(120)
+    expected = settings.lr * np.where(step < warmup_steps, step / max(warmup_steps, 1), after_warmup)
+    np.testing.assert_allclose(np.broadcast_to(rates, 120), expected, rtol=1e-6, atol=2e-8)
 
 
 def test_clipping_and_decoupled_weight_decay():

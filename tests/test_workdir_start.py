@@ -66,7 +66,7 @@ def busy(workdir, config):
 
 @pytest.mark.parametrize("module, name", [(train, "train"), (sft, "sft"), (ablate, "ablate")])
 def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module, name, monkeypatch, capsys):
-    monkeypatch.setattr("tango_jax.runtime.lock.SETTLE_S", 0.1)  # the other one never writes its name
+    monkeypatch.setattr("tango_jax.runtime.lock.CONFLICT_WAIT_S", 0.1)  # the other one never writes its name
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     before = contents(busy)
     with pytest.raises(SystemExit) as stopped:
@@ -153,7 +153,7 @@ def test_metrics_that_a_checkpoint_relies_on_are_missed(workdir):
     ):
         damage()
         before = contents(workdir)
-        assert expected in (text := refused(check_log, workdir, restored, 2)) and "put back a copy" in text
+        assert expected in (text := refused(check_log, workdir, restored, 2)) and "restore the file from a copy" in text
         assert contents(workdir) == before
 
 

@@ -4,10 +4,12 @@ import sys
 from ast import literal_eval
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.cli.config_file import did_you_mean, is_like, run_config_file, shipped_configs
+from tango_jax.cli.arguments import Parser
+from tango_jax.cli.config_file import did_you_mean, is_like, run_config_file
 from tango_jax.cli.validation import validate
 from tango_jax.runtime.checks import cut, folder_to_write
 from tango_jax.runtime.model_text import error_line
@@ -48,7 +50,7 @@ def _apply_override(config: ConfigDict, override: str) -> None:
     node[keys[-1]] = _parse_like(old, text, name)
 
 
-def _parse_like(old, text: str, name: str):
+def _parse_like(old: Any, text: str, name: str):
     """The text as a value of the old one's type."""
     if isinstance(old, str):
         return text
@@ -65,31 +67,22 @@ def _parse_like(old, text: str, name: str):
     return value
 
 
-def parse_command_line(doc: str, argv: Sequence[str] | None, default_workdir: str) -> tuple[ConfigDict, Path]:
+def parse_command_line(
+    command: str, doc: str, argv: Sequence[str] | None, default_workdir: str
+) -> tuple[ConfigDict, Path]:
     """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
 
-    Prints `doc` and ends on --help; ends with one line on a user's mistake.
+    Ends the process after --help, which shows `doc`, and with one line after a user's mistake.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    if "--help" in argv or "-h" in argv:
-        print(doc.strip() + "\n\nusage: --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]\n")
-        print(f"FILE is a Python file, or the name of a shipped config: {', '.join(shipped_configs())}.")
-        print("Every key with its default is in tango_jax/defaults.py. Of a setting given twice, the last one counts.")
-        sys.exit(0)
+    parser = Parser(command, doc, usage="%(prog)s --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]")
+    parser.add_config()
+    parser.add_argument("--workdir", metavar="DIR", default=default_workdir,
+                        help="folder of results and checkpoints; the same command resumes in it; default: %(default)s")
     try:
-        path, workdir, overrides = DEFAULT_CONFIG, default_workdir, []
-        for argument in argv:
-            if argument.startswith("--config="):
-                path = argument.removeprefix("--config=")
-            elif argument.startswith("--config."):
-                overrides.append(argument.removeprefix("--config."))
-            elif argument.startswith("--workdir="):
-                workdir = argument.removeprefix("--workdir=")
-            else:
-                raise ValueError(f"unknown argument {argument!r}; --help shows the usage")
-        folder = folder_to_write("--workdir", workdir)
-        config = load_config(path, overrides)
+        options, overrides = parser.parse_overrides(argv)
+        workdir = folder_to_write("--workdir", options.workdir)
+        config = load_config(options.config, overrides)
         validate(config)
     except ValueError as error:
         sys.exit(error_line(error))
-    return config, folder
+    return config, workdir

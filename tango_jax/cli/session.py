@@ -72,8 +72,8 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
         console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
         sys.exit(hosts.PREEMPTED)
     except Exception as error:
-        if not hosts.is_alone() and _is_loss(error):
-            _leave(_describe_loss(error, console.doing, workdir), hosts.PEER_LOST)
+        if not hosts.is_alone() and _is_lost_peer(error):
+            _leave(_describe_lost_peer(error, console.doing, workdir), hosts.PEER_LOST)
         if not failures.is_bug(error):
             # A mistake in the settings says itself what to do, as does a checkpoint that could not be written.
             then = "" if isinstance(error, (ValueError, FloatingPointError)) else _then(workdir)
@@ -88,7 +88,7 @@ def _then(workdir: Path) -> str:
     return f". What is saved in {workdir} is kept: the same command goes on from there" if workdir.is_dir() else ""
 
 
-def _describe_loss(error: Exception, doing: str, workdir: Path) -> str:
+def _describe_lost_peer(error: Exception, doing: str, workdir: Path) -> str:
     place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
     first_line = str(error).splitlines()[0]
     return (f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
@@ -96,9 +96,11 @@ def _describe_loss(error: Exception, doing: str, workdir: Path) -> str:
             f"the run resumes from the last checkpoint in {workdir}")
 
 
-def _is_loss(error: Exception) -> bool:
-    """Whether another process may be the cause. Memory that ran out and wrong arguments are of this one's own making:
-    they would only be repeated."""
+def _is_lost_peer(error: Exception) -> bool:
+    """Whether another process may have caused the error by ending.
+
+    Running out of memory and wrong arguments are this process's own doing, and a restart would only repeat them.
+    """
     own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
     return isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(own)
 

@@ -1,1 +1,1 @@
-"""Rows on disk: files, hub ids and names of known sets in; problems, labelled solutions and imitation rows out."""
+"""Datasets: takes files, hub ids and names of known datasets; returns problems, labelled solutions and SFT rows."""

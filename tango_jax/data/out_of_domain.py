@@ -1,6 +1,7 @@
-"""Rows of the evaluation sets that are no mathematics: fields in; question, gold answer and size out.
+"""Row readers for the evaluation sets outside mathematics.
 
-The questions carry everything that is needed to answer in a form that can be graded: facts, code, table, choices.
+Takes the fields of a row; returns question, gold answer and size. Each question contains everything that is needed to
+answer it in a form that can be graded: facts, code, a table or choices.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ def read_strategyqa(fields: Fields) -> Content:
 
 
 def read_tablebench(fields: Fields) -> Content | None:
-    """Questions with one short answer; rows that ask for an analysis or a chart are of another task."""
+    """Read a question with one short answer; return None for rows that ask for an analysis or a chart."""
     if text_of(fields, "qtype") not in ("NumericalReasoning", "FactChecking"):
         return None
     table = decoded_of(value_of(fields, "table"))
@@ -53,7 +54,7 @@ def read_tablebench(fields: Fields) -> Content | None:
 
 
 def markdown_table(columns: Sequence[Any], lines: Sequence[Sequence[Any]]) -> str:
-    """One line of text per line of the table; a bar or a line break inside a cell does not break it."""
+    """Format a table as Markdown; bars inside cells are escaped, and line breaks inside cells become spaces."""
     head = [_line(columns), _line(["---"] * len(columns))]
     return "\n".join([*head, *(_line(line) for line in lines)])
 

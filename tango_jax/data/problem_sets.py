@@ -1,7 +1,7 @@
-"""Problem sets of real tasks: a file, a hub id or the name of a benchmark in; problems in a reproducible order out.
+"""Problem sets of real tasks.
 
-Stage of the loop: before the first turn. Training reads `make_problem_order(...)(cursor)`, so that the data cursor is
-one integer, the number of problems seen since the start: a checkpoint that holds it restores the order exactly.
+Takes a file, a hub id or the name of a benchmark; returns its problems in the order of its rows. Stage of the loop:
+before the first turn. `tasks/splits.py` then splits them and defines the order in which training reads them.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from tango_jax.records import Problem
 
 
 class Benchmark(NamedTuple):
-    """Where a well-known set is on the hub. A local file of the same rows does as well."""
+    """The location of a well-known dataset on the hub. A local file with the same rows can be used instead."""
 
     source: str
     row_format: str
@@ -37,26 +37,27 @@ BENCHMARKS = {
 
 
 class ProblemSet(NamedTuple):
-    """Problems that are graded alike."""
+    """Problems that are graded in the same way."""
 
     problems: tuple[Problem, ...]
     grade_kind: str  # tango_jax.grading.grade's `kind`
-    num_skipped: int  # rows of another task in the same file, or repeats of a problem
+    num_skipped: int  # rows of another task in the same file, and repetitions of a problem
 
 
 def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
-    """A name in BENCHMARKS becomes its hub id and, unless one is given, its row format; all else stays as it is."""
+    """Replace a name in BENCHMARKS by its hub id and, unless one is given, its row format; return others unchanged."""
     benchmark = BENCHMARKS.get(str(source))
     return (source, row_format) if benchmark is None else (benchmark.source, row_format or benchmark.row_format)
 
 
 def load_problems(source: str | Path, row_format: str | None = None) -> ProblemSet:
-    """Every problem of a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS, in the order of its rows.
+    """Load every problem of a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS, in the order of its rows.
 
-    `row_format`: a name in ROW_FORMATS; by default what the keys of the first row point to.
+    Args:
+        row_format: a name in ROW_FORMATS; by default it is detected from the keys of the first row.
 
     Raises:
-        ValueError: nothing there, or a row that cannot be read; names file, line, the keys found and those wanted.
+        ValueError: the source is missing, or a row is invalid; the message names file, line, keys found and wanted.
     """
     source, row_format = resolve(source, row_format)
     if row_format is not None and row_format not in ROW_FORMATS:
@@ -67,10 +68,10 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
     if ROW_FORMATS[row_format].has_repeats:
         problems = list({(problem.question, problem.answer): problem for problem in reversed(problems)}.values())[::-1]
     if not problems:
-        raise ValueError(f"{source}: none of its {len(rows)} rows is a problem of the kind {row_format}")
+        raise ValueError(f"{source}: none of its {len(rows)} rows is a problem in the format {row_format}")
     return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems))
 
 
 def question_key(question: str) -> str:
-    """What two rows with the same question have in common, whatever blanks and line breaks are between its words."""
+    """Return a key that is equal for questions that differ only in the whitespace between their words."""
     return " ".join(question.split())

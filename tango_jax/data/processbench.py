@@ -1,7 +1,8 @@
-"""ProcessBench: solutions whose first wrong step is known. A file or hub split in, rows out.
+"""ProcessBench, a dataset of solutions whose first wrong step is known.
 
-Source: huggingface.co/datasets/Qwen/ProcessBench (arXiv 2412.06559, Apache-2.0), four subsets of 400 to 1,000 rows
-{id, generator, problem, steps, final_answer_correct, label}. Stage of the loop: none; evaluation of the verifier.
+Takes a file or hub split; returns its rows. It is used to evaluate the verifier, not in the training loop. Source:
+huggingface.co/datasets/Qwen/ProcessBench (arXiv 2412.06559, Apache-2.0), four subsets of 400 to 1,000 rows with the
+fields {id, generator, problem, steps, final_answer_correct, label}.
 """
 
 from pathlib import Path
@@ -11,18 +12,18 @@ from tango_jax.data.row_fields import BadRow, Fields, decoded_of, shortened, tex
 from tango_jax.data.rows import Row, read_rows
 
 SUBSETS = ("gsm8k", "math", "olympiadbench", "omnimath")
-WANTED = "problem, steps (a list of texts), label (index of the first wrong step, -1 if there is none)"
+WANTED = "problem, steps (a list of strings), label (index of the first wrong step, -1 if there is none)"
 NO_ERROR = -1
 
 
 class ProcessBenchRow(NamedTuple):
-    """One solution by steps."""
+    """One solution, divided into steps."""
 
     id: str
     problem: str
     steps: tuple[str, ...]
-    label: int  # index of the first wrong step, from 0; NO_ERROR where all are right
-    is_answer_correct: bool  # right answers are reached by wrong steps too
+    label: int  # index of the first wrong step, from 0; NO_ERROR if all are correct
+    is_answer_correct: bool  # not implied by `label`: wrong steps can lead to a correct answer
 
 
 def hub_source(subset: str) -> str:
@@ -30,16 +31,16 @@ def hub_source(subset: str) -> str:
 
 
 def load_processbench(source: str | Path) -> tuple[ProcessBenchRow, ...]:
-    """Every row of a local file or a hub id, in order.
+    """Load every row of a local file or a hub id, in order.
 
     Raises:
-        ValueError: nothing there, or a row that cannot be read; names file, line, the keys found and those wanted.
+        ValueError: the source is missing, or a row is invalid; the message names file, line, keys found and wanted.
     """
     return tuple(_read(row) for row in read_rows(source))
 
 
 def solution_text(steps: tuple[str, ...]) -> str:
-    """The steps as a generator would have written them: each, unchanged, in a block of its own. No answer is known."""
+    """Format steps as a generator would write them: each one, unchanged, in its own block. The answer is not known."""
     blocks = "\n".join(f"<step>{step}</step>" for step in steps)
     return f"<think>\n{blocks}\n</think>"
 
@@ -66,5 +67,5 @@ def _read(row: Row) -> ProcessBenchRow:
 def _steps(fields: Fields) -> tuple[str, ...]:
     steps = decoded_of(value_of(fields, "steps"))
     if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
-        raise BadRow(f"'steps' must be a list of texts with at least one, not {shortened(steps)}")
+        raise BadRow(f"'steps' must be a non-empty list of strings, not {shortened(steps)}")
     return tuple(steps)

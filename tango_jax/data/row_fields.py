@@ -1,6 +1,7 @@
-"""Checked access to the fields of a raw row, and gold answers as the grader wants them.
+"""Checked access to the fields of a raw row, and conversion of gold answers to the form that the grader expects.
 
-Every function raises BadRow with what is wrong; `row_formats.to_problem` adds the file, the line and the keys.
+Every function raises BadRow with a description of the error; `row_formats.to_problem` adds the file, the line and the
+keys. Stage of the loop: reading datasets, before the first turn.
 """
 
 import json
@@ -18,34 +19,34 @@ _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 class BadRow(Exception):
-    """What is wrong with a row; `to_problem` adds where it stands."""
+    """An error in a row; `to_problem` adds the location of the row."""
 
 
 def value_of(fields: Fields, key: str) -> Any:
     if fields.get(key) is None:
-        raise BadRow(f"no {key!r}" if key not in fields else f"{key!r} is null")
+        raise BadRow(f"{key!r} is missing" if key not in fields else f"{key!r} is null")
     return fields[key]
 
 
 def text_of(fields: Fields, key: str, may_be_empty: bool = False) -> str:
     value = value_of(fields, key)
     if not isinstance(value, str) or not (value.strip() or may_be_empty):
-        raise BadRow(f"{key!r} must be a text with something in it, not {shortened(value)}")
+        raise BadRow(f"{key!r} must be a non-empty string, not {shortened(value)}")
     return encodable(key, value.strip())
 
 
 def encodable(key: str, text: str) -> str:
-    """The text itself. JSON may hold half of a surrogate pair, which no tokenizer and no file takes."""
+    """Return the text, or raise BadRow for half of a surrogate pair: JSON may hold one, but no tokenizer accepts it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadRow(f"{key!r} holds {text[error.start]!r}, half of a surrogate pair, at character {error.start}: "
+        raise BadRow(f"{key!r} contains {text[error.start]!r}, half of a surrogate pair, at character {error.start}: "
                      "write the whole character") from error
     return text
 
 
 def decoded_of(value: Any) -> Any:
-    """A value that some files hold as JSON text."""
+    """Decode a value that some files store as JSON text; return any other value unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:
@@ -55,16 +56,17 @@ def decoded_of(value: Any) -> Any:
 
 
 def answer_text(value: Any) -> str:
-    """The gold answer as the grader wants it: 27.0 is 27, True is a word, a list of one is its element.
+    """Convert a gold answer to the form that the grader expects.
 
-    A text with GSM8K's `#### n` is n, without commas between its digits.
+    27.0 becomes 27, True becomes a word, and a list of one element becomes that element. From a text with GSM8K's
+    `#### n`, only n is kept, without commas between its digits.
     """
     if isinstance(value, (list, tuple)):
         if len(value) != 1:
             raise BadRow(f"the answer is a list of {len(value)}; it must have one element: {shortened(value)}")
         return answer_text(value[0])
     if not isinstance(value, (str, int, float)) or value != value or value in (math.inf, -math.inf):
-        raise BadRow(f"the answer must be a text or a number, not {shortened(value)}")
+        raise BadRow(f"the answer must be a string or a number, not {shortened(value)}")
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     text = str(value).strip()

@@ -1,7 +1,8 @@
-"""Raw rows to problems: one small function per shape of row, in a table keyed by name with the grade kind of each.
+"""Conversion of raw rows to problems.
 
-Stage of the loop: between reading a data file (`rows.py`) and the training or evaluation set (`problem_sets.py`).
-A reader returns (question, answer, size), or None for a row that belongs to another task of the same file.
+There is one small reader per row format, in a table keyed by name that also holds the kind of grading. A reader takes
+the fields of a row and returns (question, answer, size), or None for a row that belongs to another task in the same
+file. Stage of the loop: between reading a data file (`rows.py`) and building a problem set (`problem_sets.py`).
 """
 
 import re
@@ -28,17 +29,17 @@ from tango_jax.records import Problem
 class RowFormat(NamedTuple):
     """How to read one kind of row."""
 
-    wanted: str  # the keys that a row must have, in words
+    wanted: str  # description of the keys that a row must have, for error messages
     grade_kind: str  # tango_jax.grading.grade's `kind`
     read: Callable[[Fields], Content | None]
-    has_repeats: bool = False  # files that hold each problem once per style of instruction
+    has_repeats: bool = False  # whether files contain each problem once per style of instruction
 
 
 def to_problem(row: Row, row_format: str) -> Problem | None:
-    """The problem of a row, or None for a row of another task (code in a file that also holds mathematics, say).
+    """Return the problem of a row, or None for a row of another task (such as code in a file with mathematics).
 
     Raises:
-        ValueError: a field is missing or is not what it should be; names file, line, the keys found and those wanted.
+        ValueError: a field is missing or invalid; the message names file, line, the keys found and those wanted.
     """
     chosen = ROW_FORMATS[row_format]
     try:
@@ -53,7 +54,7 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
 
 
 def detect_format(fields: Fields) -> str:
-    """The name of the format that a row's keys point to; "math" where nothing else does."""
+    """Return the name of the format that the keys of a row indicate; "math" if they indicate no other."""
     for name, keys in _TELLING_KEYS.items():
         if keys <= fields.keys():
             return name
@@ -61,14 +62,14 @@ def detect_format(fields: Fields) -> str:
 
 
 def _read_math(fields: Fields) -> Content:
-    """`question` or `problem`, and `answer`, in any case (`Problem`, `Answer`)."""
+    """Read `question` or `problem`, and `answer`; the case of the keys is ignored (`Problem`, `Answer`)."""
     fields = {str(key).lower(): value for key, value in fields.items()}
     question = text_of(fields, "question" if fields.get("question") is not None else "problem")
     return question, answer_text(value_of(fields, "answer")), _level(fields.get("level"))
 
 
 def _read_gsm8k(fields: Fields) -> Content:
-    """A worked answer that ends in `#### n`; size = its number of lines."""
+    """Read a worked answer that ends in `#### n`; the size is its number of lines."""
     worked = text_of(fields, "answer")
     if GSM8K_MARK not in worked:
         raise BadRow(f"'answer' has no {GSM8K_MARK} before the number: {worked[-60:]!r}")
@@ -77,9 +78,9 @@ def _read_gsm8k(fields: Fields) -> Content:
 
 
 def _read_verl(fields: Fields) -> Content | None:
-    """The user turn of `prompt` without the wrapping that asks for another answer format, and the ground truth.
+    """Read the ground truth and the user turn of `prompt`, without wrapping that asks for another answer format.
 
-    Rows whose `ability` is not mathematics are of another task.
+    Rows whose `ability` is not mathematics belong to another task.
     """
     ability = fields.get("ability")
     if isinstance(ability, str) and not ability.lower().startswith("math"):
@@ -92,7 +93,7 @@ def _read_verl(fields: Fields) -> Content | None:
 
 
 def _read_olympiadbench(fields: Fields) -> Content:
-    """Context, question, unit and number of answers make the question. The grader does not want dollar signs."""
+    """Combine context, question, unit and number of answers into one question; remove dollar signs for the grader."""
     context, unit = fields.get("context"), fields.get("unit")
     parts = [context.strip()] if isinstance(context, str) and context.strip() else []
     parts.append(text_of(fields, "question" if "question" in fields else "problem"))
@@ -104,7 +105,7 @@ def _read_olympiadbench(fields: Fields) -> Content:
     return "\n".join(parts), re.sub(r"(?<!\\)\$", "", answer).strip() or answer, 0
 
 
-# Instructions that data sets wrap around a question; they contradict the layout that our prompts ask for.
+# Instructions that datasets wrap around a question. They are removed because they contradict our prompts' layout.
 _WRAPPINGS = (
     ("", "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"),  # Eurus-2-RL-Data
     ("", " Let's think step by step and output the final answer after \"####\"."),  # verl's GSM8K
@@ -118,7 +119,7 @@ _WRAPPINGS = (
 
 
 def strip_wrapping(question: str) -> str:
-    """The question without a wrapping that is known, else as it is."""
+    """Remove a known wrapping from a question; return other questions unchanged."""
     question = question.strip()
     for prefix, suffix in _WRAPPINGS:
         prefix, suffix = prefix.strip(), suffix.strip()
@@ -130,18 +131,18 @@ def strip_wrapping(question: str) -> str:
 
 
 def _user_turn(prompt: Any) -> str:
-    """The last user message of a chat, or a prompt that is a plain text."""
+    """Return the last user message of a chat, or the prompt itself if it is a plain string."""
     if isinstance(prompt, str) and prompt.strip():
         return prompt
     messages = prompt if isinstance(prompt, list) else []
     turns = [m["content"] for m in messages if isinstance(m, dict) and m.get("role") == "user" and "content" in m]
     if not turns or not isinstance(turns[-1], str):
-        raise BadRow(f"'prompt' must be a list of chat messages with a user's, not {shortened(prompt)}")
+        raise BadRow(f"'prompt' must be a list of chat messages with a user turn, not {shortened(prompt)}")
     return turns[-1]
 
 
 def _level(value: Any) -> int:
-    """MATH's difficulty, 1 to 5, as a number or as `Level 3`; 0 where there is none."""
+    """Return MATH's difficulty, 1 to 5, from a number or a text such as `Level 3`; 0 if there is none."""
     digits = re.fullmatch(r"(?:Level )?(\d)", str(value))
     return int(digits[1]) if digits else 0
 
@@ -156,7 +157,7 @@ ROW_FORMATS = {
     "strategyqa": RowFormat("question, facts (a list), answer (true or false)", "choice", read_strategyqa),
     "tablebench": RowFormat("qtype, question, table (columns, data), answer", "text", read_tablebench, True),
 }
-# Keys that a format has and "math" has not, most telling first.
+# Keys that identify a format, the most specific formats first; "math" is the fallback.
 _TELLING_KEYS = {
     "tablebench": {"qtype", "table"},
     "cruxeval": {"code", "input", "output"},

@@ -1,7 +1,7 @@
-"""Data files to raw rows: JSONL, a JSON list, parquet, or a dataset of the model hub; in a path, out dicts that know
-where they stand.
+"""Reading of raw rows from data files: JSONL, a JSON list, parquet, or a dataset on the hub.
 
-Stage of the loop: before anything else. What the fields of a row mean is the business of `row_formats.py`.
+Takes a path or hub id; returns dicts together with their locations. Stage of the loop: before anything else.
+`row_formats.py` interprets the fields of a row.
 """
 
 import json
@@ -20,8 +20,8 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 _HUB = re.compile(
     rf"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>{REVISION}))?(?::(?P<config>[\w.-]+))?/(?P<rest>[\w./-]+)"
 )
-# The hub keeps every data set that it can read converted on this branch, as {config}/{split}/0000.parquet and so on. To
-# pin a split is to name a commit of this branch; to pin a file, one of the data set itself.
+# The hub converts every dataset that it can read to files {config}/{split}/0000.parquet and so on, on this branch. A
+# split is pinned by a commit of this branch, and a file by a commit of the dataset itself.
 PARQUET_BRANCH = "refs/convert/parquet"
 _PARQUET_MAGIC = b"PAR1"
 
@@ -30,27 +30,27 @@ class Row(NamedTuple):
     """One raw row."""
 
     where: str  # for error messages: "file.jsonl, line 3"
-    id: str  # name of the source / number from 1, unique in it
+    id: str  # name of the source / number from 1; unique within the source
     fields: dict[str, Any]
 
 
 def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
-    """All rows of a local file or of a hub id (`HUB_FORM`), in order.
+    """Read all rows of a local file or a hub id (`HUB_FORM`), in order.
 
     Raises:
-        ValueError: no such file, a line that is no JSON object, no rows at all (unless `may_be_empty`), or a hub id
-            that cannot be had; the message names the file, the line and what to change.
+        ValueError: the file does not exist, a line is not a JSON object, there are no rows (unless `may_be_empty`), or
+            the hub id cannot be fetched; the message names the file, the line and what to change.
     """
     name, paths = _locate(str(source))
     is_hub = str(source).startswith(HUB_PREFIX)
     rows = [row for path in paths for row in _rows_of_file(path, f"{source} ({path.name})" if is_hub else str(path))]
     if not rows and not may_be_empty:
-        raise ValueError(f"{source}: no rows in it; give a file with at least one problem")
+        raise ValueError(f"{source}: no rows found; give a file with at least one problem")
     return [Row(where, f"{name}/{number}", fields) for number, (where, fields) in enumerate(rows, 1)]
 
 
 def _locate(source: str) -> tuple[str, list[Path]]:
-    """(name for problem ids, the local files in order)."""
+    """Return (name for problem ids, local files in order)."""
     if source.startswith(HUB_PREFIX):
         return _download(source)
     path = local_path("data file", source)
@@ -61,7 +61,7 @@ def _locate(source: str) -> tuple[str, list[Path]]:
 
 
 def _rows_of_file(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, fields) of every row. What the file holds decides, not its name."""
+    """Yield (where, fields) for every row. The format is detected from the file's content, not from its name."""
     with open(path, "rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(_PARQUET_MAGIC):
@@ -104,25 +104,25 @@ def _parquet_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]
 def _parse_json(text: bytes, where: str) -> Any:
     try:
         value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or nested without end
-        raise ValueError(f"{where}: not JSON ({error}); each row is one JSON object") from error
-    if b"\\ud" in text.lower():  # JSON can write what is no text: no tokenizer takes it, and it would end a run later
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
+        raise ValueError(f"{where}: not JSON ({error}); each row must be one JSON object") from error
+    if b"\\ud" in text.lower():  # half of a surrogate pair: no tokenizer accepts it, so it would end the run later
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise ValueError(f"{where}: {half!r} is half of a character beyond U+FFFF; write both, or leave it out"
+            raise ValueError(f"{where}: {half!r} is half of a surrogate pair; write the whole character or remove it"
                              ) from error  # fmt: skip
     return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """json.loads would take the last of two values with the same name."""
+    """Build a dict from key-value pairs; reject duplicate keys, of which json.loads would silently keep the last."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"the key {twice!r} appears twice in one object")
     return fields
 
 
@@ -133,7 +133,11 @@ def _as_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_hub_id(source: str) -> tuple[str, str | None, str]:
-    """(data set, config or None, split or file) of a hub id; the hub is not asked. ValueError if it is not one."""
+    """Return (dataset, config or None, split or file) of a hub id without contacting the hub.
+
+    Raises:
+        ValueError: `source` is not a hub id.
+    """
     match = _HUB.fullmatch(source)
     parts = match and (match["repo"], match["config"], match["rest"])
     if match and ".." in (match["revision"] or ""):
@@ -145,7 +149,7 @@ def check_hub_id(source: str) -> tuple[str, str | None, str]:
 
 
 def _download(source: str) -> tuple[str, list[Path]]:
-    """Fetch a split or a file of a hub data set, or find it in the local cache."""
+    """Fetch a split or a file of a hub dataset, or find it in the local cache."""
     repo, config, rest = check_hub_id(source)
     revision = _HUB.fullmatch(source)["revision"]
     is_file = rest.endswith(SUFFIXES)
@@ -155,7 +159,7 @@ def _download(source: str) -> tuple[str, list[Path]]:
     paths = sorted(folder.glob(pattern))
     if not paths:
         pinned = f" (splits are on the branch {PARQUET_BRANCH}: pin a commit of it)" if revision and not is_file else ""
-        raise ValueError(f"{source}: data set {repo} has no files {pattern}; check the split{pinned}, or name one of "
+        raise ValueError(f"{source}: dataset {repo} has no files {pattern}; check the split{pinned}, or name one of "
                          "its files")
     configs = sorted({path.parent.parent.name for path in paths})
     if not is_file and len(configs) > 1:
@@ -166,7 +170,7 @@ def _download(source: str) -> tuple[str, list[Path]]:
 def _fetch(source: str, hub_id: hub.HubId, pattern: str, branch: str | None, form: str) -> Path:
     try:
         return hub.download(hub_id, pattern, "dataset", branch, form)
-    except (OSError, ValueError) as error:  # no network, no such data set, no permission, not a valid name
+    except (OSError, ValueError) as error:  # no network, no such dataset, no permission, not a valid name
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"{source}: could not be fetched from the hub ({reason}); without a network, download the file elsewhere "

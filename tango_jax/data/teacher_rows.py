@@ -1,8 +1,8 @@
-"""A teacher's solutions on disk: the parts that stage 0 writes as it goes, and the two files that it ends with.
+"""Files with the solutions of a teacher: the parts that stage 0 writes as it goes, and its two final files.
 
-In: rows as they were sampled, each with its grade. Out: `parts/part-00000.jsonl` and so on with every row, and
-`train.parquet` and `validation.parquet` with those worth imitating: stage 1 is trained on the one and measured on the
-other (`tagged_examples.py`).
+Takes the sampled rows, each with its grade. Writes `parts/part-00000.jsonl` and so on with every row, and
+`train.parquet` and `validation.parquet` with the rows worth imitating: stage 1 trains on the former and measures its
+held-out loss on the latter (`tagged_examples.py`).
 """
 
 import dataclasses
@@ -19,30 +19,30 @@ from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 from tango_jax.runtime.atomic import write_atomically
 
-MAX_SAMPLES = 1024  # of a problem; a row's number is that of its problem times this, plus that of the sample
-MAX_PROBLEMS = 2**31 // MAX_SAMPLES  # a row's number is an int32
+MAX_SAMPLES = 1024  # per problem; the number of a row is its problem's number times this, plus its sample's number
+MAX_PROBLEMS = 2**31 // MAX_SAMPLES  # the number of a row is an int32
 FILES = ("train.parquet", "validation.parquet")
 _SPLIT_STREAM = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class TeacherRow:
-    """One solution."""
+    """One solution that was sampled from the teacher."""
 
-    number: int  # of the problem in its file, from 0, those left out included
+    number: int  # index of the problem in its file, from 0, counting the problems that were left out
     sample: int  # from 0
     problem_id: str
     question: str
-    answer: str  # the gold one
+    answer: str  # gold answer
     solution: str
     is_correct: bool
     format_score: float
     is_truncated: bool
-    num_tokens: int  # of the response, stop token included
+    num_tokens: int  # length of the response, stop token included
 
 
 class Kept(NamedTuple):
-    """What is left of the rows, and why the others are not."""
+    """The rows that are kept, and how many others were dropped for each reason."""
 
     rows: list[TeacherRow]
     counts: dict[str, int]
@@ -53,20 +53,20 @@ def part_path(workdir: Path, shard: int) -> Path:
 
 
 def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
-    """The file is there whole, on disk, or not at all."""
+    """Write a part atomically: the file is either complete on disk or absent."""
     write_atomically(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
 
 
 def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:
-    """The rows of an earlier run's part; None where there is none, or it is damaged and must be written again.
+    """Read a part of an earlier run; return None if it does not exist, or is damaged and must be rewritten.
 
     Raises:
-        ValueError: it is whole, and holds solutions of other problems.
+        ValueError: the part is complete but contains solutions to other problems.
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         rows = [TeacherRow(**json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError):  # not there; no text or JSON; other fields
+    except (OSError, ValueError, TypeError):  # absent; not text or JSON; other fields
         return None
     wanted = [(number, sample) for number, _ in problems for sample in range(samples)]
     if len(rows) != len(wanted):
@@ -76,21 +76,21 @@ def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int)
     ):
         found = (row.number, row.sample, row.problem_id, row.question, row.answer)
         if found != (number, sample, problem.id, problem.question, problem.answer):
-            raise ValueError(f"{path} holds a solution of {row.problem_id}, {row.question[:60]!r}, where the problem "
-                             f"now is {problem.id}, {problem.question[:60]!r}: the problem file or the tokenizer has "
-                             "changed since; bring the old one back, or choose another --workdir")
+            raise ValueError(f"{path} holds a solution to {row.problem_id}, {row.question[:60]!r}, where the problem "
+                             f"is now {problem.id}, {problem.question[:60]!r}: the problem file or the tokenizer has "
+                             "changed since then; restore the old one, or choose another --workdir")
     return rows
 
 
 def keep_rows(rows: Sequence[TeacherRow], keep: ConfigDict) -> Kept:
-    """Those worth imitating, in order.
+    """Select the rows worth imitating, in order.
 
-    A response that was cut off, or that has no steps or no boxed answer, is never kept: stage 1 could not read it.
+    A response that was truncated, or that has no steps or no boxed answer, is never kept: stage 1 could not read it.
     """
     counts = dict.fromkeys(("truncated", "untagged", "by_format", "by_correctness", "not_the_best"), 0)
     left: dict[int, list[TeacherRow]] = {}
     for row in rows:
-        reason = _why_not(row, keep)
+        reason = _drop_reason(row, keep)
         if reason:
             counts[reason] += 1
         else:
@@ -104,7 +104,7 @@ def keep_rows(rows: Sequence[TeacherRow], keep: ConfigDict) -> Kept:
     return Kept(kept, counts)
 
 
-def _why_not(row: TeacherRow, keep: ConfigDict) -> str | None:
+def _drop_reason(row: TeacherRow, keep: ConfigDict) -> str | None:
     if row.is_truncated:
         return "truncated"
     parsed = parse_solution(row.solution)
@@ -116,15 +116,18 @@ def _why_not(row: TeacherRow, keep: ConfigDict) -> str | None:
 
 
 def validation_questions(problems: Sequence[Problem], share: float, seed: int) -> frozenset[str]:
-    """`question_key` of the questions that are set aside. Drawn before any filter, so that none moves a problem to the
-    other file; a question that a file holds twice is in one of them."""
+    """Return the `question_key` of the questions that are held out.
+
+    They are drawn before any filtering, so that no filter moves a problem to the other file. A question that occurs
+    twice in the problem file is in only one of the two files.
+    """
     questions = list(dict.fromkeys(question_key(problem.question) for problem in problems))
     order = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(questions))
     return frozenset(questions[index] for index in order[: round(share * len(questions))])
 
 
 def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset[str]) -> tuple[int, int]:
-    """Write both files; returns their numbers of rows."""
+    """Write both files; return their numbers of rows."""
     parts = [[], []]
     for row in rows:
         parts[question_key(row.question) in validation].append(row)

@@ -1,4 +1,4 @@
-"""A generator solves problems: a shard of a set in; graded solutions, greedy and sampled, out."""
+"""Solving by the generator: takes a shard of a set; returns graded solutions, greedy and sampled."""
 
 from collections.abc import Sequence
 
@@ -10,26 +10,26 @@ from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import grade_many, parse_solution
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import rng
-from tango_jax.sampling.checkpoint_sampler import Speaker, write_many
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.templates import generator_prompt
 
 
 def samples_of(settings: Settings) -> list[int]:
-    """The numbers of a problem's solutions."""
+    """Return the sample numbers of a problem's solutions."""
     return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
 
 
-def solve_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[SolvedRow]:
+def solve_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[SolvedRow]:
     """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
     solve_set: SolveSet = shard.set
-    prompts = [generator_prompt(speaker.template, speaker.source.tokenizer, problem) for _, problem in shard.items]
-    fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= speaker.max_prompt]
+    prompts = [generator_prompt(sampler.template, sampler.tokenizer, problem) for _, problem in shard.items]
+    fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= sampler.max_prompt]
     numbers = [shard.items[p][0] for p in fitting]
     chosen = [prompts[p] for p in fitting]
-    written: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
+    responses: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
     passes = [] if settings.skip_greedy else [((GREEDY,), 0.0, 1.0)]
     if settings.samples:
         passes.append((tuple(range(settings.samples)), settings.temperature, settings.top_p))
@@ -37,18 +37,22 @@ def solve_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[Solv
         # Of several seeds and sets none shares its randomness; the first 4 of 8 samples are the 4 of another run.
         row_PM = np.array([[number * MAX_SAMPLES + max(0, sample) for sample in samples] for number in numbers])
         key = rng.step_key(settings.seed, "evaluate", solve_set.name)
-        rollout = write_many(speaker, chosen, row_PM, key, temperature, top_p)
+        rollout = sampler.sample(chosen, row_PM, key, temperature, top_p)
         keys = [(number, sample) for number in numbers for sample in samples]
-        written |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
-    return _rows(speaker, solve_set, shard.items, written, samples_of(settings))
+        responses |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+    return _rows(sampler, solve_set, shard.items, responses, samples_of(settings))
 
 
 def _rows(
-    speaker: Speaker, solve_set: SolveSet, problems: Sequence[tuple[int, Problem]], written: dict, samples: list[int]
+    sampler: CheckpointSampler,
+    solve_set: SolveSet,
+    problems: Sequence[tuple[int, Problem]],
+    responses: dict[tuple[int, int], tuple],
+    samples: list[int],
 ) -> list[SolvedRow]:
     keys = [(number, sample) for number, _ in problems for sample in samples]
     owners = [problem for _, problem in problems for _ in samples]
-    texts = [speaker.source.tokenizer.decode(written[key][0]) if key in written else "" for key in keys]
+    texts = [sampler.tokenizer.decode(responses[key][0]) if key in responses else "" for key in keys]
     graded = grade_many(texts, [problem.answer for problem in owners], solve_set.grade_kind)
     parsed = [parse_solution(text, solve_set.min_steps) for text in texts]
     classes = _classes(keys, [record.answer for record in parsed], graded.correct, solve_set.grade_kind)
@@ -57,8 +61,9 @@ def _rows(
             number=key[0], sample=key[1], problem_id=problem.id, question=problem.question, gold=problem.answer,
             size=problem.size, text=text, answer=record.answer, answer_class=classes[key], is_correct=bool(is_correct),
             format_score=float(record.format_score), num_steps=len(record.steps),
-            is_truncated=bool(written[key][1]) if key in written else False,
-            num_tokens=len(written[key][0]) if key in written else 0, is_too_long=key not in written, grader=failure,
+            is_truncated=bool(responses[key][1]) if key in responses else False,
+            num_tokens=len(responses[key][0]) if key in responses else 0, is_too_long=key not in responses,
+            grader=failure,
         )
         for key, problem, text, record, is_correct, failure in zip(
             keys, owners, texts, parsed, graded.correct, graded.failures, strict=True
@@ -67,7 +72,7 @@ def _rows(
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
-    """The answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
+    """Return the answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
     groups: dict[int, list[int]] = {}
     for index, (number, sample) in enumerate(keys):
         if sample != GREEDY:
@@ -83,10 +88,10 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 
 
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
-    """The rows of an earlier attempt at a shard, if they are whole.
+    """Read the rows of an earlier attempt at a shard; return None if they are incomplete.
 
     Raises:
-        ValueError: they are whole, and of other problems.
+        ValueError: the rows are complete but belong to other problems.
     """
     rows = read_shard(shard.path, SolvedRow)
     wanted = [(number, sample, problem) for number, problem in shard.items for sample in samples]
@@ -102,7 +107,7 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
 
 
 def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
-    """The solutions as a verifier sees them."""
+    """Return the solutions as claims for a verifier to judge."""
     problems = dict(solve_set.problems)
     return [
         Claim(

@@ -1,4 +1,4 @@
-"""One figure: accuracy against the number of samples, a panel a set. Results in; a PNG file out."""
+"""Plot of accuracy against the number of samples, with one panel per set. Takes results; writes a PNG file."""
 
 import io
 import os
@@ -26,7 +26,7 @@ PANEL_INCHES, MAX_COLUMNS, DPI = (3.6, 3.2), 4, 150
 
 
 def plot_samples(results: Sequence[SetResult], path: str | os.PathLike) -> bool:
-    """Draw the sets that have several samples; False, and no file, if none has."""
+    """Plot the sets that have several samples; write no file and return False if there are none."""
     curves = {result.name: _curves(result) for result in results}
     curves = {name: by_rule for name, by_rule in curves.items() if by_rule}
     if not curves:
@@ -64,7 +64,7 @@ def _draw(axes: Axes, title: str, by_rule: dict[str, list[tuple[int, float, floa
 
 
 def _curves(result: SetResult) -> dict[str, list[tuple[int, float, float, float]]]:
-    """(k, percent, low, high) by rule; empty with less than two numbers of samples."""
+    """Return (k, percent, low, high) by rule, without rules that have fewer than two numbers of samples."""
     curves = {rule: [(m.k, *(100 * part for part in m.estimate)) for m in result.metrics if m.name == rule]
               for rule in STYLES}
     return {rule: points for rule, points in curves.items() if len(points) > 1}

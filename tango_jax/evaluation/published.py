@@ -1,9 +1,9 @@
-"""Accuracies and F1 scores published for RL Tango, in percent, to stand beside a run's own.
+"""Accuracies and F1 scores published for RL Tango, in percent, for comparison with the figures of a run.
 
-From arXiv 2505.15034: tables 1 and 4 (200 generator steps), table 2 (300 steps; where it quotes other papers, so does
-this), table 3 (ProcessBench F1). All are zero-shot and greedy, one attempt. The paper does not say how many problems
-it took of BGQA, StrategyQA and TableBench: there the same set is meant, maybe not the same rows. Rows whose printed
-average contradicts their figures are left out (EurusPRM-7B in table 3).
+From arXiv 2505.15034: tables 1 and 4 (200 generator steps), table 2 (300 steps; some of its figures are quoted from
+other papers), table 3 (ProcessBench F1). All are zero-shot and greedy with one attempt. The paper does not say how many
+problems of BGQA, StrategyQA and TableBench it used, so these figures may be of other rows of the same set. Rows whose
+printed average contradicts their figures are left out (EurusPRM-7B in table 3).
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ SIZES = {
     "processbench_gsm8k": 400, "processbench_math": 1_000, "processbench_olympiadbench": 1_000,
     "processbench_omnimath": 1_000,
 }  # fmt: skip
-LEAST = {"tablebench": 400}  # its rows were corrected since: no exact number
+MIN_SIZES = {"tablebench": 400}  # its rows were corrected since: no exact number
 
 
 class Published(NamedTuple):
@@ -61,10 +61,10 @@ PUBLISHED = (
 
 def comparable(set_name: str, count: int, is_whole: bool) -> bool:
     """Whether a set of `count` problems is the one that the published figures are of, as far as its size tells."""
-    has_size = count == SIZES[set_name] if set_name in SIZES else count >= LEAST.get(set_name, 0)
+    has_size = count == SIZES[set_name] if set_name in SIZES else count >= MIN_SIZES.get(set_name, 0)
     return is_whole and has_size and any(set_name in row.scores for row in PUBLISHED)
 
 
 def rows_for(sets: tuple[str, ...]) -> list[Published]:
-    """The published rows that have all of these sets; none if there are no sets."""
+    """Return the published rows that cover all of these sets; none if there are no sets."""
     return [row for row in PUBLISHED if sets and all(name in row.scores for name in sets)]

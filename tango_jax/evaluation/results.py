@@ -1,6 +1,7 @@
-"""Rows to figures: what was written and judged in; named estimates with intervals out.
+"""Rows to figures: solutions and judgements in; named estimates with intervals out.
 
-The same functions score during training (`scores.py`); here each figure that is reported gets its interval too.
+Takes rows of solutions and judgements; returns named estimates with confidence intervals. The same functions compute
+the scores during training (`scores.py`); here each reported figure also gets its interval.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,16 @@ from tango_jax.evaluation.sets import JudgeSet, SolveSet
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
 from tango_jax.evaluation.statistics import (
     Estimate,
-    axis,
-    differences_of,
-    mean_of_draws,
-    means_of,
-    of_sums,
+    bootstrap_means,
+    estimate_from_sums,
+    mean_over_sets,
+    paired_differences,
+    reported_sample_counts,
     resample,
     share_of,
 )
 from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
-from tango_jax.evaluation.voting import Ballot, rules
+from tango_jax.evaluation.voting import Ballot, selection_accuracies
 from tango_jax.records import Solution
 from tango_jax.tracking.scores import generator_scores, verifier_scores
 
@@ -33,7 +34,7 @@ VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}
 
 
 class Metric(NamedTuple):
-    """One figure of one set."""
+    """One metric of one set."""
 
     set: str
     name: str
@@ -43,7 +44,7 @@ class Metric(NamedTuple):
 
 
 class SetResult(NamedTuple):
-    """All that is known of one set."""
+    """All results of one set."""
 
     name: str
     source: str
@@ -56,7 +57,7 @@ class SetResult(NamedTuple):
 
 
 def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> SetResult:
-    """Figures of the generator and, where solutions were judged, of the verifier and of both together."""
+    """Compute the metrics of the generator and, if solutions were judged, of the verifier and of both together."""
     count = len(solve_set.problems)
     by_claim = _by_claim(judged)
     greedy = [row for row in rows if row.sample == GREEDY]
@@ -73,9 +74,9 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     scores = generator_scores(solutions, [row.is_truncated for row in described])
     for name in ("format", "truncation_rate", "step_accuracy"):
         if name in scores:
-            metrics.append(_plain(solve_set.name, name, len(described), scores[name]))
+            metrics.append(_without_interval(solve_set.name, name, len(described), scores[name]))
     tokens = float(np.mean([row.num_tokens for row in described]))
-    metrics.append(_plain(solve_set.name, "response_tokens", len(described), tokens))
+    metrics.append(_without_interval(solve_set.name, "response_tokens", len(described), tokens))
     if judged:
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
@@ -85,7 +86,7 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
 
 
 def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
-    """Figures of the verifier on given solutions."""
+    """Compute the metrics of the verifier on given solutions."""
     name, by_claim = judge_set.name, _by_claim(judged)
     votes = [by_claim[claim.number, claim.sample] for claim in judge_set.claims]
     metrics, draws_R = [], np.zeros(0)
@@ -94,7 +95,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
         draws_R = resample(columns_NC, _first_error_f1)
         erroneous, correct = columns_NC[:, 1] > 0, columns_NC[:, 3] > 0
         metrics = [
-            Metric(name, "f1", 0, len(votes), of_sums(columns_NC, _first_error_f1)),
+            Metric(name, "f1", 0, len(votes), estimate_from_sums(columns_NC, _first_error_f1)),
             Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_NC[erroneous, 0])),
             Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_NC[correct, 2])),
             Metric(name, "rate_misaligned", 0, len(judged), _mean_over_claims(
@@ -108,20 +109,20 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
 
 
 def averages(results: Sequence[SetResult]) -> list[Metric]:
-    """The mean of the headline figure over each group of the paper of which every set was evaluated."""
+    """Return the mean of the headline metric over each of the paper's groups whose sets were all evaluated."""
     by_name = {result.name: result for result in results if result.draws_R.size}
     found = []
     for group, title, headline in ((MATHEMATICS, "mathematics", "greedy"), (OUT_OF_DOMAIN, "out_of_domain", "greedy"),
                                    (PROCESSBENCH, "processbench", "f1")):  # fmt: skip
         if all(name in by_name for name in group):
             values = [value_of(by_name[name], headline).value for name in group]
-            estimate = mean_of_draws(values, [by_name[name].draws_R for name in group])
+            estimate = mean_over_sets(values, [by_name[name].draws_R for name in group])
             found.append(Metric(f"{title}_{AVERAGE}", headline, 0, len(group), estimate))
     return found
 
 
 def value_of(result: SetResult, name: str, k: int | None = None) -> Estimate | None:
-    """A figure by its name; None if the set does not have it."""
+    """Return the estimate of a metric by its name; None if the set does not have it."""
     return next((m.estimate for m in result.metrics if m.name == name and k in (None, m.k)), None)
 
 
@@ -132,12 +133,12 @@ def _by_claim(judged: Sequence[JudgedRow]) -> dict[tuple[int, int], list[JudgedR
     return by_claim
 
 
-def _plain(set_name: str, name: str, count: int, value: float) -> Metric:
+def _without_interval(set_name: str, name: str, count: int, value: float) -> Metric:
     return Metric(set_name, name, 0, count, Estimate(float(value), float("nan"), float("nan")))
 
 
 def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
-    """The samples of each problem, in the order of problems."""
+    """Return one ballot with the samples of each problem, in the order of problems."""
     groups: dict[int, list[SolvedRow]] = {}
     for row in sorted(sampled, key=lambda row: (row.number, row.sample)):
         groups.setdefault(row.number, []).append(row)
@@ -156,18 +157,18 @@ def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
 
 
 def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> list[Metric]:
-    """Every rule at every number of samples; with a verifier also what each gains over the majority, all samples."""
+    """Compute every rule at every number of samples and, with a verifier, its gain over the majority of all samples."""
     ballots = ballots_of(sampled, by_claim)
     num_samples, metrics = len(ballots[0].is_correct_n), []
-    for k in axis(num_samples):
-        rows = [rules(ballot, k) for ballot in ballots]
+    for k in reported_sample_counts(num_samples):
+        rows = [selection_accuracies(ballot, k) for ballot in ballots]
         names = list(rows[0])
         values_NC = np.array([[row[name] for name in names] for row in rows])
         metrics += [Metric(set_name, name, k, len(ballots), estimate)
-                    for name, estimate in zip(names, means_of(values_NC), strict=True)]
+                    for name, estimate in zip(names, bootstrap_means(values_NC), strict=True)]
         if k == num_samples > 1 and by_claim:
             by_rule = names[names.index("majority") + 1 :]
-            gains = differences_of(values_NC[:, -len(by_rule) :], values_NC[:, names.index("majority")])
+            gains = paired_differences(values_NC[:, -len(by_rule) :], values_NC[:, names.index("majority")])
             metrics += [Metric(set_name, f"{name}_minus_majority", k, len(ballots), estimate)
                         for name, estimate in zip(by_rule, gains, strict=True)]
     return metrics
@@ -176,10 +177,12 @@ def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> l
 def _verifier(
     set_name: str, numbers: Sequence[int], solutions: Sequence[Solution], votes: Sequence[list[JudgedRow]]
 ) -> list[Metric]:
-    """Scores of `scores.py` over all votes, with intervals for the F1s: all votes on a problem stay together.
+    """Compute the scores of `scores.py` over all votes, with intervals for the F1 scores.
+
+    All votes on a problem stay together when problems are resampled.
 
     Args:
-        numbers: of the problem of each solution.
+        numbers: the number of each solution's problem.
     """
     owners = [solution for solution, rows in zip(solutions, votes, strict=True) for _ in rows]
     scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
@@ -190,9 +193,9 @@ def _verifier(
             judged = [mark for row in rows
                       for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
             steps.append(_class_columns(judged, list(solution.gold_steps) * len(rows)))
-    intervals = {"outcome_f1": of_sums(_by_problem(numbers, outcome), _macro_f1)}
+    intervals = {"outcome_f1": estimate_from_sums(_by_problem(numbers, outcome), _macro_f1)}
     if "step_f1" in scores:
-        intervals["step_f1"] = of_sums(_by_problem(numbers, steps), _macro_f1)
+        intervals["step_f1"] = estimate_from_sums(_by_problem(numbers, steps), _macro_f1)
     wanted = ("outcome_f1", "outcome_balanced_accuracy", "step_f1", "step_balanced_accuracy", "rate_correct",
               "rate_invalid", "rate_misaligned", "format")  # fmt: skip
     metrics = []
@@ -203,7 +206,7 @@ def _verifier(
 
 
 def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Sums per problem. Its samples are right or wrong together: taken as independent they would narrow an interval."""
+    """Sum counts per problem. Its samples are correlated; treating them as independent would narrow the interval."""
     _, places = np.unique(numbers, return_inverse=True)
     sums_NC = np.zeros((places.max() + 1, len(counts[0])))
     np.add.at(sums_NC, places, np.array(counts))
@@ -211,13 +214,13 @@ def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.n
 
 
 def _mean_over_claims(shares_N: Sequence[float]) -> Estimate:
-    """The mean of shares among each claim's votes, which are not independent of each other; claims are."""
+    """Return the mean of one share per claim, because the votes on a claim are not independent but claims are."""
     values_N = np.array(shares_N)
-    return share_of(values_N) if np.isin(values_N, (0, 1)).all() else means_of(values_N[:, None])[0]
+    return share_of(values_N) if np.isin(values_N, (0, 1)).all() else bootstrap_means(values_N[:, None])[0]
 
 
 def _class_columns(predicted: Sequence[bool | None], actual: Sequence[bool]) -> list[int]:
-    """Counts behind scores.class_scores: hits, claims and occurrences of correct, then of incorrect."""
+    """Return the counts behind scores.class_scores: hits, predictions and occurrences of correct, then of incorrect."""
     pairs = list(zip(predicted, actual, strict=True))
     return [
         count for label in (True, False)
@@ -227,13 +230,13 @@ def _class_columns(predicted: Sequence[bool | None], actual: Sequence[bool]) -> 
 
 
 def _macro_f1(sums_RC: np.ndarray) -> np.ndarray:
-    """Mean F1 of the two classes; one that neither occurs nor is claimed has 0, as in scores.py."""
+    """Return the mean F1 of the two classes; a class that neither occurs nor is predicted has 0, as in scores.py."""
     parts = [2 * sums_RC[:, c] / np.maximum(1, sums_RC[:, c + 1] + sums_RC[:, c + 2]) for c in (0, 3)]
     return (parts[0] + parts[1]) / 2
 
 
 def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]) -> np.ndarray:
-    """Columns: hit and occurrence of an erroneous solution, hit and occurrence of a correct one."""
+    """Return the columns: hit and occurrence of an erroneous solution, hit and occurrence of a correct one."""
     columns = []
     for label, rows in zip(labels, votes, strict=True):
         hit = voted_first_wrong(rows) == label
@@ -242,7 +245,7 @@ def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]
 
 
 def _first_error_f1(sums_RC: np.ndarray) -> np.ndarray:
-    """Harmonic mean of the two accuracies (ProcessBench); NaN where one kind of solution does not occur."""
+    """Return the harmonic mean of the two accuracies (ProcessBench); NaN if one kind of solution does not occur."""
     with np.errstate(invalid="ignore", divide="ignore"):
         erroneous, correct = sums_RC[:, 0] / sums_RC[:, 1], sums_RC[:, 2] / sums_RC[:, 3]
         f1 = 2 * erroneous * correct / (erroneous + correct)
@@ -265,7 +268,7 @@ def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
     cut = sum(row.is_truncated for row in judged)
     notes = []
     for count, what in ((shortened, "verifications of a solution that was shortened to fit"),
-                        (unread, "solutions were not judged: none was written, or the problem alone is too long"),
+                        (unread, "solutions were not judged: there is none, or the problem alone is too long"),
                         (cut, "verifications were cut off at the length limit")):  # fmt: skip
         if count:
             notes.append(f"{count} of {len(judged)} {what}")

@@ -1,7 +1,8 @@
-"""What is evaluated: names from the command line in; problems to solve, or solutions to judge, out.
+"""The sets to evaluate.
 
-A name may carry its rows, `math500:rows.jsonl` or `math500:hub:owner/name/split`; any other name with rows is a set of
-one's own. Everything is read before any model is.
+Takes names from the command line; returns problems to solve, or solutions to judge. A name may specify its rows, as in
+`math500:rows.jsonl` or `math500:hub:owner/name/split`; any other name with rows is a user-defined set. Everything is
+read before any model is.
 """
 
 import re
@@ -19,7 +20,7 @@ from tango_jax.data.rows import SUFFIXES
 from tango_jax.data.teacher_rows import MAX_PROBLEMS
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
 from tango_jax.grading import grade_many
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem, Solution
 from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
 from tango_jax.tasks.registry import make_task
@@ -34,7 +35,7 @@ _DRAW_STREAM = 4
 
 
 class SolveSet(NamedTuple):
-    """Problems for a generator. For `prompts.read` it is the task: kind of grading, step labels, least steps."""
+    """Problems for a generator. In `rollouts.make_solution` it takes the place of the task, whose fields it has."""
 
     name: str
     source: str
@@ -49,7 +50,7 @@ class SolveSet(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A solution that a verifier judges."""
+    """A solution for a verifier to judge."""
 
     number: int  # of its problem
     sample: int  # of that problem's solutions
@@ -59,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class JudgeSet(NamedTuple):
-    """Given solutions for a verifier."""
+    """Given solutions for a verifier to judge."""
 
     name: str
     source: str
@@ -70,20 +71,23 @@ class JudgeSet(NamedTuple):
         return [self.claims[start : start + size] for start in range(0, len(self.claims), size)]
 
 
+EvalSet = SolveSet | JudgeSet
+
+
 def open_sets(
     names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int
-) -> list[SolveSet | JudgeSet]:
+) -> list[EvalSet]:
     """Every set that is asked for, in order.
 
     Args:
-        names: as on the command line; those of GROUPS stand for several.
-        checkpoint, judge: what solves and what judges; the workdir of a run brings its own last_letter.
-        problems: of each set, drawn by `seed`; 0: all.
+        names: as on the command line; a name in GROUPS stands for several sets.
+        checkpoint, judge: the models that solve and judge; a run's workdir determines its own last_letter settings.
+        problems: number of problems in each set, drawn by `seed`; 0: all.
 
     Raises:
-        ValueError: an unknown name, rows that cannot be read, or a set that needs a checkpoint which is not given.
+        ValueError: a name is unknown, rows cannot be read, or a set needs a checkpoint that is not given.
     """
-    opened: dict[str, SolveSet | JudgeSet] = {}
+    opened: dict[str, EvalSet] = {}
     for name, source in _resolve(names):
         if name in opened:
             raise ValueError(f"--sets names {name} twice: take one of them out")
@@ -101,7 +105,7 @@ def open_sets(
 
 
 def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, source) of every set, groups taken apart; the source is empty where the set makes its own rows."""
+    """Return (name, source) of every set, with groups expanded and default sources filled in."""
     resolved = []
     for text in names:
         name, _, source = text.partition(":")
@@ -123,7 +127,7 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _member_source(group: str, member: str, folder: str) -> str:
-    """Of one set in a group: its usual source, or the file of its name in a folder."""
+    """Return the source of one set in a group: its default, or the file of its name in a folder."""
     if not folder:
         return hub_source(member.removeprefix("processbench_")) if group == "processbench" else member
     stems = (member, member.removeprefix("processbench_")) if group == "processbench" else (member,)
@@ -136,7 +140,7 @@ def _member_source(group: str, member: str, folder: str) -> str:
 
 
 def drawn(count: int, wanted: int, seed: int) -> np.ndarray:
-    """The numbers, ascending, of `wanted` of `count` problems; all of them for 0 or too many."""
+    """Draw `wanted` of `count` problem numbers, ascending; all of them if `wanted` is 0 or too large."""
     if not 0 < wanted < count:
         return np.arange(count)
     # Drawn, not the first: some files are sorted by subject.
@@ -169,13 +173,13 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
 
 
 def _min_steps(checkpoint: str) -> int:
-    """Of a well-formed solution: as the run had it, or as the mathematics sets want it."""
+    """Return the minimum number of steps in a well-formed solution: the run's, or that of the mathematics sets."""
     is_run = kind_of(checkpoint) == "workdir"
     return read_config(Path(checkpoint).expanduser()).task.min_steps if is_run else MIN_STEPS
 
 
 def task_config(checkpoint: str) -> ConfigDict:
-    """Settings of the synthetic task: those of the run that a checkpoint comes from, or the defaults."""
+    """Return the settings of the synthetic task: those of the run that a checkpoint comes from, or the defaults."""
     config = default_config()
     if kind_of(checkpoint) == "workdir":
         own = read_config(Path(checkpoint).expanduser()).task
@@ -191,7 +195,7 @@ def _last_letter(checkpoint: str, problems: int) -> SolveSet:
 
 
 def _last_letter_steps(checkpoint: str, problems: int) -> JudgeSet:
-    """The fixed pool of training: solutions of which about half the wrong steps are known to be wrong."""
+    """Return the fixed pool of training: solutions with gold step labels, half of them drawn with errors."""
     task = make_task(task_config(checkpoint), {})
     pool = [task.pool_solution(index) for index in range(problems or SYNTHETIC_PROBLEMS)]
     correct = grade_many([text for _, text in pool], [problem.answer for problem, _ in pool], task.grade_kind).correct

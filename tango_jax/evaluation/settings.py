@@ -1,21 +1,22 @@
-"""What the command line of `python -m tango_jax.evaluate` says, checked before any work.
+"""The command line of `python -m tango_jax.evaluate`, checked before any work.
 
-In: arguments. Out: one frozen record. What a resumed evaluation depends on is kept in the output folder and compared.
+Takes arguments; returns one frozen record. The settings on which a resumed evaluation depends are saved in the output
+folder and compared.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
 from tango_jax.runtime.manifest import complete_steps
-from tango_jax.sampling.checkpoint_sampler import SpeakerSettings
+from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
 from tango_jax.weights.source import kind_of
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
@@ -28,12 +29,12 @@ RANGES = {
     "max_prompt": COUNT_OR_NONE, "max_new": COUNT_OR_NONE, "verifier_max_prompt": COUNT_OR_NONE,
     "verifier_max_new": COUNT_OR_NONE, "shard": COUNT, "rows": COUNT, "decode_tensor": COUNT,
 }  # fmt: skip
-FREE = ("out", "rows", "distributed", "decode_tensor")  # may change when an evaluation goes on
+MAY_CHANGE = ("out", "rows", "distributed", "decode_tensor")  # settings that a resumed evaluation may have anew
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One evaluation."""
+    """The settings of one evaluation."""
 
     checkpoint: str | None  # what solves problems
     verifier: str | None  # what judges solutions
@@ -62,13 +63,14 @@ class Settings:
 
     @property
     def judge(self) -> str:
-        """What judges the sets that need no solver."""
+        """The model that judges the sets that need no solver."""
         return self.verifier or self.checkpoint
 
-    def speaker(self, role: str) -> SpeakerSettings:
+    def sampler(self, role: str) -> CheckpointSamplerSettings:
+        """What the sampler of a role is opened with."""
         own = {
-            "generator": SpeakerSettings(self.template, self.max_prompt, self.max_new),
-            "verifier": SpeakerSettings(
+            "generator": CheckpointSamplerSettings(self.template, self.max_prompt, self.max_new),
+            "verifier": CheckpointSamplerSettings(
                 self.verifier_template, self.verifier_max_prompt, self.verifier_max_new,
                 default_tokens=VERIFIER_TOKENS, max_new_flag="verifier_max_new",
             ),
@@ -79,10 +81,10 @@ class Settings:
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
-    """Settings from arguments; argparse ends on --help and on unknown arguments.
+    """Settings from arguments; --help shows `doc` and ends the process.
 
     Raises:
-        ValueError: values that cannot be; names the value, the limit and the fix.
+        ValueError: unknown arguments or values that cannot be; names the value, the limit and the fix.
     """
     fields = vars(_parser(doc).parse_args(argv))
     fields["sets"] = tuple(dict.fromkeys(part.strip() for part in fields["sets"].split(",") if part.strip()))
@@ -93,7 +95,7 @@ def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Raises ValueError on the first mistake."""
+    """Raise ValueError for the first invalid setting."""
     require(bool(settings.sets), "--sets is empty: name at least one")
     require(bool(settings.judge), "no model is named: --checkpoint solves, --verifier judges; give one or both")
     for name in (settings.checkpoint, settings.verifier):
@@ -105,21 +107,21 @@ def check(settings: Settings) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Insist that the settings of an earlier attempt in the output folder, if any, are the same; nothing is written.
+    """Check that the settings of an earlier attempt in the output folder, if any, are the same; write nothing.
 
-    The first process does; all of them must call it.
+    The first process does the check, but all processes must call this function.
 
     Raises:
-        ValueError: the folder holds another evaluation (names what differs), or its settings are gone.
+        ValueError: the folder holds another evaluation (the message names the differences) or its settings are missing.
     """
     hosts.in_first(lambda: _compare(settings.out / "settings.json", _comparable(settings)))
 
 
-def keep_settings(settings: Settings) -> None:
+def save_settings(settings: Settings) -> None:
     """Write the settings into the output folder, if they are not there. The first process does; all must call it.
 
     Raises:
-        ValueError: they cannot be written.
+        ValueError: the settings cannot be written.
     """
     path = settings.out / "settings.json"
     hosts.in_first(lambda: None if path.exists() else write_json_atomic(path, _comparable(settings)))
@@ -143,7 +145,7 @@ def _compare(path: Path, new: dict) -> None:
 
 
 def _comparable(settings: Settings) -> dict:
-    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in FREE}
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
     # A run that goes on training between two attempts is another model.
     for role in ("checkpoint", "verifier"):
@@ -153,17 +155,15 @@ def _comparable(settings: Settings) -> dict:
     return fields
 
 
-def _parser(doc: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tango_jax.evaluate", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser(doc: str) -> Parser:
+    parser = Parser("evaluate", doc)
     parser.add_argument("--checkpoint", help="what solves the problems, and judges if there is no --verifier")
     parser.add_argument("--verifier", help="what judges: every solution of --checkpoint, and the sets made for it")
     parser.add_argument("--sets", required=True, help="names, separated by commas; NAME:SOURCE takes other rows")
     parser.add_argument("--out", "--workdir", default="runs/eval", help="folder of the results")
     parser.add_argument("--samples", type=int, default=0, help="sampled solutions of each problem; 0: greedy alone")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled solutions")
-    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
     parser.add_argument("--skip_greedy", action="store_true", help="sampled solutions alone")
     parser.add_argument("--votes", type=int, default=1, help="verifications of a solution; 1: greedy, more: sampled")
     parser.add_argument("--verifier_temperature", type=float, default=1.0, help="of several votes")
@@ -175,7 +175,7 @@ def _parser(doc: str) -> argparse.ArgumentParser:
         parser.add_argument(f"--{prefix}template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of weights and computing")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the problems drawn and of the sampling; default: 0")
     parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")
     parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
     parser.add_argument("--decode_tensor", type=int, default=1, help="devices of a process that share the weights")

@@ -1,7 +1,8 @@
-"""Work in shards that survive an interruption: rows of solutions and judgements, their files, and what is left to do.
+"""Shards of work that survive an interruption: rows of solutions and judgements, their files, and what is left to do.
 
-A shard is a few problems of one set. Its file appears whole or not at all, so a kill costs the shard in hand. Several
-processes share the shards that are missing; each writes those that it did, and all know all rows afterwards.
+A shard covers a few problems of one set. Its file appears complete or not at all, so a kill costs only the current
+shard. Several processes share the missing shards; each one writes those that it computed, and all have all rows
+afterwards.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ GREEDY = -1  # the number of the greedy attempt among a problem's samples
 
 @dataclasses.dataclass(frozen=True)
 class SolvedRow:
-    """One solution."""
+    """One graded solution."""
 
     number: int  # of the problem in its source
     sample: int  # GREEDY, or from 0
@@ -36,7 +37,7 @@ class SolvedRow:
     num_steps: int
     is_truncated: bool
     num_tokens: int
-    is_too_long: bool  # the prompt was over the limit and nothing was written: wrong
+    is_too_long: bool  # the prompt was over the limit and nothing was sampled: wrong
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
 
 
@@ -60,7 +61,7 @@ class JudgedRow:
 
 
 class Shard(NamedTuple):
-    """A piece of work and the file that it ends in."""
+    """A unit of work and the file with its result."""
 
     set: Any  # SolveSet or JudgeSet
     items: Sequence  # problems or claims
@@ -78,7 +79,7 @@ def digest(*texts: str) -> str:
 
 
 def read_shard(path: Path, row_class: type) -> list | None:
-    """The rows of a shard's file; None where there is none, or it is damaged and the work must be done again."""
+    """Read the rows of a shard's file; return None if it is missing, or damaged so that the work must be repeated."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         return [row_class(**_tuples(json.loads(line))) for line in lines]
@@ -90,7 +91,7 @@ def _tuples(fields: dict) -> dict:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-def finish(
+def complete_shards(
     title: str,
     shards: Sequence[Shard],
     read_fn: Callable[[Shard], list | None],
@@ -99,11 +100,11 @@ def finish(
     shown_fn: Callable[[list], dict[str, float]],
     console: Console,
 ) -> list[list]:
-    """The rows of every shard, those of an earlier attempt included; `open_fn` is called only if one is missing.
+    """Return the rows of every shard, including those of an earlier attempt; compute those that are missing.
 
     Args:
         read_fn: a shard's rows from its file, or None.
-        open_fn: makes what `work_fn` needs: a speaker with its weights.
+        open_fn: makes what `work_fn` needs: a sampler with its weights.
         work_fn: does a shard.
         shown_fn: a few numbers of a shard for the progress bar.
     """

@@ -1,11 +1,11 @@
-"""Numbers with their uncertainty: outcomes per problem in; estimates and 95 % intervals out.
+"""Estimates with their uncertainty: takes outcomes per problem; returns estimates with 95 % confidence intervals.
 
-Intervals say how much a figure would move with another draw of problems. A share of yes-or-no outcomes gets Wilson's
-interval, which is right near 0 and 1 and for 30 problems; everything else gets the percentile bootstrap over problems,
-seeded, so that the same rows always give the same table.
+The intervals show how much a figure would vary with another draw of problems. A share of yes-or-no outcomes gets
+Wilson's interval, which is accurate near 0 and 1 and for as few as 30 problems; everything else gets the percentile
+bootstrap over problems with a fixed seed, so that the same rows always give the same table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import comb, sqrt
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ _SEED = 0
 
 
 class Estimate(NamedTuple):
-    """A figure with its interval; NaN where the rows do not determine it."""
+    """A figure with its interval; NaN if the rows do not determine it."""
 
     value: float
     low: float
@@ -26,22 +26,25 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Chance that k of the n samples, drawn without replacement, hold a correct one: 1 - C(n-c, k) / C(n, k).
+    """Return the probability that k of n samples, drawn without replacement, include a correct one.
 
-    The unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
+    It is 1 - C(n-c, k) / C(n, k), the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
     """
     assert 0 <= num_correct <= num_samples and 1 <= k <= num_samples, (num_samples, num_correct, k)
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
 
 
-def axis(num_samples: int) -> tuple[int, ...]:
+def reported_sample_counts(num_samples: int) -> tuple[int, ...]:
     """The numbers of samples that are reported: 1, 2, 4, ... and all."""
     powers = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples]
     return (*powers, num_samples)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share among `count` independent outcomes."""
+    """Wilson's score interval of a share among `count` independent outcomes.
+
+    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
+    """
     if count == 0:
         return float("nan"), float("nan")
     shrink = 1 + Z_95**2 / count
@@ -51,7 +54,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
-def share_of(outcomes) -> Estimate:
+def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
     """The share of True among yes-or-no outcomes."""
     outcomes = np.asarray(outcomes, bool)
     if not outcomes.size:
@@ -59,7 +62,7 @@ def share_of(outcomes) -> Estimate:
     return Estimate(float(outcomes.mean()), *wilson(float(outcomes.mean()), outcomes.size))
 
 
-def means_of(values_NC: np.ndarray) -> list[Estimate]:
+def bootstrap_means(values_NC: np.ndarray) -> list[Estimate]:
     """The mean of each column: one number per problem, between 0 and 1 in all of them."""
     count, columns = values_NC.shape
     if not count:
@@ -70,27 +73,29 @@ def means_of(values_NC: np.ndarray) -> list[Estimate]:
         mean = float(values_NC[:, c].mean())
         # Without spread resampling shows none, and 0 of 30 does not mean never.
         is_constant = np.ptp(values_NC[:, c]) == 0
-        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else interval(draws_RC[:, c]))))
+        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else percentile_interval(draws_RC[:, c]))))
     return estimates
 
 
-def differences_of(values_NC: np.ndarray, baseline_N: np.ndarray) -> list[Estimate]:
+def paired_differences(values_NC: np.ndarray, baseline_N: np.ndarray) -> list[Estimate]:
     """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
     gaps_NC = values_NC - baseline_N[:, None]
     draws_RC = resample(gaps_NC, lambda sums_RC: sums_RC / len(gaps_NC))
-    return [Estimate(float(gaps_NC[:, c].mean()), *interval(draws_RC[:, c])) for c in range(gaps_NC.shape[1])]
+    return [
+        Estimate(float(gaps_NC[:, c].mean()), *percentile_interval(draws_RC[:, c])) for c in range(gaps_NC.shape[1])
+    ]
 
 
-def of_sums(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+def estimate_from_sums(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
     """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_R."""
     if not len(columns_NC):
         return Estimate(*[float("nan")] * 3)
     value = statistic_fn(np.asarray(columns_NC, float).sum(axis=0, keepdims=True))[0]
-    return Estimate(float(value), *interval(resample(columns_NC, statistic_fn)))
+    return Estimate(float(value), *percentile_interval(resample(columns_NC, statistic_fn)))
 
 
 def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The statistic of R bootstrap resamples of the rows, from their column sums."""
+    """Return the statistic of R bootstrap resamples of the rows, computed from their column sums."""
     columns_NC = np.asarray(columns_NC, float)
     rng, count = np.random.default_rng(_SEED), len(columns_NC)
     parts = []
@@ -100,10 +105,10 @@ def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.nda
     return np.concatenate(parts)
 
 
-def interval(draws_R: np.ndarray) -> tuple[float, float]:
+def percentile_interval(draws_R: np.ndarray) -> tuple[float, float]:
     """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
 
-    NaN where all draws are the same: resampling rows that are all alike tells nothing, least of all that it is certain.
+    NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
     """
     draws_R = draws_R[np.isfinite(draws_R)]
     if not draws_R.size or np.ptp(draws_R) == 0:
@@ -112,9 +117,9 @@ def interval(draws_R: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def mean_of_draws(values: list[float], draws: list[np.ndarray]) -> Estimate:
+def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
     """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
     mixed_R = np.mean([rng.permutation(draws_R) for draws_R in draws], axis=0)
-    return Estimate(float(np.mean(values)), *interval(mixed_R))
+    return Estimate(float(np.mean(values)), *percentile_interval(mixed_R))

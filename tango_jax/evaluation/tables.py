@@ -1,6 +1,6 @@
-"""Figures as people read them: results in; one Markdown page and one CSV file out, with the published figures beside.
+"""Tables for people: takes results; returns one Markdown page and one CSV file, with published figures for comparison.
 
-The page gives percent, the CSV file shares between 0 and 1, one figure a line.
+The page gives percentages; the CSV file gives shares between 0 and 1, one figure per line.
 """
 
 import csv
@@ -36,7 +36,7 @@ CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high", "from")
 
 
 def markdown(settings: Settings, results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     solved = [result for result in results if result.role == "generator"]
     judged = [result for result in results if result.role == "verifier"]
     parts = ["# Evaluation", _introduction(settings)]
@@ -56,7 +56,7 @@ def markdown(settings: Settings, results: Sequence[SetResult], averages: Sequenc
 
 
 def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
-    """Every figure, then the published ones of the same sets."""
+    """Return every figure, then the published figures of the same sets."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -73,7 +73,7 @@ def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
 
 
 def percent(estimate: Estimate | None) -> str:
-    """`34.2 [28.1, 40.3]`; a dash where there is no figure."""
+    """Format an estimate as `34.2 [28.1, 40.3]`, or as a dash if there is none."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
     value = f"{100 * estimate.value:.1f}"
@@ -85,7 +85,7 @@ def title_of(set_name: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first column is text; what may hold any text is a `markdown_cell`."""
+    """Format a Markdown table whose first column is text; cells with arbitrary text must be a `markdown_cell`."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -110,7 +110,7 @@ def _introduction(settings: Settings) -> str:
 def _comparison(
     group: Sequence[str], average: str, headline: str, results: Sequence[SetResult], averages: Sequence[Metric]
 ) -> list[str]:
-    """One table: this evaluation's figures of the group's sets, and below them the published ones."""
+    """Return one table with this evaluation's figures of the group's sets, and below them the published ones."""
     chosen = {result.name: result for result in results if result.name in group and value_of(result, headline)}
     if not chosen:
         return []
@@ -134,7 +134,7 @@ def _comparison(
 
 
 def _samples(result: SetResult) -> list[str]:
-    """Every rule by the number of samples, and what it gains over the majority with all of them."""
+    """Return a table of every rule by the number of samples, with its gain over the majority of all samples."""
     ks = sorted({metric.k for metric in result.metrics if metric.name == "pass"})
     if not ks:
         return []
@@ -148,7 +148,7 @@ def _samples(result: SetResult) -> list[str]:
 
 
 def _verifier_details(results: Sequence[SetResult]) -> list[str]:
-    """All other figures of the verifier: one table a kind of set, only the columns that some set has."""
+    """Return all other figures of the verifier: one table per kind of set, with only the columns that some set has."""
     parts = []
     for title, names in (("### First wrong steps", FIRST_WRONG), ("### Verdicts and steps", VERDICTS_AND_STEPS)):
         chosen = [result for result in results if any(value_of(result, name) for name in names)]
@@ -161,7 +161,7 @@ def _verifier_details(results: Sequence[SetResult]) -> list[str]:
 
 
 def _set_table(results: Sequence[SetResult]) -> list[str]:
-    """Where the rows come from, how solutions look, and what to know of them."""
+    """Return a table with the source of each set and statistics of its solutions, and notes on the sets."""
     rows = []
     for result in results:
         tokens = value_of(result, "response_tokens")

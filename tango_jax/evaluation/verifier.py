@@ -1,4 +1,4 @@
-"""A verifier judges solutions: a shard of claims in; its verifications, and what they say of first errors, out."""
+"""Judging by the verifier: takes a shard of claims; returns verifications and the first errors that they report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,48 +13,50 @@ from tango_jax.evaluation.shards import JudgedRow, Shard, digest, read_shard
 from tango_jax.grading import parse_verification
 from tango_jax.records import Verification
 from tango_jax.runtime import rng
-from tango_jax.sampling.checkpoint_sampler import Speaker, write_many
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.templates import verifier_prompt
 
 
-def judge_shard(speaker: Speaker, shard: Shard, settings: Settings) -> list[JudgedRow]:
+def judge_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[JudgedRow]:
     """`votes` verifications of every claim, claim by claim: one is greedy, several are sampled."""
     votes, per_problem = settings.votes, len(samples_of(settings))
-    prompts = [_prompt(speaker, claim) for claim in shard.items]
+    prompts = [_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
-    written: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
+    responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
     if asked:
         places = [shard.items[c].number * (per_problem + 1) + shard.items[c].sample + 1 for c in asked]
         row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
         key = rng.step_key(settings.seed, "judge", shard.set.name)
         temperature = settings.verifier_temperature if votes > 1 else 0.0
-        rollout = write_many(speaker, [prompts[c][0] for c in asked], row_PM, key, temperature)
+        rollout = sampler.sample([prompts[c][0] for c in asked], row_PM, key, temperature)
         keys = [(c, vote) for c in asked for vote in range(votes)]
-        written = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+        responses = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
     return [
-        _row(speaker, claim, vote, prompts[c], written.get((c, vote)))
+        _row(sampler, claim, vote, prompts[c], responses.get((c, vote)))
         for c, claim in enumerate(shard.items)
         for vote in range(votes)
     ]
 
 
-def _prompt(speaker: Speaker, claim: Claim) -> tuple[list[int], bool] | None:
+def _prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], bool] | None:
     """Prompt ids and whether the solution was shortened; None where there is nothing to judge or no room for it."""
     if not claim.may_be_judged:
         return None
     solution = claim.solution
     try:
         return verifier_prompt(
-            speaker.template, speaker.source.tokenizer, solution.problem, solution.text, len(solution.steps),
-            speaker.max_prompt,
+            sampler.template, sampler.tokenizer, solution.problem, solution.text, len(solution.steps),
+            sampler.max_prompt,
         )  # fmt: skip
     except ValueError:  # too long even without the solution
         return None
 
 
-def _row(speaker: Speaker, claim: Claim, vote: int, prompt: tuple | None, written: tuple | None) -> JudgedRow:
-    tokens, is_truncated = written or ((), False)
-    solution, text = claim.solution, speaker.source.tokenizer.decode(tokens)
+def _row(
+    sampler: CheckpointSampler, claim: Claim, vote: int, prompt: tuple | None, response: tuple | None
+) -> JudgedRow:
+    tokens, is_truncated = response or ((), False)
+    solution, text = claim.solution, sampler.tokenizer.decode(tokens)
     parsed = parse_verification(text, len(solution.steps), solution.format_score)
     return JudgedRow(
         number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
@@ -65,7 +67,7 @@ def _row(speaker: Speaker, claim: Claim, vote: int, prompt: tuple | None, writte
 
 
 def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
-    """The rows of an earlier attempt at a shard, if they are whole and of these solutions."""
+    """Read the rows of an earlier attempt at a shard; return None if they are incomplete or of other solutions."""
     rows = read_shard(shard.path, JudgedRow)
     wanted = [
         (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
@@ -77,27 +79,27 @@ def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
 
 
 def as_verification(row: JudgedRow) -> Verification:
-    """The record that `scores.py` takes."""
+    """Convert a row to the record that `scores.py` takes."""
     return Verification(row.text, row.judgements, row.verdict, row.format_score, row.is_aligned, ())
 
 
 def first_wrong(row: JudgedRow) -> int | None:
-    """Index of the first step that is called wrong, NO_ERROR if none is; None where the judgements fit no steps."""
+    """Return the index of the first step judged wrong, NO_ERROR if there is none; None if judgements are misaligned."""
     if not row.is_aligned:
         return None
     return next((k for k, judgement in enumerate(row.judgements) if not judgement), NO_ERROR)
 
 
 def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
-    """What most of the aligned votes say; of equally many the one that was cast first. None if none is aligned."""
+    """Return the first wrong step by majority of the aligned votes; None without any. The earliest vote breaks ties."""
     cast = [index for row in rows if (index := first_wrong(row)) is not None]
     return Counter(cast).most_common(1)[0][0] if cast else None
 
 
 def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """How well one solution fares over its votes: the share that calls it correct, and of steps that are approved.
+    """Score one solution over its votes: the share of CORRECT verdicts, and the mean share of approved steps.
 
-    An invalid verdict and a misaligned verification approve of nothing.
+    An invalid verdict and a misaligned verification approve nothing.
     """
     approved = [sum(row.judgements) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
     return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}

@@ -1,8 +1,9 @@
-"""One answer out of many samples: the samples of a problem, and what the verifier said of them, in; accuracies out.
+"""Rules that select one answer from many samples.
 
-All rules are exact expectations over which k of the n samples one has, and over ties, which are drawn evenly. Above
-MAX_SUBSETS choices of k, that many are drawn, seeded, the same ones for every rule, so that rules are compared on
-equal terms.
+Takes the samples of a problem and the verifier's scores of them; returns accuracies. All rules are exact expectations
+over which k of the n samples are used, and over ties, which are broken uniformly at random. If there are more than
+MAX_SUBSETS choices of k samples, that many are drawn with a fixed seed, the same ones for every rule, so that rules are
+compared on equal terms.
 """
 
 import itertools
@@ -18,8 +19,8 @@ from tango_jax.grading import grade_many
 RIGHT = 0  # the class of every answer that the grader accepts
 NO_ANSWER = -1  # votes for nothing
 MAX_SUBSETS = 1000
-_COUNT = 1e-6  # what a vote counts beside its weight: it decides between classes of equal weight
-_TIE = 1e-9
+_COUNT_WEIGHT = 1e-6  # what a vote counts beside its weight: it decides between classes of equal weight
+_TIE_TOLERANCE = 1e-9
 
 
 class Ballot(NamedTuple):
@@ -33,10 +34,10 @@ class Ballot(NamedTuple):
 def answer_classes(
     groups: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]], kind: str
 ) -> list[list[int]]:
-    """The class of every answer in each group (problem): answers are equal if the grader says so.
+    """Return the class of every answer in each group (problem); answers that the grader finds equal share a class.
 
-    Answers that it accepts are one class, so that no class is right and wrong at once. Of the others each is compared
-    with the first of every class, in order; one grading call serves a round of all groups.
+    All answers that it accepts form one class, so that no class is both right and wrong. Each other answer is compared
+    with the first answer of every class, in order; one grading call serves a round of all groups.
     """
     classes = [[RIGHT if is_right else NO_ANSWER for is_right in marks] for marks in correct]
     places: list[dict[str, list[int]]] = []
@@ -65,7 +66,7 @@ def answer_classes(
 
 
 def subsets_SK(num_samples: int, k: int) -> np.ndarray:
-    """Which samples one has: every choice of k of the n, or MAX_SUBSETS drawn ones."""
+    """Return the indices of the samples in each choice of k: all choices, or MAX_SUBSETS that are drawn."""
     if comb(num_samples, k) <= MAX_SUBSETS:
         return np.array(list(itertools.combinations(range(num_samples), k)))
     rng = np.random.default_rng((num_samples, k))
@@ -73,32 +74,32 @@ def subsets_SK(num_samples: int, k: int) -> np.ndarray:
 
 
 def majority(ballot: Ballot, k: int) -> float:
-    """Chance that the most frequent answer of k samples is right."""
+    """Return the probability that the most frequent answer of k samples is correct."""
     return weighted_vote(ballot, np.ones(len(ballot.answer_class_n)), k)
 
 
 def weighted_vote(ballot: Ballot, weight_n: np.ndarray, k: int) -> float:
-    """Chance that the answer with the largest sum of weights is right; of equal sums the more frequent answer wins."""
+    """Return the probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
     chosen_SK = subsets_SK(len(weight_n), k)
     class_SK = ballot.answer_class_n[chosen_SK]
     total_SC = np.zeros((len(chosen_SK), max(RIGHT, int(ballot.answer_class_n.max())) + 2))
     # NO_ANSWER, -1, counts in the last column, which no class has.
-    np.add.at(total_SC, (np.arange(len(chosen_SK))[:, None], class_SK), (weight_n + _COUNT)[chosen_SK])
+    np.add.at(total_SC, (np.arange(len(chosen_SK))[:, None], class_SK), (weight_n + _COUNT_WEIGHT)[chosen_SK])
     total_SC = total_SC[:, :-1]
     best_S1 = total_SC.max(axis=1, keepdims=True)
-    is_top_SC = (total_SC >= best_S1 - _TIE) & (best_S1 > 0)
+    is_top_SC = (total_SC >= best_S1 - _TIE_TOLERANCE) & (best_S1 > 0)
     return float((is_top_SC[:, RIGHT] / np.maximum(1, is_top_SC.sum(axis=1))).mean())
 
 
 def best_of(ballot: Ballot, score_n: np.ndarray, k: int) -> float:
-    """Chance that the sample with the highest score of k is right."""
+    """Return the probability that the sample with the highest score of k samples is correct."""
     chosen_SK = subsets_SK(len(score_n), k)
     score_SK = score_n[chosen_SK]
-    is_top_SK = score_SK >= score_SK.max(axis=1, keepdims=True) - _TIE
+    is_top_SK = score_SK >= score_SK.max(axis=1, keepdims=True) - _TIE_TOLERANCE
     return float(((is_top_SK & ballot.is_correct_n[chosen_SK]).sum(axis=1) / is_top_SK.sum(axis=1)).mean())
 
 
-def rules(ballot: Ballot, k: int) -> dict[str, float]:
+def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
     """Every rule on one problem; `pass` is the oracle that picks a right sample if there is one."""
     values = {
         "pass": pass_at_k(len(ballot.is_correct_n), int(ballot.is_correct_n.sum()), k),

@@ -1,7 +1,8 @@
-r"""Compare one answer with its gold answer as far as text alone decides: two strings in, True, False or "ask" out.
+r"""Comparison of an answer with its gold answer, as far as the text alone decides.
 
-Stage of the loop: grading. Kinds other than "math" are decided here in full. Of "math" this decides exact matches,
-bare words and integers, and hands the rest, tidied, to the math library in the worker processes.
+Takes two strings; returns True, False or, for kind "math", None if the math library has to decide. Stage of the loop:
+grading. Kinds other than "math" are decided here in full. For "math", exact matches, bare words and integers are
+decided here; all other pairs are tidied and sent to the math library in the worker processes.
 """
 import ast
 import re
@@ -20,8 +21,8 @@ _UNICODE_MATH = str.maketrans({
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _SUPERSCRIPT_RUN = re.compile(f"[{_SUPERSCRIPTS}]+")
 _PLAIN_DIGITS = str.maketrans(_SUPERSCRIPTS, "0123456789")
-_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?)")  # `\sqrt12` would be read as the root of 1, times 2
-# A comma or semicolon separates items, whatever blanks are beside it; `{,}` and `,\!` are a matter of digit groups.
+_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?)")  # needs braces: `\sqrt12` would be read as the root of 1, times 2
+# A comma or semicolon separates items, with or without spaces around it; `{,}` and `,\!` belong to groups of digits.
 _BLANK = r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z]))*"
 _SEPARATOR = re.compile(rf"{_BLANK}(?:(?<!\{{),(?!\\!)|,(?!\}}|\\!)|(?<!\\);)(?:;|{_BLANK[:-1]})*")
 # `1{,}000`, `1,\!000`, `1\,000` and `1 000` are one number; `1, 000`, `1 00` and `1234 000` are not.
@@ -38,7 +39,7 @@ _TEXT_COMMAND = re.compile(
 )
 _LOOKS = re.compile(r"\\(?:left|right|displaystyle)(?![a-zA-Z])")
 _FRACTION_SIZE = re.compile(r"\\[dt]frac(?![a-zA-Z])")
-_IDLE_BLANK = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # a blank between two letters or digits may separate them
+_IDLE_BLANK = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # a space between two letters or digits may separate them
 _LISTED_THOUSAND = re.compile(r",\s+\d{3}")  # `1, 200` is two numbers, `1,200` is one
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,300}|[0-9]{1,3}(?:,[0-9]{3})+)")
 _OPTION = re.compile(r"\(?([a-z])[.):](?:\s.*)?", re.DOTALL)
@@ -50,31 +51,32 @@ _LITERAL_ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionErr
 
 
 def matches_exactly(gold: str, answer: str) -> bool:
-    """Equal up to surrounding blanks. An empty answer matches nothing."""
+    """Return whether two strings are equal up to surrounding whitespace. An empty answer matches nothing."""
     return answer.strip() == gold.strip() != ""
 
 
 def matches_choice(gold: str, answer: str) -> bool:
-    """The same option letter or word (True, False, Uncertain), in any case; `(B)` and `B. 12` choose B.
+    """Return whether both texts choose the same option letter or word (True, False, Uncertain), ignoring case.
 
-    Yes is True and No is False: a question that asks for one pair is often answered with the other.
+    `(B)` and `B. 12` both choose B. Yes counts as True and No as False, because a question that asks for one pair is
+    often answered with the other.
     """
     gold_choice, choice = _choice(gold), _choice(answer)
     return choice == gold_choice != ""
 
 
 def matches_python(gold: str, answer: str) -> bool:
-    r"""Equal as Python literals, else as strings.
+    r"""Return whether two texts are equal as strings or as Python literals.
 
-    Literals compare with `==` as a program's output does (1 equals 1.0), except that a bool never equals a number. An
-    answer that is no literal is read once more without LaTeX: `\texttt{...}`, backslashes before braces, dollars.
+    Literals are compared with `==`, like the output of a program (1 equals 1.0), except that a bool never equals a
+    number. An answer that is not a literal is tried again without LaTeX: `\texttt{...}`, escaped braces, dollar signs.
     """
     if matches_exactly(gold, answer):
         return True
     if is_too_big(gold) or is_too_big(answer):
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an odd escape in model text is not this program's business
+        warnings.simplefilter("ignore")  # Python warns about invalid escapes, which are common in model text
         try:
             gold_value = ast.literal_eval(gold.strip())
         except _LITERAL_ERRORS:
@@ -88,7 +90,7 @@ def matches_python(gold: str, answer: str) -> bool:
 
 
 def is_too_big(text: str) -> bool:
-    """Over 1,000 characters, or brackets nested deeper than 50: not worth the risk of parsing."""
+    """Return whether a text is too risky to parse: over 1,000 characters, or brackets nested deeper than 50."""
     if len(text) > MAX_CHARS:
         return True
     depth = 0
@@ -103,9 +105,10 @@ def is_too_big(text: str) -> bool:
 
 
 def quick_math_match(gold: str, answer: str) -> bool | None:
-    """True or False where text decides a tidied pair (see `tidy_math`), None where the math library must.
+    """Compare a tidied pair (see `tidy_math`) as text; return None if the math library has to decide.
 
-    Bare words compare as strings: the library reads a word as a product of letters and calls anagrams equal.
+    Bare words are compared as strings, because the library reads a word as a product of letters and considers anagrams
+    equal.
     """
     if answer == "":
         return False
@@ -120,8 +123,11 @@ def quick_math_match(gold: str, answer: str) -> bool | None:
 
 
 def tidy_math(text: str) -> str:
-    """The same expression in plain LaTeX: no math delimiters, Unicode symbols, digit gaps or final period, and one
-    spelling of the comma and semicolon between items."""
+    """Rewrite an expression in plain LaTeX.
+
+    Removes math delimiters, spacing between groups of digits and a final period, replaces Unicode symbols by commands,
+    and writes every comma or semicolon between items in the same way.
+    """
     text = text.strip()
     for opening, closing in _MATH_DELIMITERS:
         inner = text[len(opening) : -len(closing)]
@@ -139,20 +145,20 @@ def tidy_math(text: str) -> str:
 
 
 def _is_separator(text: str, gap: re.Match) -> bool:
-    """Whether a wide blank stands between two items, rather than at an end, beside a comma or before a word."""
+    """Return whether a quad space stands between two items rather than at an end, beside a comma or before a word."""
     before, after = text[: gap.start()], text[gap.end() :]
     return bool(before and after) and before[-1] != "," and not after.startswith((",", r"\text", r"\mbox", r"\mathrm"))
 
 
 def _squeeze(text: str) -> str:
-    """The text without what changes only how it looks. Most right answers then equal their gold answer."""
+    """Remove everything that affects only the appearance. Most correct answers then equal their gold answer."""
     if _LISTED_THOUSAND.search(text):
         return text
     return _IDLE_BLANK.sub("", _LOOKS.sub("", _FRACTION_SIZE.sub(r"\\frac", text)))
 
 
 def _bare_word(text: str) -> str | None:
-    """The letters of a text that is nothing but words, else None. Case counts for a single letter only (x, X)."""
+    """Return the letters of a text that consists only of words, else None. Case matters only for a single letter."""
     text = _TEXT_COMMAND.sub(r"\1", text).strip("*`\"' ").removesuffix(".")
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
@@ -176,7 +182,7 @@ def _choice(text: str) -> str:
 
 
 def _same_literal(left: object, right: object) -> bool:
-    """`==` that keeps bool apart from int, at any depth."""
+    """Compare two literals with `==`, but keep bool and int apart at any depth."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict) and isinstance(right, dict):
@@ -191,7 +197,7 @@ def _same_literal(left: object, right: object) -> bool:
 
 
 def _takes_match(element: object, candidates: list) -> bool:
-    """Remove the first candidate equal to the element; False if there is none."""
+    """Remove the first candidate that equals the element; return False if there is none."""
     for index, candidate in enumerate(candidates):
         if _same_literal(element, candidate):
             del candidates[index]

@@ -1,20 +1,21 @@
-r"""Read an answer into its parts: a LaTeX text in; a value, or items and the brackets around them, out.
+r"""Parser that divides an answer into its parts.
 
-Stage of the loop: grading, kind "math", in the worker processes. What the parts are for is in `rules.py`.
+Takes a LaTeX text; returns a single value, or items and the brackets around them. Stage of the loop: grading, kind
+"math", in the worker processes. `rules.py` explains how the parts are compared.
 """
 import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MAX_SIGNS = 4  # `\pm` in one item; each doubles the items
+MAX_SIGNS = 4  # `\pm` signs in one item; each one doubles the number of items
 
 
 class Form(NamedTuple):
-    """One answer, read: a single value, or items in brackets, in a list (no brackets) or in a union."""
+    """One parsed answer: a single value, or items in brackets, in a list without brackets or in a union."""
 
-    text: str  # the value, or all of it
-    label: str = ""  # what stands before `=` or `\in`
+    text: str  # the value, or the whole text if there are items
+    label: str = ""  # the part before `=` or `\in`
     brackets: str = ""  # "()", "[]", "(]", "[)", "{}", "," for a list without brackets, "u" for a union
     items: tuple["Form", ...] = ()
 
@@ -49,7 +50,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
 
 
 def plain(text: str) -> str:
-    """The same expression with one spelling for each command, separator and bracket."""
+    """Rewrite an expression so that each command, separator and bracket has only one spelling."""
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)
     return text.strip()
@@ -83,9 +84,10 @@ _NO_UNITS = frozenset(
 
 
 def read(text: str, may_be_unit: bool = False) -> Form | None:
-    """The parts of a plain text; None for empty items or brackets that do not match.
+    """Parse a plain text; return None if an item is empty or the brackets do not match.
 
-    `may_be_unit`: a single letter behind a plain number is a unit.
+    Args:
+        may_be_unit: whether a single letter after a plain number may be a unit.
     """
     text = _without_unit(text.strip(), may_be_unit)
     parts = _items(text)
@@ -105,7 +107,7 @@ def read(text: str, may_be_unit: bool = False) -> Form | None:
 
 
 def _read_brackets(text: str, may_be_unit: bool) -> Form | None:
-    """A text that is in brackets as a whole, or a single value; one with `\\pm` is the list of its values."""
+    """Parse a text that is bracketed as a whole, or a single value; one with `\\pm` becomes the list of its values."""
     opening = r"\{" if text.startswith(r"\{") else text[:1]
     closing = r"\}" if text.endswith(r"\}") else text[-1:]
     if opening not in _OPENING or closing not in _CLOSING or not _is_enclosed(text):
@@ -118,13 +120,13 @@ def _read_brackets(text: str, may_be_unit: bool) -> Form | None:
     if len(parts) == 1 and opening + closing not in ("[)", "(]"):
         return read(parts[0], may_be_unit)
     signed = [text] if opening in (r"\{", "{") else _both_signs(text)
-    if len(signed) > 1 or opening == "{":  # a LaTeX group around a list groups nothing that is seen
+    if len(signed) > 1 or opening == "{":  # the braces of a LaTeX group are invisible, so they bracket nothing
         return _collect(text, ",", signed if len(signed) > 1 else parts, may_be_unit)
     return _collect(text, opening[-1] + closing[-1], parts, may_be_unit)
 
 
 def _collect(text: str, brackets: str, parts: Sequence[str], may_be_unit: bool) -> Form | None:
-    """A form of several items. An item that is itself a list without brackets (`1 \\pm 2`) gives its items."""
+    """Build a form from several items. An item that is itself a list without brackets (`1 \\pm 2`) adds its items."""
     items: list[Form] = []
     for part in parts:
         item = read(part, may_be_unit)
@@ -136,8 +138,11 @@ def _collect(text: str, brackets: str, parts: Sequence[str], may_be_unit: bool) 
 
 
 def _items(text: str, is_in_brackets: bool = False) -> list[str] | None:
-    """The parts between commas outside of all brackets. Commas without a blank that all separate groups of three digits
-    belong to one number and are left out; in brackets only if a group begins with 0, which no item of its own does."""
+    """Split at the commas outside of all brackets.
+
+    Commas without a space that all separate groups of three digits belong to one number and are removed. Inside
+    brackets they are removed only if a group begins with 0, because a separate item would not.
+    """
     parts = split(text, ",")
     if parts is None:
         return None
@@ -157,7 +162,7 @@ def _items(text: str, is_in_brackets: bool = False) -> list[str] | None:
 
 
 def split(text: str, separator: str) -> list[str] | None:
-    """The parts between the separators that stand outside of all brackets; None if the brackets do not match."""
+    """Split at the separators outside of all brackets; return None if the brackets do not match."""
     depth, parts, start = 0, [], 0
     for token in _TOKEN.finditer(text):
         kind = token[0]
@@ -174,7 +179,7 @@ def split(text: str, separator: str) -> list[str] | None:
 
 
 def _is_enclosed(text: str) -> bool:
-    """Whether the bracket that opens the text is closed by the one that ends it."""
+    """Return whether the bracket that opens the text is closed by the bracket that ends it."""
     depth = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
@@ -184,7 +189,7 @@ def _is_enclosed(text: str) -> bool:
 
 
 def _both_signs(text: str) -> list[str]:
-    r"""The values that `\pm` and `\mp` stand for: with `\mp` two, without it one for every choice of signs."""
+    r"""Return the values that `\pm` and `\mp` stand for: two if there is a `\mp`, else one per choice of signs."""
     signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", text)
     if not signs or len(signs) > MAX_SIGNS:
         return [text]
@@ -197,7 +202,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _label(text: str) -> tuple[str, str]:
-    """(label, the rest) of a text with one relation, `=` or `\\in`, behind a label; else ("", the text)."""
+    """Return (label, rest) if the only relation is an `=` or `\\in` after a label, else ("", text)."""
     for separator in ("=", r"\in"):
         parts = split(text, separator)
         if len(parts) == 2 and parts[1].strip() and len(outer_relations(text)) == 1 and _is_label(parts[0].strip()):
@@ -213,7 +218,7 @@ def _is_label(text: str) -> bool:
 
 
 def outer_relations(text: str) -> list[str]:
-    """The relation signs outside of all brackets."""
+    """Return the relation signs outside of all brackets."""
     depth, found = 0, []
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
@@ -238,5 +243,5 @@ def _without_unit(text: str, may_be_letter: bool) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is a decimal number and nothing else."""
+    """Return whether the text is a decimal number and nothing else."""
     return bool(_PLAIN_NUMBER.fullmatch(text))

@@ -1,7 +1,7 @@
-r"""Compare short free-text answers (names, numbers, lists of them): two strings in, True or False out.
+r"""Comparison of short free-text answers: names, numbers and lists of them.
 
-Stage of the loop: grading, kind "text", for answers read from a table or a passage. Stricter than a measure of overlap:
-wording may differ in looks only, numbers in the way they are written.
+Takes two strings; returns True or False. Stage of the loop: grading, kind "text", for answers read from a table or a
+passage. It is stricter than an overlap metric: words may differ only in formatting, and numbers only in notation.
 """
 import re
 import unicodedata
@@ -11,14 +11,15 @@ _LATEX_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf)|mbox)\s*\{([^
 _ESCAPED = re.compile(r"\\([%$#&_{}])")
 _SIGNS = str.maketrans("–—−‐‑’‘“”", "-----''\"\"")
 _ARTICLE = re.compile(r"(?:the|an?)\s+")
-_ITEM_GAP = re.compile(r" ?(?:;|,(?!\d{3}(?!\d))) ?")  # the comma of 1,000 separates nothing
+_ITEM_GAP = re.compile(r" ?(?:;|,(?!\d{3}(?!\d))) ?")  # the comma in 1,000 does not separate items
 _NUMBER = re.compile(r"(-?)[$€£]?(\d{0,18}(?:,\d{3}){0,5}(?:\.\d{1,18})?) ?%?")
 
 
 def matches_text(gold: str, answer: str) -> bool:
-    """The same words in any case, the same number (1,200.0 is 1200, 12% is 12), or the same list in the same order.
+    """Return whether both texts are the same words, the same number, or the same list in the same order.
 
-    A leading article, quotes, dollar signs and a final period do not count. An empty answer matches nothing.
+    Case, a leading article, quotes, dollar signs, percent signs and a final period are ignored, and so is the notation
+    of a number (1,200.0 equals 1200). An empty answer matches nothing.
     """
     gold_items, items = _items(gold), _items(answer)
     if len(gold_items) != len(items) or not any(items):
@@ -28,7 +29,7 @@ def matches_text(gold: str, answer: str) -> bool:
 
 def _items(text: str) -> list[str]:
     text = _ESCAPED.sub(r"\1", _LATEX_TEXT.sub(r"\1", text))
-    # Not NFKC: it would make 22 of 2².
+    # Not NFKC, which would turn 2² into 22.
     text = unicodedata.normalize("NFC", text).translate(_SIGNS).casefold()
     return [_plain(item) for item in _ITEM_GAP.split(_plain(text).strip("[]"))]
 

@@ -1,7 +1,8 @@
-"""Grade responses: model texts and gold answers in; right or wrong, and how often the grader itself failed, out.
+"""Grading of responses against gold answers.
 
-Stage of the loop: the generator's outcome reward, the verifier's target, and evaluation. One pool of worker processes
-and one cache of outcomes serve the whole process; they come up with the first answer that needs the math library.
+Takes response texts and gold answers; returns which responses are correct and how often the grader itself failed. Stage
+of the loop: the generator's outcome reward, the verifier's target, and evaluation. One pool of worker processes and one
+cache of results serve the whole process; both are created when the first answer needs the math library.
 """
 import atexit
 import os
@@ -16,31 +17,36 @@ from tango_jax.grading.pool import WorkerPool
 from tango_jax.grading.steps import parse_solution
 
 MAX_CACHED = 1 << 16
-FAILURES = ("errors", "timeouts", "overlong")  # the counts of a GradeReport: answers graded wrong without being judged
+FAILURES = ("errors", "timeouts", "overlong")  # counts in a GradeReport: answers graded wrong without being compared
 
 
 @dataclass(frozen=True)
 class GradeReport:
-    """Grades of a batch, and the texts (all graded wrong) on which the grader rather than the model failed."""
+    """Grades of a batch, with counts of the texts (all graded wrong) on which the grader failed, not the model."""
 
     correct: tuple[bool, ...]
     errors: int  # the math library raised, or its worker died twice
     timeouts: int  # over the time limit of one answer, twice
     overlong: int  # over 1,000 characters or nested deeper than 50
-    failures: tuple[str, ...] = field(default=(), compare=False)  # per text: empty, or error, timeout, overlong
+    failures: tuple[str, ...] = field(default=(), compare=False)  # one per text: empty, error, timeout or overlong
 
 
 def grade(text: str, gold: str, kind: str = "math") -> bool:
-    """Whether the boxed answer of a response equals the gold answer. ValueError for an unknown kind or bad gold.
+    """Return whether the boxed answer of a response equals the gold answer.
 
-    Kinds: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same option),
-    "text" (same words or numbers, see `free_text.py`).
+    Args:
+        kind: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same
+            option) or "text" (same words or numbers, see `free_text.py`).
+
+    Raises:
+        ValueError: the kind is unknown, or the gold answer is neither a number nor a non-empty string.
+        RuntimeError: the worker processes of the math library cannot start.
     """
     return grade_many([text], [gold], kind).correct[0]
 
 
 def grade_many(texts: Sequence[str], golds: Sequence[str], kind: str = "math") -> GradeReport:
-    """Grade a batch; equal (gold, answer) pairs are compared once. Kinds and errors as for `grade`."""
+    """Grade a batch; equal (gold, answer) pairs are compared only once. For kinds and errors, see `grade`."""
     if len(texts) != len(golds):
         raise ValueError(f"grading: {len(texts)} texts but {len(golds)} gold answers; pass one gold answer per text")
     if kind not in compare.KINDS:
@@ -65,10 +71,14 @@ def grade_many(texts: Sequence[str], golds: Sequence[str], kind: str = "math") -
 
 
 def check_grader(kind: str) -> None:
-    """Raise ValueError if answers of this kind cannot be graded here; call it where a run begins, before long work.
+    """Check that answers of this kind can be graded on this machine; call it when a run starts, before any long work.
 
-    For "math" it starts a worker, which loads the math library and compares 1/2 with 0.5: seconds. A library that is
-    missing, broken, or installed with an antlr of another release shows there. Other kinds need nothing.
+    For "math" this takes a few seconds: it starts a worker, which loads the math library and compares 1/2 with 0.5.
+    This detects a library that is missing, broken or installed with an incompatible antlr release. Other kinds need no
+    check.
+
+    Raises:
+        ValueError: the math library does not work.
     """
     if kind != "math":
         return
@@ -83,17 +93,17 @@ def check_grader(kind: str) -> None:
 
 
 def close_pool() -> None:
-    """End the worker processes and forget cached outcomes. The next math answer starts anew."""
+    """Stop the worker processes and clear the cache of results. The next math answer starts new workers."""
     global _shared
     with _shared_lock:
         grader, _shared = _shared, None
-    # A forked child inherits the object but not the processes: they are its parent's to end.
+    # A forked child inherits this object but not the processes, which only the parent may end.
     if grader is not None and grader.owner == os.getpid():
         grader.pool.close()
 
 
 class MathGrader:
-    """Outcomes of (gold, answer) pairs: by text where that decides, else by the pool. What is final is remembered."""
+    """Grades (gold, answer) pairs from their text if that decides, else with the pool. Final results are cached."""
 
     def __init__(self, pool: WorkerPool):
         self.pool = pool
@@ -102,9 +112,9 @@ class MathGrader:
         self._lock = threading.Lock()
 
     def statuses(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
-        """One of correct, wrong, error, timeout, overlong per (gold, answer)."""
+        """Return one of correct, wrong, error, timeout or overlong for each (gold, answer) pair."""
         known: dict[tuple[str, str], str] = {}
-        asked: dict[tuple[str, str], tuple[str, str]] = {}  # the pair as written -> as tidied for the library
+        asked: dict[tuple[str, str], tuple[str, str]] = {}  # the pair as written -> the pair as tidied for the library
         for pair in dict.fromkeys(pairs):
             status = self._recall(pair) or _quick_status(*pair)
             if status is None:
@@ -133,17 +143,17 @@ class MathGrader:
 
 
 def _pair(text: str, gold: str) -> tuple[str, str] | None:
-    """(gold, answer) as written, or None for a response without an answer."""
+    """Return (gold, answer) as written, or None for a response without an answer."""
     if isinstance(gold, (bool, int, float)):  # JSON numbers, and True or False
         gold = str(gold)
     if not isinstance(gold, str) or not gold.strip():
-        raise ValueError(f"grading: the gold answer is {gold!r}; it must be a text with something in it, or a number")
+        raise ValueError(f"grading: the gold answer is {gold!r}; it must be a non-empty string or a number")
     answer = parse_solution(text).answer
     return None if answer is None else (gold, answer)
 
 
 def _quick_status(gold: str, answer: str) -> str | None:
-    """The status that text alone decides, or None. An exact match counts at any length."""
+    """Return the status if the text alone decides it, else None. An exact match counts at any length."""
     if compare.matches_exactly(gold, answer):
         return "correct"
     if compare.is_too_big(gold) or compare.is_too_big(answer):
@@ -157,7 +167,7 @@ _shared_lock = threading.Lock()
 
 
 def _shared_grader() -> MathGrader:
-    """The grader of this process. Creating it starts no worker: the pool does, with the first pair it is asked."""
+    """Return the grader of this process. Creating it starts no worker; the pool starts one for its first pair."""
     global _shared
     with _shared_lock:
         if _shared is None or _shared.owner != os.getpid():

@@ -1,13 +1,13 @@
-"""Worker processes that compare answers with the math library: (gold, answer) pairs in, one reply per pair out.
+"""A pool of worker processes that compare answers with the math library.
 
-Stage of the loop: grading. Workers are fresh interpreters that live until `close`: a fork of a process that runs jax
-deadlocks, and a new process per answer costs a second.
+Takes (gold, answer) pairs; returns one reply per pair. Stage of the loop: grading. Workers are fresh interpreters that
+live until `close`: forking a process that runs jax deadlocks, and starting a new process per answer costs a second.
 
-Rewards must not depend on how busy the machine is, so the limits of an answer are processor time of its worker, which
-the worker itself and the system count from when it has begun on the pair. `limit_s` ends Python code; `deadline_s` ends
-a worker that is stuck in C code such as 9**9**9. The clock decides only about a worker that does not run at all: after
-STALL_FACTOR deadlines without a reply it is killed and replaced. A pair that ran out of time is tried once more, after
-the others.
+Rewards must not depend on the load of the machine, so the time limits of an answer refer to the processor time of its
+worker, which the worker itself and the operating system measure from the moment it starts on the pair. `limit_s`
+interrupts Python code; `deadline_s` ends a worker that is stuck in C code such as 9**9**9. Wall-clock time matters only
+for a worker that does not run at all: after STALL_FACTOR deadlines without a reply it is killed and replaced. A pair
+that ran out of time is retried once, after the others.
 """
 import os
 import selectors
@@ -24,40 +24,46 @@ from typing import Any, NamedTuple
 
 from tango_jax.grading import wire
 
-LIMIT_S = 2  # of processor time, for one try of an answer; whole seconds
-DEADLINE_S = 2.5  # of processor time, for one try; with MAX_TRIES an answer costs 5 s at most
-STALL_FACTOR = 24  # deadlines on the clock: a worker that got a share of 1/24 of a core in this time is not stuck
-START_LIMIT_S = 240.0  # on the clock: a cold network file system, or a busy machine, takes its time to import sympy
+LIMIT_S = 2  # processor time of one try of an answer, in whole seconds
+DEADLINE_S = 2.5  # processor time of one try; with MAX_TRIES, an answer costs at most 5 s
+STALL_FACTOR = 24  # deadlines of wall-clock time; a worker that got 1/24 of a core meanwhile reaches its own deadline
+START_LIMIT_S = 240.0  # wall-clock time; importing sympy is slow on a cold network file system or a busy machine
 MAX_FAILED_STARTS = 3
-MAX_TRIES = 2  # of one pair that ran out of time, or whose worker died for an outside reason
+MAX_TRIES = 2  # tries of a pair that ran out of time or whose worker was killed from outside
 DEFAULT_MAX_WORKERS = 4
 
 
 class Reply(NamedTuple):
-    """The outcome of one pair."""
+    """The result of one pair."""
 
     status: str  # correct, wrong, timeout or error
     detail: str = ""
-    is_final: bool = True  # False for a timeout or a worker that died for an outside reason: another day may differ
+    is_final: bool = True  # False for a timeout or a worker that was killed from outside: a later try may differ
 
 
 @dataclass(eq=False)
 class _Worker:
     process: subprocess.Popen
-    deadline: float  # on the clock: of the start, then of the pair in hand
+    deadline: float  # wall-clock time: of the start, then of the current pair
     is_ready: bool = False
     pair: int | None = None
     buffer: bytearray = field(default_factory=bytearray)
 
 
 class WorkerPool:
-    """Up to `size` workers, started as pairs need them. Safe to share between threads: one batch runs at a time."""
+    """Up to `size` workers, started on demand. The pool is thread-safe: it runs one batch at a time."""
 
     def __init__(
         self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S,
         stall_s: float | None = None,
     ):  # fmt: skip
-        """`limit_s`, `deadline_s`: processor time of one try; `stall_s`: clock, by default STALL_FACTOR deadlines."""
+        """Create the pool without starting workers.
+
+        Args:
+            size: maximum number of workers; by default the number of CPUs, at most DEFAULT_MAX_WORKERS.
+            limit_s, deadline_s: seconds of processor time for one try of a pair.
+            stall_s: seconds of wall-clock time without a reply; by default STALL_FACTOR deadlines.
+        """
         self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
         if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:
             raise ValueError(
@@ -72,7 +78,7 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def run(self, pairs: Sequence[tuple[str, str]]) -> list[Reply]:
-        """One reply per (gold, answer). RuntimeError if workers cannot start, with the reason."""
+        """Return one reply per (gold, answer) pair. Raises RuntimeError with the reason if workers cannot start."""
         with self._lock:
             batch = _Batch(pairs)
             try:
@@ -82,17 +88,17 @@ class WorkerPool:
                     self._collect(batch)
                     self._expire(batch)
             finally:
-                # Only an interrupted batch leaves workers busy; a late reply must not answer the next batch.
+                # Workers are still busy only after an interrupted batch; a late reply must not reach the next batch.
                 for worker in [worker for worker in self._workers if worker.pair is not None]:
                     self._remove(worker)
             return batch.replies
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that are up."""
+        """Return the process ids of the running workers."""
         return [worker.process.pid for worker in self._workers]
 
     def close(self) -> None:
-        """End all workers. A later `run` starts new ones."""
+        """Stop all workers. A later `run` starts new ones."""
         with self._lock:
             for worker in list(self._workers):
                 self._remove(worker)
@@ -114,7 +120,7 @@ class WorkerPool:
                 stdout=subprocess.PIPE,
                 bufsize=0,
             )
-        except OSError as error:  # no more processes or memory
+        except OSError as error:  # out of processes or memory
             raise RuntimeError(f"the math grader cannot start: {error}") from error
 
     def _hand_out(self, batch: "_Batch") -> None:
@@ -125,13 +131,13 @@ class WorkerPool:
                 gold, answer = batch.pairs[worker.pair]
                 try:
                     worker.process.stdin.write(wire.pack({"id": worker.pair, "gold": gold, "answer": answer}))
-                except BrokenPipeError:  # it died idle: the pair was never tried
+                except BrokenPipeError:  # the worker died while idle, so this pair has not been tried
                     batch.queue.appendleft(worker.pair)
                     worker.pair = None
                     self._remove(worker)
 
     def _collect(self, batch: "_Batch") -> None:
-        """Wait for the next reply or deadline, then read what there is."""
+        """Wait for the next reply or deadline, then process the messages that have arrived."""
         waiting = [worker.deadline for worker in self._workers if worker.pair is not None or not worker.is_ready]
         if not waiting:
             return
@@ -139,7 +145,7 @@ class WorkerPool:
             worker = key.data
             data = os.read(worker.process.stdout.fileno(), 1 << 16)
             if not data:
-                self._bury(worker, batch)
+                self._handle_exit(worker, batch)
                 continue
             worker.buffer += data
             while (message := wire.take_message(worker.buffer)) is not None:
@@ -167,13 +173,13 @@ class WorkerPool:
         now = time.monotonic()
         for worker in [worker for worker in self._workers if worker.deadline < now]:
             if not worker.is_ready:
-                self._bury(worker, batch)
+                self._handle_exit(worker, batch)
             elif worker.pair is not None:
                 batch.retry(worker.pair, Reply("timeout", f"no reply in {self._stall_s} s", is_final=False))
                 self._remove(worker)
 
-    def _bury(self, worker: _Worker, batch: "_Batch") -> None:
-        """A worker ended: its pair gets one more try, a pool that cannot start gives up."""
+    def _handle_exit(self, worker: _Worker, batch: "_Batch") -> None:
+        """Retry the pair of a worker that has ended; give up if workers repeatedly fail to start."""
         code = self._remove(worker, grace_s=1.0)
         if not worker.is_ready:
             self._failed_starts += 1
@@ -189,7 +195,7 @@ class WorkerPool:
             batch.retry(worker.pair, Reply("error", f"worker died with exit code {code}", is_final=False))
 
     def _remove(self, worker: _Worker, grace_s: float = 0.0) -> int:
-        """End, reap and forget a worker; its exit code. One that is about to end by itself gets the grace."""
+        """Stop and remove a worker; return its exit code. A worker that is about to exit gets `grace_s` to do so."""
         self._workers.remove(worker)
         self._selector.unregister(worker.process.stdout)
         try:
@@ -203,7 +209,7 @@ class WorkerPool:
 
 
 class _Batch:
-    """The pairs of one `run`, those still to hand out, and the replies so far."""
+    """The pairs of one `run`, the queue of those still to be handed out, and the replies so far."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self.pairs = pairs
@@ -220,19 +226,21 @@ class _Batch:
     def retry(self, pair: int, last_reply: Reply) -> None:
         if self._tries[pair] < MAX_TRIES:
             self._tries[pair] += 1
-            self.queue.append(pair)  # after the others: most who come here will fail again
+            self.queue.append(pair)  # after the others, because most retried pairs fail again
         else:
             self.replies[pair] = last_reply
 
 
 def _num_cpus() -> int:
-    """CPUs this process may use: a cluster job rarely has the whole machine."""
+    """Return the number of CPUs that this process may use; a cluster job rarely has the whole machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import_path() -> list[str]:
-    """Where this process finds packages, for its workers to look after the standard library. The working folder, which
-    `python -m` puts in front, is left out: what lies there is the user's, and no part of the grader."""
+    """Return the import path of this process, which its workers search after the standard library.
+
+    The working folder, which `python -m` puts first, is left out: its files belong to the user, not to the grader.
+    """
     try:
         working_folder = os.getcwd()
     except FileNotFoundError:  # removed meanwhile

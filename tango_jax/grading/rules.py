@@ -1,36 +1,40 @@
-r"""Whether an answer has a form that may be compared with its gold answer: two LaTeX texts in, True or False out.
+r"""Rules for the form that an answer must have before the math library compares it with its gold answer.
 
-Stage of the loop: grading, kind "math", in the worker processes. The math library alone is too lenient to give rewards:
-it drops text that it cannot read and takes the last member of a chain, so that a policy that is rewarded for it learns
-to write `x=8=7` or `7 \text{ apples and 8 pears}`. Here an answer is read into its parts, and the library compares
-single values, relations and matrices only. The rules, where "the gold has one" always permits the same to the answer:
+Takes two LaTeX texts; returns True or False. Stage of the loop: grading, kind "math", in the worker processes. The math
+library alone is too lenient for a reward: it drops text that it cannot parse and takes the last member of a chain, so a
+policy trained on it learns to write `x=8=7` or `7 \text{ apples and 8 pears}`. Here an answer is first parsed into its
+parts, and the library compares only single values, relations and matrices. Whatever the gold answer itself contains is
+also allowed in the answer. The rules are:
 
-1. One answer, one candidate. Items are separated by `,`, `;`, `\quad`, "and" and "or" (words, `\text`, `\land`,
-   `\lor`), and `\pm` makes two of one. An answer has as many items as its gold answer, repetitions included: for 7
-   none of `7,7`, `7 or 8`, `\{7,7\}`, `[7,7]`, `(7,7)`, `\pm 7`. Brackets around one item, `(7)` or `\{7\}`, change
-   nothing.
-2. Lists without brackets and sets have no order; tuples and intervals have. A list or set may stand for a tuple or an
-   open interval, and a list in any brackets for a list. Else brackets must be the same: `[1,2)` is not `[1,2]`.
-3. Thousands are groups of three digits after 1 to 3 digits, separated by `{,}`, `,\!`, a blank or a thin space (see
-   `tidy_math`) or by commas with no blank. Directly inside brackets such a comma separates items, unless a group
-   begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a blank always separates items.
-4. One relation. An answer may begin with a label and `=` or `\in`: letters, symbols and words without a digit outside
-   of indices and arguments, and no sign in front (`x=`, `f(2)=`, `AB+BC=`, `\text{Area}=`; not `8=`, `8x=`, `-x=`).
-   Chains (`x=8=7`), inequalities and equations without a label need a gold answer of that kind; an inequality may
-   also stand for an interval or union, and the other way round. Labels that differ leave the decision to the library
-   (x=5 is not y=5). `\sqrt{2} \approx 1.41` is its first member, if the second, a decimal number, is within 1 %.
-5. Units do not count: words without a digit behind a number, in `\text` or from a list of common units, with a power,
-   and currency signs. No "and", "or", "not" or number word may be among them, and no other text in the answer.
-   `7\%` and `50\%` equal 7 and 0.5, as the library has it, and degrees equal their number.
-6. Variables are those of the gold answer (and e and i). A letter too much is no unit, except a common one (m, s, g, h,
-   l) directly behind a plain number where the gold answer has no letters.
-7. Commands are those of ordinary expressions: fractions, roots, powers, logarithms, trigonometry, binomials, rounding
-   brackets. Sums, products over an index, integrals, limits, derivatives, gcd, max, min, mod and determinants restate
-   the question, `\phantom`, `\boxed`, `\tag` and the like hide something, `\cup`, `\infty`, `\mathbb` belong to sets.
-8. Characters beyond letters, digits and ordinary signs are refused, which the library would drop: `7 @ 8`, `7α`. So are
-   two numbers with only a blank between them, a percent sign with anything behind it, and an empty item.
-9. A base is part of the number: 52_8 is not 52_9. Without one the base of the gold answer is meant; 7_{10} is 7.
-10. Two decimal numbers are equal to a relative 1e-6; the library rounds to six decimals, whatever the size.
+1. One answer has one candidate. Items are separated by `,`, `;`, `\quad`, "and" and "or" (words, `\text`, `\land`,
+   `\lor`), and `\pm` turns one item into two. An answer must have as many items as its gold answer, repetitions
+   included: if the gold answer is 7, then `7,7`, `7 or 8`, `\{7,7\}`, `[7,7]`, `(7,7)` and `\pm 7` are all wrong.
+   Brackets around a single item, `(7)` or `\{7\}`, change nothing.
+2. Lists without brackets and sets are unordered; tuples and intervals are ordered. A list or set may stand for a tuple
+   or an open interval, and a list in any brackets for a list. Otherwise brackets must be equal: `[1,2)` is not `[1,2]`.
+3. Thousands are groups of three digits after the first 1 to 3 digits, separated by `{,}`, `,\!`, a space or a thin
+   space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
+   a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
+4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
+   symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `AB+BC=`,
+   `\text{Area}=`; not `8=`, `8x=`, `-x=`). Chains (`x=8=7`), inequalities and equations without a label need a gold
+   answer of the same kind, except that inequalities and intervals or unions may stand for each other. If the labels
+   differ, the library decides (x=5 is not y=5). `\sqrt{2} \approx 1.41` counts as its first member if the second, a
+   decimal number, is within 1 %.
+5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
+   units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
+   contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and degrees equal their number.
+6. Variables are those of the gold answer (and e and i). An extra letter is not taken for a unit, except for a common
+   one (m, s, g, h, l) directly after a plain number when the gold answer has no letters.
+7. Commands are limited to ordinary expressions: fractions, roots, powers, logarithms, trigonometry, binomials, rounding
+   brackets. Sums, products over an index, integrals, limits, derivatives, gcd, max, min, mod and determinants are
+   rejected because they restate the question, and `\phantom`, `\boxed`, `\tag` and the like because they hide
+   something; `\cup`, `\infty` and `\mathbb` are allowed only for sets.
+8. Characters other than letters, digits and ordinary signs are rejected, because the library would drop them: `7 @ 8`,
+   `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are rejected
+   too.
+9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
+10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude.
 """
 import itertools
 import re
@@ -45,14 +49,14 @@ APPROXIMATION = 0.01
 
 
 class Library(NamedTuple):
-    """What the math library decides."""
+    """The comparisons that the math library makes."""
 
     is_same: Callable[[str, str], bool]  # (gold, answer): equal values, relations or matrices
     is_near: Callable[[str, str, float], bool]  # (exact, decimal, tolerance): equal numbers up to a relative tolerance
 
 
 def is_equal(gold: str, answer: str, library: Library) -> bool:
-    """Whether the two tidied texts are equal under the rules above. Raises what the library raises."""
+    """Return whether two tidied texts are equal under the rules above. Exceptions of the library propagate."""
     gold, answer = plain(gold), plain(answer)
     gold_form, form = read(gold), read(answer, may_be_unit=not _letters(gold))
     if gold_form is None or form is None:
@@ -79,13 +83,13 @@ _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s
 
 
 class _Comparison(NamedTuple):
-    gold: str  # the plain texts as a whole
+    gold: str  # the two whole texts, after `plain`
     answer: str
     library: Library
 
     def is_equal(self, gold: Form, form: Form) -> bool:
         if not gold.label and form.label and outer_relations(gold.text):
-            form = Form(_whole(form))
+            form = Form(_whole(form))  # the gold answer is a relation, so the label belongs to the answer's relation
         if gold.label and form.label:
             is_other = not _TEXT.fullmatch(form.label) and _squeezed(gold.label) != _squeezed(form.label)
             if is_other:
@@ -99,6 +103,7 @@ class _Comparison(NamedTuple):
         return self._is_rewritten_set(gold, form)
 
     def _are_items(self, gold: Form, form: Form) -> bool:
+        # Rule 2: lists, sets and unions match in any order; tuples and intervals match item by item.
         kinds = (gold.brackets, form.brackets)
         if set(kinds) <= {",", "{}"} or kinds in ((",", "()"), (",", "[]"), ("u", "u")):
             return self._match(gold.items, form.items)
@@ -108,7 +113,7 @@ class _Comparison(NamedTuple):
         return is_ordered and all(itertools.starmap(self.is_equal, zip(gold.items, form.items, strict=True)))
 
     def _match(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
-        """Whether every gold item finds one of its own among the answer's, in any order."""
+        """Return whether the gold items and the answer's items match one to one, in any order."""
         left = list(forms)
         for gold in sorted(golds, key=lambda one: all(_squeezed(one.text) != _squeezed(form.text) for form in forms)):
             ranked = sorted(left, key=lambda form: _squeezed(form.text) != _squeezed(gold.text))
@@ -119,7 +124,7 @@ class _Comparison(NamedTuple):
         return True
 
     def _is_rewritten_set(self, gold: Form, form: Form) -> bool:
-        """Whether the answer writes the gold set in another way: as a solved inequality, or with set operations."""
+        """Return whether the answer writes the gold set differently: as a solved inequality, or with set operations."""
         is_range, is_gold_range = _is_solved(form), _is_solved(gold)
         if not (_is_set(gold.text) and (is_range or _is_set(form.text))):
             return False
@@ -158,7 +163,7 @@ class _Comparison(NamedTuple):
         return self._is_value(gold, exact) and self.library.is_near(exact, decimal, APPROXIMATION)
 
     def _may_be_read(self, gold: str, text: str, is_relation: bool) -> bool:
-        """Rules 6 to 8, of a value or a whole text that the library will read."""
+        """Check rules 6 to 8 for a value or a whole text before the library reads it."""
         allowed = _ALLOWED | set(_COMMAND.findall(gold))
         if _is_set(gold):
             allowed |= _SET_COMMANDS
@@ -179,7 +184,7 @@ class _Comparison(NamedTuple):
 
 
 def _whole(form: Form) -> str:
-    """The text that was read, label included."""
+    """Return the text that was parsed, including its label."""
     if not form.label:
         return form.text
     return form.text if form.items else f"{form.label}={form.text}"
@@ -190,7 +195,7 @@ def _is_order(form: Form) -> bool:
 
 
 def _is_solved(form: Form) -> bool:
-    """Whether it is an inequality between one variable and numbers: `x < 2`, `1 \\le x < 2`; not `3x + 1 < 7`."""
+    """Return whether a form is an inequality of one variable and numbers: `x < 2`, `1 \\le x < 2`; not `3x + 1 < 7`."""
     if not _is_order(form):
         return False
     members = [member.strip() for member in RELATION.split(form.text)]
@@ -199,14 +204,14 @@ def _is_solved(form: Form) -> bool:
 
 
 def _is_set(text: str) -> bool:
-    """Whether it is a set of numbers, which set operations may write: an interval, an inequality, a union."""
+    """Return whether a text is a set of numbers, which set operations may produce: an interval, inequality or union."""
     return bool(_ORDER.search(text) or re.search(r"\\(?:cup|cap|infty|mathbb|emptyset|in)(?![a-zA-Z])", text)) or (
         text[:1] in "[(" and text[-1:] in "])" and len(split(text[1:-1], ",") or ()) == 2
     )
 
 
 def _letters(text: str) -> frozenset[str]:
-    """The variables: letters, and Greek ones as commands."""
+    """Return the variables: letters, and Greek letters written as commands."""
     text = _TEXT.sub(" ", text)
     greek = re.findall(
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
@@ -215,7 +220,7 @@ def _letters(text: str) -> frozenset[str]:
 
 
 def _number(text: str) -> Decimal | None:
-    """The value of a decimal number, or of one times a power of ten."""
+    """Return the value of a decimal number, optionally times a power of ten, else None."""
     scientific = _SCIENTIFIC.fullmatch(text)
     if scientific:
         return Decimal(scientific[1]).scaleb(int(scientific[2]))

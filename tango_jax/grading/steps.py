@@ -1,15 +1,17 @@
-"""Parse a generator response: its text in; step spans, the boxed answer and the format score out.
+"""Parser for generator responses.
 
-Stage of the loop: right after sampling. Everything here reads model text, so nothing raises on it, and every scan is
-a single pass: lazy regular expressions such as `<step>(.*?)</step>` are quadratic when many tags are left open.
+Takes the text of a response; returns step spans, the boxed answer and the format score. Stage of the loop: right after
+sampling. Model text can be anything, so no function raises on it, and every scan is a single pass: lazy regular
+expressions such as `<step>(.*?)</step>` take quadratic time when many tags are left open.
 """
 import re
 from dataclasses import dataclass
 
-# A box opens; the extra backslash of `\\boxed{` is skipped on its own; `\{`, `\}` and `\\` do not group; a brace does.
+# In order: the start of a box; the extra backslash of `\\boxed{`, which is skipped by itself; escapes such as `\{` and
+# `\\`, which do not group; and braces, which do.
 _BRACE_TOKEN = re.compile(r"\\boxed\{|\\(?=\\boxed\{)|\\.|[{}]", re.DOTALL)
-# Inside a box, a quoted string of a Python literal is passed over: the brace of `\boxed{'}'}` ends nothing. It begins
-# where a literal may begin and ends, on the same line, where one may end, which tells it from primes and apostrophes.
+# Inside a box, a quoted string of a Python literal is skipped, so that the brace in `\boxed{'}'}` closes nothing. To
+# distinguish it from primes and apostrophes, it must begin and end on one line, where a literal may begin and end.
 _STRING = "|".join(rf"{quote}(?:\\[^\n]|(?!\\boxed\{{)[^{quote}\\\n])*{quote}" for quote in "'\"")
 _TOKEN_IN_BOX = re.compile(
     rf"(?:(?<=[\[({{,:])|(?<=[\[({{,:] ))[bB]?(?:{_STRING})(?=\s*(?:[,\]):}}.]|\\\}}))|{_BRACE_TOKEN.pattern}",
@@ -23,18 +25,19 @@ FEW_STEPS_PENALTY = 0.4
 
 @dataclass(frozen=True)
 class ParsedSolution:
-    """What one generator response says."""
+    """The parsed parts of one generator response."""
 
     step_spans: tuple[tuple[int, int], ...]  # (start, end) characters of each step, tags included
     steps: tuple[str, ...]  # text inside each step, tags excluded
-    answer: str | None  # text inside the last box of the first answer block; None without one
+    answer: str | None  # text inside the last box of the first answer block; None if there is none
     format_score: float  # in [0, 1]
 
 
 def parse_solution(text: str, min_steps: int = 3) -> ParsedSolution:
-    """Steps, answer and format score of one generator response.
+    """Parse the steps, the answer and the format score of one generator response.
 
-    `min_steps`: a solution with at least one step but fewer than this many loses 0.4 of its format score.
+    Args:
+        min_steps: a solution with at least one step but fewer than this many loses 0.4 of its format score.
     """
     spans = find_blocks(text, "step")
     block = first_block(text, "answer")
@@ -47,7 +50,7 @@ def parse_solution(text: str, min_steps: int = 3) -> ParsedSolution:
 
 
 def _format_score(answer_block: str | None, num_steps: int, min_steps: int) -> float:
-    """1 minus the penalties, 0 without an answer block. The two step penalties exclude each other."""
+    """Return 1 minus the penalties, or 0 without an answer block. At most one of the two step penalties applies."""
     if answer_block is None:
         return 0.0
     score = 1.0
@@ -61,12 +64,12 @@ def _format_score(answer_block: str | None, num_steps: int, min_steps: int) -> f
 
 
 def clamp_score(score: float) -> float:
-    """Into [0, 1], without the dust that sums such as 1 - 0.8 leave."""
+    """Clamp a score to [0, 1] and remove the rounding error of sums such as 1 - 0.8."""
     return round(min(1.0, max(0.0, score)), 10)
 
 
 def find_blocks(text: str, tag: str) -> tuple[tuple[int, int], ...]:
-    """Spans (tags included) of every non-overlapping `<tag>...</tag>`, each ending at the first closing tag."""
+    """Return the spans, tags included, of the non-overlapping `<tag>...</tag>`; each ends at the first closing tag."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     spans = []
     start = text.find(opening)
@@ -81,12 +84,12 @@ def find_blocks(text: str, tag: str) -> tuple[tuple[int, int], ...]:
 
 
 def inner_text(text: str, span: tuple[int, int], tag: str) -> str:
-    """The text between the tags of a span."""
+    """Return the text between the tags of a span."""
     return text[span[0] + len(tag) + 2 : span[1] - len(tag) - 3]
 
 
 def first_block(text: str, tag: str) -> str | None:
-    """The text inside the first closed `<tag>...</tag>`, or None."""
+    """Return the text inside the first closed `<tag>...</tag>`, or None."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     start = text.find(opening)
     if start < 0:
@@ -96,7 +99,7 @@ def first_block(text: str, tag: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The text inside the last balanced `\boxed{}`, or None. Of nested boxes the innermost starts last."""
+    r"""Return the text inside the balanced `\boxed{}` that starts last, or None; of nested boxes, the innermost."""
     boxes = _closed_boxes(text)
     if not boxes:
         return None
@@ -105,15 +108,15 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_single_box(text: str) -> bool:
-    r"""Whether the text is one balanced `\boxed{...}` with something inside, and nothing else."""
+    r"""Return whether the text is one balanced, non-empty `\boxed{...}` and nothing else."""
     return (0, len(text)) in _closed_boxes(text) and text != r"\boxed{}"
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int]]:
-    """Spans of all balanced boxes, in the order in which they close."""
+    """Return the spans of all balanced boxes, in the order in which they close."""
     open_groups: list[int | None] = []  # start of a box, or None for a plain group
     boxes = []
-    num_open = 0  # of the boxes among them
+    num_open = 0  # number of boxes in `open_groups`
     token = _BRACE_TOKEN.search(text)
     while token is not None:
         kind = token.group()

@@ -1,7 +1,8 @@
-r"""Parse a verifier response: its text and the solution's step count in; judgements, verdict and format score out.
+r"""Parser for verifier responses.
 
-Stage of the loop: after the verifier was sampled. The blocks are looked for inside the first closed
-`<step_verification>` section only; without one there are no judgements, yet a verdict still counts.
+Takes the text of a response and the number of steps in the solution; returns judgements, the verdict and the format
+score. Stage of the loop: after sampling from the verifier. Step blocks are searched only inside the first closed
+`<step_verification>` section; without one there are no judgements, but a verdict still counts.
 """
 import re
 from dataclasses import dataclass
@@ -21,25 +22,27 @@ BAD_VERDICT_PENALTY = 0.8
 NO_BLOCKS_PENALTY = 0.8
 WRONG_COUNT_PENALTY = 0.8
 STRAY_TEXT_PENALTY = 0.4
-# A solution below this score has no trustworthy step count to hold the verifier to.
+# Below this format score, the step count of a solution is too unreliable to be required of the verifier.
 MIN_GENERATOR_FORMAT = 0.6
 
 
 @dataclass(frozen=True)
 class ParsedVerification:
-    """What one verifier response says."""
+    """The parsed parts of one verifier response."""
 
-    judgements: tuple[bool | None, ...]  # one per block; None where the block judges nothing
+    judgements: tuple[bool | None, ...]  # one per block; None if the block contains no judgement
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float  # in [0, 1]
-    aligned: bool  # as many judgements as the solution has steps, at least one, none missing
+    aligned: bool  # one judgement for every step of the solution, which has at least one step
     blocks: tuple[str, ...]  # text inside each block, tags excluded
 
 
 def parse_verification(text: str, num_steps: int, generator_format_score: float = 1.0) -> ParsedVerification:
-    """Judgements, verdict and format score of one verifier response.
+    """Parse the judgements, the verdict and the format score of one verifier response.
 
-    `num_steps`: K, the number of steps of the solution; `generator_format_score`: that solution's format score.
+    Args:
+        num_steps: number of steps in the solution.
+        generator_format_score: format score of the solution.
     """
     section = first_block(text, "step_verification")
     spans = () if section is None else find_blocks(section, "step")
@@ -56,7 +59,7 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
 
 
 def _judgement(block: str) -> bool | None:
-    """The box that ends the block, up to one period and blanks."""
+    """Return the judgement in the box that ends the block (a period and whitespace may follow), or None."""
     tail = block.rstrip()[-32:].removesuffix(".").lower()
     for ending, is_correct in _BOX_ENDINGS.items():
         if tail.endswith(ending):
@@ -71,7 +74,7 @@ def _format_score(
     num_steps: int,
     generator_format_score: float,
 ) -> float:
-    """1 minus the penalties; 0 unless the (stripped) text is a step section directly followed by a final section."""
+    """Return 1 minus the penalties, or 0 unless the stripped text is a step section followed by a final section."""
     final_start = _final_section_start(text)
     if final_start is None:
         return 0.0
@@ -89,7 +92,7 @@ def _format_score(
 
 
 def _final_section_start(text: str) -> int | None:
-    """Where the final section opens, if the text has the two sections in order and nothing around them."""
+    """Return where the final section starts, or None unless the text is the two sections in order and nothing else."""
     if not text.startswith(_SECTION_OPEN) or not text.endswith(_FINAL_CLOSE):
         return None
     section_end = text.find(_SECTION_CLOSE)
@@ -100,6 +103,6 @@ def _final_section_start(text: str) -> int | None:
 
 
 def _has_text_outside_blocks(section: str) -> bool:
-    """Whether the section holds anything but blanks before, between or after its blocks."""
+    """Return whether the section has text other than whitespace before, between or after its blocks."""
     edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]
     return any(section[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True))

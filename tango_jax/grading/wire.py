@@ -1,6 +1,7 @@
-"""Messages between the grading pool and its workers: JSON objects in, length-prefixed frames out, and back.
+"""Messages between the grading pool and its workers: encodes JSON objects as length-prefixed frames and decodes them.
 
-Stage of the loop: grading. Frames instead of lines, so that a half-written reply of a killed worker is never read.
+Stage of the loop: grading. Frames are used rather than lines so that the half-written reply of a killed worker is never
+read.
 """
 import json
 from typing import Any
@@ -9,13 +10,13 @@ _PREFIX_BYTES = 4
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """One frame: the length of the body in four bytes, then the body."""
+    """Encode a message as one frame: the length of the body in four bytes, then the body."""
     body = json.dumps(message).encode("ascii")
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
 
 def take_message(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove and decode the first frame of the buffer; None, and nothing removed, while it is incomplete."""
+    """Remove and decode the first frame of the buffer; return None and remove nothing while it is incomplete."""
     if len(buffer) < _PREFIX_BYTES:
         return None
     end = _PREFIX_BYTES + int.from_bytes(buffer[:_PREFIX_BYTES], "big")
@@ -27,7 +28,7 @@ def take_message(buffer: bytearray) -> dict[str, Any] | None:
 
 
 def read_message(stream: Any) -> dict[str, Any] | None:
-    """The next frame of a blocking binary stream, or None at its end."""
+    """Read the next frame of a blocking binary stream; return None at its end."""
     prefix = stream.read(_PREFIX_BYTES)
     if len(prefix) < _PREFIX_BYTES:
         return None

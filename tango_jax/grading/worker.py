@@ -1,8 +1,9 @@
-r"""One grading process: (gold, answer) pairs in on standard input, correct/wrong/timeout/error out on standard output.
+r"""A grading process.
 
-Stage of the loop: grading, behind `pool.py`, which starts it through `worker_start.py`. It is a fresh interpreter that
-never loads jax. The time limit is a signal, so the work stays in the main thread. It counts the worker's own processor
-time: on a busy machine an ordinary answer takes seconds on the clock, and must not be lost.
+Reads (gold, answer) pairs from standard input and writes correct, wrong, timeout or error to standard output. Stage of
+the loop: grading, behind `pool.py`, which starts this process through `worker_start.py`. It is a fresh interpreter that
+never loads jax. The time limit is a signal, so the work stays in the main thread. The limit counts the worker's own
+processor time: on a busy machine an ordinary answer may take seconds of wall-clock time and must not be lost.
 """
 import logging
 import os
@@ -15,7 +16,8 @@ from tango_jax.grading import wire
 from tango_jax.grading.rules import Library, is_equal
 
 MEMORY_LIMIT_BYTES = 4 << 30
-# What sympy and the LaTeX grammar raise on strange text. Anything else ends the worker, which the pool counts too.
+# Exceptions that sympy and the LaTeX grammar raise on unusual text. Any other one ends the worker, which the pool also
+# counts as an error.
 LIBRARY_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, RuntimeError, SyntaxError,
     TypeError, ValueError,
@@ -23,11 +25,11 @@ LIBRARY_ERRORS = (
 
 
 class TimeLimit(BaseException):
-    """The time limit of one pair passed. Not an Exception: the math library swallows those."""
+    """Raised when the time limit of a pair has passed. Not an Exception, because the math library swallows those."""
 
 
 def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[str, str]:
-    """The reply for one pair. A failure of the library or the interpreter is a status, never a crash."""
+    """Compare one pair within `limit_s` seconds of processor time. A failure becomes a status, never a crash."""
     try:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
@@ -42,7 +44,7 @@ def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[s
 
 
 def _claim_stdout() -> BinaryIO:
-    """The real standard output for replies alone. What libraries print, about model text for the most part, is lost."""
+    """Reserve the real standard output for replies. What libraries print, mostly about model text, is discarded."""
     replies = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -56,33 +58,35 @@ def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _limit_memory() -> None:
-    """A hostile power tower ends in MemoryError here, not in the death of the training process next door."""
+    """Limit the memory, so that a hostile power tower causes a MemoryError here and does not kill the training."""
     import resource
 
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     except (ValueError, OSError):
-        return  # macOS refuses this limit; the deadline of the pool still holds
+        return  # macOS rejects this limit; the deadline of the pool still applies
 
 
 def _load_library() -> Library:
-    """The math library, warmed up: the first call builds the grammar. It raises whatever a broken installation raises,
-    and RuntimeError where it loads and does not work."""
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
+    """Load the math library and warm it up; the first call builds the grammar.
+
+    Exceptions of a broken installation propagate; RuntimeError if the library loads but does not work.
+    """
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that its own time limits are off
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, verify
     from math_verify import parse as parse_text
 
-    # Units are off: it would drop the variable of `6m`. Those that may be dropped are gone by then.
+    # Removal of units is off, because it would drop the variable of `6m`; `forms.py` has already removed the units.
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
     targets = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)]
 
-    @lru_cache(maxsize=512)  # the gold answer comes back with every sample of its group
+    @lru_cache(maxsize=512)  # the same gold answer comes with every sample of its group
     def parse(latex: str) -> list:
         return parse_text(f"\\boxed{{{latex}}}", targets, parsing_timeout=None, raise_on_error=True)
 
     def is_same(gold: str, answer: str) -> bool:
-        # Limits of its own are off: their alarm would cancel ours, which covers both parses and the comparison.
+        # The library's time limits are off: their alarm would cancel ours, which covers parsing and comparison.
         return verify(
             parse(gold), parse(answer), allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
         )
@@ -92,7 +96,7 @@ def _load_library() -> Library:
         return bool(value.is_real) and abs(float(value) - float(decimal)) <= tolerance * abs(float(value))
 
     if not is_same(r"\frac{1}{2}", "0.5"):
-        raise RuntimeError("it does not find 1/2 equal to 0.5")
+        raise RuntimeError("the math library does not find 1/2 equal to 0.5")
     return Library(is_same, is_near)
 
 
@@ -101,12 +105,16 @@ def _on_alarm(signum: int, frame: Any) -> None:
 
 
 def main(limit_s: int, deadline_s: float) -> int:
-    """Serve until standard input ends. `limit_s`, `deadline_s`: seconds of processor time of one pair; at the first the
-    worker gives the pair up, at the second, stuck in C code, it is ended by the system with SIGVTALRM."""
+    """Serve requests until standard input ends; return the exit status.
+
+    Args:
+        limit_s: seconds of processor time after which the worker gives up on a pair.
+        deadline_s: seconds of processor time after which the system ends a worker that is stuck in C code (SIGVTALRM).
+    """
     replies = _claim_stdout()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pool
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then closes the pool
     signal.signal(signal.SIGPROF, _on_alarm)
-    # The parent says in one line why the library does not load, be it missing or the antlr of another release.
+    # Lets the parent report in one line why the library does not load: it is missing, or antlr is of another release.
     sys.excepthook = lambda kind, error, _: _send(replies, {"fatal": f"{kind.__name__}: {error}"[:300]})
     library = _load_library()
     sys.excepthook = sys.__excepthook__

@@ -1,9 +1,9 @@
-"""The first file of a grading process: sets up what it imports from, then runs `worker.py`. Standard library only.
+"""Entry script of a grading process: sets the import path, then runs `worker.py`. Uses the standard library only.
 
-Stage of the loop: grading. `pool.py` starts it by its path as `python -I -S worker_start.py LIMIT DEADLINE PATH...`. In
-that mode the interpreter imports from the standard library alone, whatever the working folder, PYTHONPATH and the
-folder of the main script hold. The import path of the parent follows behind it, so that a worker finds the packages
-that the parent finds, while a file `random.py` in any of these folders shadows nothing.
+Stage of the loop: grading. `pool.py` starts this file by its path as `python -I -S worker_start.py LIMIT DEADLINE
+PATH...`. In this mode the interpreter imports only from the standard library, regardless of the working folder,
+PYTHONPATH and the folder of the main script. The import path of the parent is then appended, so that a worker finds the
+packages that the parent finds, while a file such as `random.py` in one of these folders shadows nothing.
 """
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def load_package(folder: Path) -> None:
-    """Import `tango_jax` from this folder: the one that the parent runs, wherever it came from, a checkout included."""
+    """Import `tango_jax` from this folder, so that the worker runs the parent's copy even if that is a checkout."""
     init = folder / "__init__.py"
     spec = importlib.util.spec_from_file_location("tango_jax", init, submodule_search_locations=[str(folder)])
     package = importlib.util.module_from_spec(spec)

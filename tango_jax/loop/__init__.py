@@ -1,1 +1,1 @@
-"""One run, turn by turn: a configuration in; two trained policies out. Read run.py, turn.py, rollouts.py."""
+"""The training loop: takes a configuration and produces two trained policies. Read run.py, turn.py, rollouts.py."""

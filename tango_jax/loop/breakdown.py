@@ -1,8 +1,7 @@
-"""Runs whose numbers break down: NaN, infinity, or an update that throws the parameters away.
+"""Detects numerical breakdown: NaN, infinity, or an update that destroys the parameters.
 
-In: what a turn returns, states that are about to be saved, arrays that were loaded. Out: nothing, or one error with
-what to do. Stage: after every turn of reinforcement learning, before every save, and where parameters are loaded. The
-sampler (sampling/sampler.py) does the same for logits.
+Takes the metrics of a turn or train states about to be saved, and raises one error that says what to do. Runs after
+every RL turn and before every save; loaded parameters are checked by runtime/finite.py, logits by sampling/sampler.py.
 """
 
 import contextlib
@@ -14,13 +13,13 @@ from ml_collections import ConfigDict
 
 from tango_jax.runtime.finite import BROKEN_VALUES, first_not_finite
 
-# Norm of an update over the norm of the parameters that it changes. Training at its best is near 1e-3; above 10 nothing
-# is left of what was learned, while loss and gradient of that update, measured before it, look as ever.
+# Norm of an update over the norm of the parameters that it changes. In healthy training it is near 1e-3. Above 10
+# nothing is left of what was learned, although the update's own loss and gradient, computed before it, look normal.
 MAX_UPDATE_RATIO = 10.0
 
 
 class Broken(FloatingPointError):
-    """Numbers of a role that are no longer finite; the message goes on from the name of what was being done."""
+    """Raised when a role's numbers are not finite; the message continues a sentence that names the operation."""
 
     def __init__(self, role: str, message: str):
         super().__init__(message)
@@ -28,10 +27,10 @@ class Broken(FloatingPointError):
 
 
 def check_metrics(role: str, metrics: dict[str, float]) -> None:
-    """Raises Broken where a metric of a turn of `role` is not finite, or an update was absurdly large."""
+    """Raise Broken if a metric of a turn of `role` is not finite, or an update was absurdly large."""
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if bad:
-        raise Broken(role, f"gave values that are not finite: {bad}")
+        raise Broken(role, f"produced values that are not finite: {bad}")
     large = {
         name: value
         for name, value in metrics.items()
@@ -40,13 +39,13 @@ def check_metrics(role: str, metrics: dict[str, float]) -> None:
     for name, value in large.items():
         raise Broken(
             role,
-            f"replaced the parameters: {name} is {value:.3g}, the norm of an update over the norm of what it changed, "
-            f"and the limit is {MAX_UPDATE_RATIO:g}",
+            f"replaced the parameters: {name}, the norm of an update over the norm of the parameters that it changed, "
+            f"is {value:.3g}, and the limit is {MAX_UPDATE_RATIO:g}",
         )
 
 
 def check_params(states: dict[str, Any]) -> None:
-    """Raises Broken where parameters of a role must not be saved; `states` is role -> TrainState."""
+    """Raise Broken if the parameters of a role must not be saved; `states` maps each role to its TrainState."""
     for role, state in states.items():
         broken = first_not_finite(state.params)
         if broken is not None:
@@ -55,14 +54,14 @@ def check_params(states: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) -> Iterator[None]:
-    """A block in which numbers may break: the error then says what was being done and what to do about it.
+    """Context manager that turns a `Broken` raised in its block into an error with the operation and advice.
 
     Args:
-        doing: what the block does, as the subject of the message.
-        newest: turn of the newest checkpoint in the workdir, None without one.
+        doing: the operation in the block, as the subject of the message.
+        newest: turn of the newest checkpoint in the workdir, or None.
 
     Raises:
-        FloatingPointError: for a `Broken` in the block.
+        FloatingPointError: if the block raises `Broken`.
     """
     try:
         yield
@@ -71,7 +70,7 @@ def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) 
 
 
 def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> str:
-    """It never names a setting that the workdir would refuse: a run goes on with its own alone."""
+    """Suggests only settings that the user can change: a workdir cannot be resumed with different ones."""
     optimizer = config[role].optimizer
     kept = "there is no checkpoint yet" if newest is None else (
         f"the newest checkpoint, of turn {newest}, holds finite parameters"
@@ -81,9 +80,9 @@ def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> 
         for name in ("generator", "verifier")
         if config[name].sft.steps and not config[name].init_from
     ]
-    saves = f" ({' '.join(stage_one)} takes over its stage 1)" if stage_one else ""
+    saves = f" ({' '.join(stage_one)} reuses its stage 1)" if stage_one else ""
     return (
-        f"Nothing of it is saved; {kept}. {workdir} goes on with its own settings only: choose a new --workdir"
-        f"{saves} with a lower {role}.optimizer.lr (it is {optimizer.lr:g}) or {role}.optimizer.clip_norm "
+        f"Nothing of it is saved; {kept}. {workdir} can only be resumed with its own settings: choose a new "
+        f"--workdir{saves} with a lower {role}.optimizer.lr (it is {optimizer.lr:g}) or {role}.optimizer.clip_norm "
         f"({optimizer.clip_norm:g})"
     )

@@ -1,22 +1,29 @@
-"""What a run says of itself to a person: at start what it is about to do, at the end what came out."""
+"""Console summaries of a run: at the start what it will do, at the end its results.
+
+Takes the configuration, policies and task, or the summary of a finished run, and logs lines and tables.
+"""
 
 from collections import Counter
 from pathlib import Path
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
-from tango_jax.loop.stage_one import sft_sequence
+from tango_jax.loop.imitation import sft_sequence
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.schedule import Schedule
+from tango_jax.rl.schedule import Schedule, Turn
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
+from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
-def describe_run(console: Console, config, policies: dict, task, schedule: Schedule) -> None:
-    """What is about to happen: machine, batch arithmetic, parameters, one decoded prompt per role."""
+def describe_run(
+    console: Console, config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule
+) -> None:
+    """Log the machine, the number of turns, the batch size, the parameters, and one decoded prompt per role."""
     rl = config.rl
     console.log(f"machine: {describe_machine()}")
     console.log(f"arm {config.arm}: {ARMS[config.arm].help}; seed {config.seed}")
@@ -72,8 +79,17 @@ def describe_results(console: Console, workdir: Path, summary: dict) -> None:
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
         f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
     )
-    console.log(f"look at it: python -m tango_jax.report {workdir}")
+    console.log(f"view the report: python -m tango_jax.report {workdir}")
     console.log("files:")
     for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints", "sft"):
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")
+
+
+def describe_turn(turn: Turn, schedule: Schedule) -> str:
+    """The position of a turn in the run, for the progress bar."""
+    if turn.phase == "warmup":
+        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_turns}"
+    if turn.role == "generator":
+        return f"generator step {turn.generator_step + 1}/{schedule.generator_turns}"
+    return f"verifier turn (after {turn.generator_step} generator steps)"

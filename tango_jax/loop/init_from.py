@@ -1,10 +1,10 @@
-"""Stage 1 of another run as a start: whether it is there, finished and good enough to begin reinforcement learning.
+"""Checks that another run's stage 1 can be the start of this run: that it exists, is finished and passed its gate.
 
-In: `init_from` of a role, the record that the other run keeps beside its stage-1 checkpoint, and its settings. Out:
-nothing, or one error that says what to do. Stage: the start of a run, before data is read or anything compiled, and
-once more when the parameters are loaded, since a damaged checkpoint falls back to an earlier step.
+Takes `init_from` of a role, and the record stored with the other run's stage-1 checkpoint and its settings; raises one
+error that says what to do. Runs at the start of a run, before data is read or anything is compiled, and again when the
+parameters are loaded, since a damaged checkpoint falls back to an earlier step.
 
-What a run did not record yet (its settings, a held-out loss) is not held against it.
+Facts that older runs did not record (settings, held-out loss) are not checked.
 """
 
 import json
@@ -24,10 +24,10 @@ def sft_directory(workdir: Path, role: str) -> Path:
 
 
 def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
-    """Look at what every role starts from, without reading parameters.
+    """Check the checkpoint that every role starts from, without reading parameters.
 
     Raises:
-        ValueError: there is no stage 1 of the role, or see `check_stage_one`.
+        ValueError: there is no stage 1 of the role; or see `check_stage_one`.
     """
     for role in roles:
         source = config[role].init_from
@@ -40,26 +40,26 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
-    """`step` and `meta` are those of the checkpoint; `sft` are this run's settings of the role.
+    """Check that a stage 1 is complete and good enough.
 
-    The stage 1 must have made all steps of the run that it belongs to, and no fewer than this run's settings say it
-    has; its held-out loss must be within the gates of both.
+    It must have made all steps of its own run, and at least `sft.steps` of this run; its held-out loss must be within
+    the gates of both. `step` and `meta` come from its checkpoint; `sft` holds this run's settings of the role.
 
     Raises:
-        ValueError: it is unfinished, shorter than this run's settings say, or failed a gate.
+        ValueError: it is unfinished, shorter than this run's settings require, or failed a gate.
     """
     name, settings = f"{role}.init_from={source}", _settings(source)
     steps = settings.get(f"{role}.sft.steps", 0)
     if step < steps:
-        raise ValueError(f"{name}: its stage 1 of the {role} is unfinished, at step {step} of {steps}: start the "
-                         "command that began it again, which goes on from there, or name another run")
+        raise ValueError(f"{name}: its stage 1 of the {role} is unfinished, at step {step} of {steps}: run its command "
+                         "again to finish it, or name another run")
     if step < sft.steps:
-        raise ValueError(f"{name}: its stage 1 of the {role} has {step} steps, and {role}.sft.steps={sft.steps} says "
-                         f"more: name a run with so many, or set {role}.sft.steps={step} here")
+        raise ValueError(f"{name}: its stage 1 of the {role} has {step} steps, but {role}.sft.steps={sft.steps} "
+                         f"requires more: name a run with that many, or set {role}.sft.steps={step} here")
     loss, own_gate = meta.get("heldout_loss", 0.0), settings.get(f"{role}.sft.max_heldout_loss", 0.0)
     if math.isnan(loss):
-        raise ValueError(f"{name}: its stage 1 of the {role} ended at a held-out loss of nan, so its parameters are of "
-                         f"no use: repeat it in a new workdir with a lower {role}.sft.optimizer.lr")
+        raise ValueError(f"{name}: its stage 1 of the {role} ended at a held-out loss of nan, so its parameters are "
+                         f"useless: repeat it in a new workdir with a lower {role}.sft.optimizer.lr")
     if not passes_gate(own_gate, loss):
         raise ValueError(f"{name}: its stage 1 of the {role} ended at a held-out loss of {loss:.3f} per token and so "
                          f"failed its own gate, {role}.sft.max_heldout_loss={own_gate}: repeat it with more steps in a "
@@ -71,7 +71,7 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 
 def passes_gate(limit: float, loss: float) -> bool:
-    """Whether a held-out loss is within `sft.max_heldout_loss`; 0 is no gate. A loss that is not a number is not."""
+    """Whether a held-out loss is within `sft.max_heldout_loss`; 0 means no gate. NaN fails every gate."""
     return limit == 0 or loss <= limit
 
 
@@ -79,7 +79,7 @@ def _what_is_missing(role: str, source: str) -> str:
     start = f"{role}.init_from={source}: there is no stage-1 checkpoint of the {role} in {sft_directory(source, role)}"
     settings = _settings(source)
     if settings.get(f"{role}.init_from"):
-        return f"{start}: that run took its own from {settings[f'{role}.init_from']}, so name that"
+        return f"{start}: that run took its own from {settings[f'{role}.init_from']}, so name that run"
     if settings.get(f"{role}.sft.steps") == 0:
         return (f"{start}: that run had no stage 1 of the {role} ({role}.sft.steps=0). To start from its newest "
                 f"parameters, set {role}.checkpoint={source} and leave {role}.init_from empty")
@@ -87,7 +87,7 @@ def _what_is_missing(role: str, source: str) -> str:
 
 
 def _settings(source: str) -> dict:
-    """The settings that the other run was started with; none where they are not there or cannot be read."""
+    """The settings that the other run was started with; empty if they are missing or cannot be read."""
     try:
         settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

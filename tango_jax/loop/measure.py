@@ -1,15 +1,14 @@
-"""How good both roles are: the generator on held-out problems, the verifier on a fixed pool of solutions and on what
-the generator has just written.
+"""Evaluates both roles: the generator on held-out problems, the verifier on a fixed pool and on live solutions.
 
-In: a run's context and train states. Out: flat metrics, with the solutions and verifications behind them. Stage: every
-`eval.every` generator turns. All of it is greedy.
+Takes a run's context and train states; returns flat metrics together with the solutions and verifications behind them.
+Runs every `eval.every` generator turns. All decoding is greedy.
 """
 
 import logging
 from typing import NamedTuple
 
 from tango_jax.grading import FAILURES, grade_many
-from tango_jax.loop.rollouts import RunContext, make_solution, respond
+from tango_jax.loop.turn import RunContext, make_solution, respond
 from tango_jax.records import Responses, Solution, States, Verification
 from tango_jax.runtime import rng
 from tango_jax.tasks.task import Task
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Measured(NamedTuple):
-    """One evaluation of both roles."""
+    """The result of one evaluation of both roles."""
 
     metrics: dict[str, float]
     solutions: list[Solution]
@@ -27,7 +26,7 @@ class Measured(NamedTuple):
 
 
 def fixed_pool(task: Task, size: int) -> list[Solution]:
-    """The solutions on which the verifier is measured throughout: the same in every run of a task; maybe none."""
+    """Return the solutions on which the verifier is always evaluated, the same in every run of a task; may be empty."""
     if task.pool_solution is None:
         return []
     chosen = [task.pool_solution(index) for index in range(size)]
@@ -42,7 +41,7 @@ def fixed_pool(task: Task, size: int) -> list[Solution]:
 
 
 def evaluate(context: RunContext, states: States, pool: list[Solution]) -> Measured:
-    """Both roles, greedy; `pool` is that of `fixed_pool`."""
+    """Evaluate both roles greedily; `pool` comes from `fixed_pool`."""
     key_data = rng.step_key(context.config.seed, "evaluate")
     asked, there_are = context.config.eval.problems, context.task.num_test
     count = asked if there_are is None else min(asked, there_are)
@@ -56,16 +55,16 @@ def evaluate(context: RunContext, states: States, pool: list[Solution]) -> Measu
 
 
 def _generator_metrics(solved: Responses) -> dict[str, float]:
-    """Accuracy on the held-out problems, in all and by problem size."""
+    """Accuracy on the held-out problems, overall and by problem size."""
     scores = generator_scores(solved.records, solved.rollout.is_truncated_B)
-    names = {"truncation_rate": "eval_truncation_rate"}  # turns have a truncation_rate of their own
+    names = {"truncation_rate": "eval_truncation_rate"}  # `truncation_rate` is the name of the training metric
     metrics = {f"generator/{names.get(name, name)}": value for name, value in scores.items()}
-    # Answers that count as wrong because the grader could not tell; turns have counts of their own.
+    # Answers that count as wrong because grading failed, with names that differ from those of training.
     return metrics | {f"grader/eval_{name}": solved.metrics[f"grader/{name}"] for name in FAILURES}
 
 
 def _verifier_metrics(judged: Responses, prefix: str) -> dict[str, float]:
-    """Scores of the verifications, with the shares that were cut."""
+    """Scores of the verifications, with the shares of truncated responses and shortened prompts."""
     scores = verifier_scores(judged.parents, judged.records)
     scores |= {name: judged.metrics[f"verifier/{name}"] for name in ("truncation_rate", "shortened_rate")}
     return {f"verifier/{prefix}/{name}": value for name, value in scores.items()}

@@ -1,7 +1,7 @@
-"""Where a run goes on, at its newest checkpoint or at its start, and what it writes on the way.
+"""Starts or resumes a run, and saves its checkpoints.
 
-In: the parameters that the run starts from and its checkpoints. Out: train states with the counters that belong to
-them. Stage: before the first turn, and after every turn that saves.
+Takes the parameters that the run starts from and its checkpoint directory; returns train states with the matching
+counters. Runs before the first turn, and after every turn that saves.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from tango_jax.tracking.rollout_dump import RolloutDump
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run goes on."""
+    """The state from which a run starts or resumes."""
 
     states: States
     counters: Counters = Counters()
-    metrics_bytes: int = 0  # of metrics.jsonl: rows after them belong to turns that will be made again
-    seconds: float = 0.0  # that the run has taken so far
-    owes_evaluation: bool = True  # the one that follows the last turn is not written yet
+    metrics_bytes: int = 0  # of metrics.jsonl; later rows belong to turns that will be repeated
+    seconds: float = 0.0  # duration of the run so far
+    owes_evaluation: bool = True  # the evaluation after the last turn has not been written yet
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a run writes while it goes on."""
+    """Everything that a run writes to while it trains."""
 
     writer: RunLog
     dump: RolloutDump
@@ -47,7 +47,7 @@ class RunRecord:
         return explained(doing, config, self.workdir, self.checkpointer.latest_step())
 
     def save(self, counters: Counters, states: States, owes_evaluation: bool) -> None:
-        """Save a checkpoint. `owes_evaluation`: the evaluation that follows this turn is not written yet."""
+        """Save a checkpoint. `owes_evaluation`: the evaluation after this turn has not been written yet."""
         meta = dataclasses.asdict(counters) | {
             "metrics_bytes": self.writer.position(),
             "seconds": time.monotonic() - self.started,
@@ -64,16 +64,16 @@ def start_or_resume(
     fingerprints: dict[str, str],
     checkpointer: Checkpointer,
 ) -> Start:
-    """The newest checkpoint, or train states made from `start_params`.
+    """Return the newest checkpoint, or train states initialised from `start_params`.
 
     Raises:
-        ValueError: the checkpoint belongs to a run with another start, or another model, or holds broken values.
+        ValueError: the checkpoint has a different start or a different model, or holds broken values.
     """
     restored = checkpointer.restore(abstract_states)
     check_start(restored, fingerprints)
     if restored is None:
         return Start({role: policy.parked(policy.restart(start_params[role])) for role, policy in policies.items()})
-    for role, state in restored.state.items():  # one at a time: their meshes may be of other devices
+    for role, state in restored.state.items():  # one at a time, since their meshes may use different devices
         check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
                      "go back to the turn before it, if one is left, or choose another --workdir")
     meta = restored.meta
@@ -84,9 +84,9 @@ def start_or_resume(
 
 
 def check_start(restored: Restored | None, fingerprints: dict[str, str]) -> None:
-    """Raises ValueError where a checkpoint belongs to a run with another start."""
+    """Raise ValueError if a checkpoint belongs to a run that started from different parameters."""
     if restored is not None and restored.meta["source_fingerprint"] != fingerprints:
         raise ValueError(
-            f"stage 1, or what init_from names, changed since the checkpoint of turn {restored.step} was saved: "
-            "restore the stage-1 checkpoints, or choose another --workdir"
+            f"stage 1, or the run that init_from names, has changed since the checkpoint of turn {restored.step} was "
+            "saved: restore the stage-1 checkpoints, or choose another --workdir"
         )

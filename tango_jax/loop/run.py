@@ -1,7 +1,7 @@
-"""A whole run: config -> two policies -> stage 1 -> turns of both roles -> results.
+"""A whole run: configuration -> two policies -> stage 1 -> turns of both roles -> results.
 
-In: a checked configuration and a workdir. Out: the workdir's files and the summary. Interrupted at any moment, the same
-call goes on where it stopped, bit for bit.
+Takes a validated configuration and a workdir; writes the workdir's files and returns the summary. If interrupted at any
+moment, the same call resumes where it stopped, bit for bit.
 """
 
 import dataclasses
@@ -14,13 +14,12 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
 from tango_jax.loop.breakdown import check_metrics, check_params
-from tango_jax.loop.describe import describe_results, describe_run
+from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
 from tango_jax.loop.resume import RunRecord, Start, check_start, start_or_resume
-from tango_jax.loop.rollouts import RunContext
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.turn import run_turn
+from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.loop.warm_up import warm_up
 from tango_jax.records import Solution, States, TurnResult
 from tango_jax.rl.policy import Policy, make_policies
@@ -37,46 +36,44 @@ from tango_jax.tracking.metrics import check_log, read_metrics
 from tango_jax.tracking.results import is_finished, redraw_missing, write_results
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
+from tango_jax.tracking.turn_metrics import sampled_per_second
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the turns of a run share."""
+    """What all turns of a run share."""
 
     context: RunContext
     schedule: Schedule
-    pool: list[Solution]  # on which the verifier is measured
+    pool: list[Solution]  # the solutions on which the verifier is evaluated
     record: RunRecord
     progress: Stage
     preemption: hosts.Preemption
 
 
 def train(
-    config: ConfigDict,
-    workdir: Path,
-    console: Console,
-    policies: dict[str, Policy] | None = None,
+    config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None,
     preemption: hosts.Preemption | None = None,
 ) -> dict:
-    """The whole run; returns the summary. `policies` are those of an earlier run with the same role settings.
+    """Run everything and return the summary. `policies`: reused from an earlier run with the same role settings.
 
     Raises:
-        ValueError: a user's mistake (settings, another run's folder, a checkpoint that does not fit), or another
-            process is at work in this folder.
-        FloatingPointError: a loss that is not finite, with the turn, the role and the metrics.
-        Preempted: SIGTERM came; the state is saved.
+        ValueError: a user error (settings, another run's folder, a checkpoint that does not match), or another process
+            is using this folder.
+        FloatingPointError: a loss is not finite; the message has the turn, the role and the metrics.
+        Preempted: SIGTERM was received; the state is saved.
     """
     if summary := read_finished(config, workdir, console):
         return summary
     with hold(workdir, console):
-        # Asked again: another process may have finished the run in the meantime.
+        # Check again: another process may have finished the run while this one waited for the lock.
         if summary := read_finished(config, workdir, console):
             return summary
         return run_all(config, workdir, console, policies, preemption or hosts.Preemption())
 
 
 def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
-    """The summary of a finished run, which is shown; None if it is not finished.
+    """Log and return the summary of a finished run, or return None if it is not finished.
 
     Raises:
         ValueError: it was made with other settings.
@@ -93,23 +90,20 @@ def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict |
 
 
 def run_all(
-    config: ConfigDict,
-    workdir: Path,
-    console: Console,
-    policies: dict[str, Policy] | None,
+    config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None,
     preemption: hosts.Preemption,
 ) -> dict:
-    """See `train`, for a workdir that is locked and not finished."""
+    """See `train`; the workdir is locked and not finished."""
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
     began, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
-    # Before anything is written: these read data and checkpoints, and find mistakes that the settings alone hide.
+    # Before anything is written: these read data and checkpoints, and find errors that settings alone do not show.
     check_init_from(config)
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     check_grader(task.grade_kind)
     describe_run(console, config, policies, task, schedule)
 
-    # A damaged or missing checkpoint shows here, before stage 1 and minutes of compiling.
+    # Detect a damaged or missing checkpoint now, before stage 1 and minutes of compilation.
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     abstract_states = {role: policies[role].abstract_state() for role in ROLES}
     newest = checkpointer.peek(abstract_states)
@@ -120,13 +114,13 @@ def run_all(
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: park(params) for role, params in references.items() if config[role].mesh.offload}
     context = RunContext(config, task, policies, references, PhaseTimer())
-    # Before the states are made: beside them, the state that updates are compiled with could be too much.
+    # Before the states are created: next to them, the scratch state used for compiling might not fit into memory.
     with console.stage("Compiling", total=len(ROLES)) as progress:
         warm_up(context, start_params, progress, preemption)
     start = start_or_resume(policies, start_params, abstract_states, fingerprints, checkpointer)
     if start.counters.turn:
         console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
-    del start_params  # where no KL is measured, or its reference is parked, nothing else needs them
+    del start_params  # frees them, unless they serve as the reference policy on the devices
     compiles.mark_warm()
 
     began -= start.seconds
@@ -154,11 +148,11 @@ def run_all(
 
 
 def run_turns(run: Run, start: Start) -> States:
-    """Take turns until the schedule is done, writing evaluations, metrics and checkpoints on the way.
+    """Run the remaining turns of the schedule, writing evaluations, metrics and checkpoints on the way.
 
     Raises:
-        FloatingPointError: a metric that is not finite.
-        Preempted: SIGTERM came; the state is saved, without the evaluation that was due, if that would have been next.
+        FloatingPointError: a metric is not finite.
+        Preempted: SIGTERM was received; the state is saved, and a due evaluation is left to the resumed run.
     """
     config, schedule, preemption = run.context.config, run.schedule, run.preemption
     states, counters = start.states, start.counters
@@ -178,7 +172,7 @@ def run_turns(run: Run, start: Start) -> States:
             write_evaluation(run, states, index + 1)
             owes_evaluation, must_stop = False, preemption.is_due()
         if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
-            with run.record.explained(f"the check of what turn {index + 1} would save", config):
+            with run.record.explained(f"the check of the parameters that turn {index + 1} would save", config):
                 check_params(states)
             run.record.save(counters, states, owes_evaluation)
             if must_stop:
@@ -188,7 +182,7 @@ def run_turns(run: Run, start: Start) -> States:
 
 
 def write_turn(run: Run, turn: Turn, result: TurnResult, began: float) -> None:
-    """Rollouts, metrics and progress of a turn that began at time.monotonic() `began`."""
+    """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`."""
     with run.context.timer("dump"):
         run.record.dump.write(turn, result)
     seconds = time.monotonic() - began
@@ -205,29 +199,13 @@ def write_turn(run: Run, turn: Turn, result: TurnResult, began: float) -> None:
 
 
 def write_evaluation(run: Run, states: States, turns_done: int) -> None:
-    """Measure both roles after so many turns, and write the metrics.
+    """Evaluate both roles after the given number of turns, and write the metrics.
 
     Raises:
-        FloatingPointError: logits that are not finite.
+        FloatingPointError: logits are not finite.
     """
     context = run.context
     with run.record.explained(f"the evaluation after turn {turns_done}", context.config), context.timer("evaluate"):
         metrics = evaluate(context, states, run.pool).metrics
     step = generator_steps_after(run.schedule, turns_done - 1) if turns_done else 0
     run.record.writer.write(turns_done, "eval", {"generator_step": step} | metrics | context.timer.pop())
-
-
-def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
-    """Tokens that the roles sampled in a turn per second of their sampling, over both."""
-    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
-    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
-    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
-
-
-def describe_turn(turn: Turn, schedule: Schedule) -> str:
-    """A turn's place in the run, for the progress bar."""
-    if turn.phase == "warmup":
-        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_turns}"
-    if turn.role == "generator":
-        return f"generator step {turn.generator_step + 1}/{schedule.generator_turns}"
-    return f"verifier turn (after {turn.generator_step} generator steps)"

@@ -1,47 +1,47 @@
-"""Stage 1, supervised fine-tuning: a policy learns the text contract from examples; the loss covers responses only.
+"""Stage 1, supervised fine-tuning: each policy learns the text format from examples; the loss covers responses only.
 
-In: policies, a task with text to imitate, a workdir. Out: the parameters that reinforcement learning starts from, and
-checkpoints of each role under WORKDIR/sft. Another run's checkpoints do as well (`init_from`).
+Takes policies, a task with text to imitate, and a workdir; returns the parameters that reinforcement learning starts
+from and writes checkpoints of each role under WORKDIR/sft. Checkpoints of another run can be used instead
+(`init_from`).
 """
 
 import math
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.loop.imitation import heldout_batch, pack_pairs, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
 from tango_jax.records import Batch, TrainState
-from tango_jax.rl.packing import TrainSequence, pack, sft_pack_shape
-from tango_jax.rl.policy import Policy, Sft, make_sft
+from tango_jax.rl.policy import Policy
+from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
-from tango_jax.runtime.console import Console
+from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.finite import first_not_finite
-from tango_jax.sharding.layouts import place_batch, with_shardings
-from tango_jax.tasks.task import SftExample, Task
-from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.sharding.layouts import with_shardings
+from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
 
-# Times the loss of guessing every token with the same probability: above it, training has diverged.
+# Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
 
 
-class Done(NamedTuple):
-    """How far the stage 1 of a role has come; saved with every checkpoint."""
+class SftProgress(NamedTuple):
+    """Progress of the stage 1 of a role; saved with every checkpoint."""
 
     step: int = 0  # updates made
-    heldout_loss: float = math.inf  # nats per response token, when it was last measured
+    heldout_loss: float = math.inf  # nats per response token, at the last evaluation
     left_out: int = 0  # training examples that did not fit
     seconds: float = 0.0
 
 
-class Stage(NamedTuple):
-    """The stage 1 of one role: what it is made of."""
+class SftRun(NamedTuple):
+    """The parts of the stage 1 of one role."""
 
     policy: Policy
     jitted: Sft
@@ -49,70 +49,24 @@ class Stage(NamedTuple):
     checkpointer: Checkpointer
 
 
-def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
-    """(prompt ids, response ids, whether both are whole) of one example.
-
-    A verifier's prompt loses the end of a solution that is too long for it, and a response what is beyond the row.
-    """
-    is_shortened = False
-    if policy.role == "generator":
-        prompt = generator_prompt(policy.template, policy.tokenizer, example.problem)
-    else:
-        prompt, is_shortened = verifier_prompt(
-            policy.template,
-            policy.tokenizer,
-            example.problem,
-            example.solution,
-            example.num_steps,
-            policy.config.max_prompt,
-        )
-    room = max(0, sft_pack_shape(policy.config).row_length - len(prompt))
-    response = policy.tokenizer.encode_response(example.response)
-    return prompt, np.array(response[:room], np.int32), not is_shortened and len(response) <= room
-
-
-def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:
-    """(prompt ids, response ids) of examples start .. start + count of a split, without those that are not whole: to
-    judge steps that it cannot see is nothing that a verifier should learn."""
-    examples = (task.sft_example(policy.role, split, index) for index in range(start, start + count))
-    sequences = (sft_sequence(policy, example) for example in examples)
-    return [(prompt, response) for prompt, response, is_whole in sequences if is_whole]
-
-
-def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: int) -> Batch:
-    """At most `most` examples, packed; every response token has the same weight (token mean).
-
-    Each process has all examples, for the weight, and packs its share.
-    """
-    weight = np.float32(1.0 / max(1, sum(len(response) for _, response in pairs)))
-    sequences = [
-        TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
-        for prompt, response in hosts.own_part(pairs)
-    ]
-    placement = policy.placement
-    own_most = math.ceil(most / jax.process_count())
-    batch = pack(sequences, sft_pack_shape(policy.config), own_most, num_shards=placement.num_local_shards)
-    return place_batch(placement, batch)
-
-
-def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
-    """Examples start .. start + count of a split, as an update takes them."""
-    return pack_pairs(policy, sft_pairs(policy, task, split, start, count), count)
-
-
 def run_stage_one(
-    policies: dict, config: ConfigDict, task: Task, workdir: Path, console: Console, preemption: hosts.Preemption
+    policies: dict[str, Policy],
+    config: ConfigDict,
+    task: Task,
+    workdir: Path,
+    console: Console,
+    preemption: hosts.Preemption,
 ) -> dict:
-    """Parameters of the roles after stage 1: {role: params}; another run's, this run's, or fresh ones.
+    """Return the parameters after stage 1 as {role: params}: from another run, from this run, or freshly initialised.
 
     Raises:
         ValueError, FloatingPointError: see `run_sft` and `load_sft`.
-        Preempted: the state is saved.
+        Preempted: SIGTERM was received; the state is saved.
     """
     params = {}
     for number, (role, policy) in enumerate(policies.items(), 1):
         preemption.check()
-        # Not policy.config: runs that share their policies differ in where they start from.
+        # Not policy.config: runs that share policies may differ in their starting points.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
             restored = load_sft(policy, init_from)
@@ -130,29 +84,30 @@ def run_stage_one(
 
 
 def run_sft(
-    policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str, preemption,
-    start_params=None,
-):
-    """Train until `sft.steps`, resuming where an earlier attempt stopped. Returns the finished parameters.
+    policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str,
+    preemption: hosts.Preemption, start_params: Any = None,
+) -> Any:
+    """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters.
 
-    It starts from `start_params`, which it leaves alone, from the policy's checkpoint, or from a fresh initialisation.
+    Training starts from `start_params` (which are not modified), from the policy's checkpoint, or from a fresh
+    initialisation.
 
     Raises:
-        ValueError: the held-out loss ends above `sft.max_heldout_loss`, and reinforcement learning would have no start;
-            a checkpoint of before that cannot be trained on; or no held-out example fits.
-        FloatingPointError: the loss or the parameters are not finite any more; nothing of that is saved.
-        Preempted: the state is saved.
+        ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint by an earlier version cannot
+            be trained on; or no held-out example fits.
+        FloatingPointError: the loss or the parameters became non-finite; that state is not saved.
+        Preempted: SIGTERM was received; the state is saved.
     """
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
     jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
-    stage = Stage(policy, jitted, task, Checkpointer(directory / "checkpoints"))
-    restored = stage.checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
-    done, offset = Done(), 0
+    run = SftRun(policy, jitted, task, Checkpointer(directory / "checkpoints"))
+    restored = run.checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
+    done, offset = SftProgress(), 0
     if restored is not None:
         meta = restored.meta
         state, offset = restored.state, meta["metrics_bytes"]
-        # Runs of before did not count what they left out: nothing.
-        done = Done(restored.step, meta["heldout_loss"], meta.get("left_out", 0), meta["seconds"])
+        # Earlier versions left no examples out, and so did not store the count.
+        done = SftProgress(restored.step, meta["heldout_loss"], meta.get("left_out", 0), meta["seconds"])
         _check_restored(policy, directory, state, done)
     elif start_params is not None:
         state = jitted.restart(start_params)
@@ -162,13 +117,13 @@ def run_sft(
         check_log(directory, restored, sft.checkpoint_every)
         with (
             RunLog(directory, config, console, offset, f"sft {policy.role}", workdir / "config.json") as writer,
-            console.stage(title, total=sft.steps, done=done.step) as progress,
+            console.stage(title, total=sft.steps, done=done.step) as bar,
         ):
-            state, done = _train(stage, state, done, writer, progress, preemption)
+            state, done = _train(run, state, done, writer, bar, preemption)
     if done.left_out:
         console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * sft.batch_size} examples were left "
-                    f"out, because prompt or response would have lost its end (raise {policy.role}.max_prompt or "
-                    f"{policy.role}.sft.pack_length in a new run to have them)")
+                    f"out, because their prompt or response would have been truncated (raise {policy.role}.max_prompt "
+                    f"or {policy.role}.sft.pack_length in a new run to include them)")
     if not passes_gate(sft.max_heldout_loss, done.heldout_loss):
         raise ValueError(
             f"stage 1 of the {policy.role} ended at a held-out loss of {done.heldout_loss:.3f} per token; the gate is "
@@ -178,31 +133,34 @@ def run_sft(
     return state.params
 
 
-def _train(stage: Stage, state: TrainState, done: Done, writer: RunLog, progress, preemption):
-    """(state, done) after `sft.steps`; what is saved on the way has a finite loss and finite parameters."""
-    policy, jitted, task, checkpointer = stage
+def _train(
+    run: SftRun, state: TrainState, done: SftProgress, writer: RunLog, bar: Stage,
+    preemption: hosts.Preemption,
+) -> tuple[TrainState, SftProgress]:
+    """Return (state, progress) after `sft.steps`; every saved state has a finite loss and finite parameters."""
+    policy, jitted, task, checkpointer = run
     sft, role = policy.config.sft, policy.role
-    heldout = _heldout_batch(policy, task)
+    heldout = heldout_batch(policy, task)
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
     for step in range(done.step + 1, sft.steps + 1):
         pairs = sft_pairs(policy, task, "train", (step - 1) * sft.batch_size, sft.batch_size)
         state, metrics = jitted.update(state, pack_pairs(policy, pairs, sft.batch_size))
-        if pending is not None:  # the step before is read while this one runs
-            train_loss = _finite_loss(stage, step - 1, pending)
+        if pending is not None:  # read the previous step's loss while this step runs
+            train_loss = _finite_loss(run, step - 1, pending)
         pending, left_out = metrics["loss"], done.left_out + sft.batch_size - len(pairs)
         preemption.unsaved()
         is_last, must_stop = step == sft.steps, preemption.is_due()
         is_logged = step % sft.eval_every == 0 or is_last
         is_saved = step % sft.checkpoint_every == 0 or is_last or must_stop
         if is_logged or is_saved:
-            train_loss = _finite_loss(stage, step, pending)
-            loss = _usable_loss(stage, step, state, heldout)
-            done = Done(step, loss, left_out, time.monotonic() - began)
+            train_loss = _finite_loss(run, step, pending)
+            loss = _usable_loss(run, step, state, heldout)
+            done = SftProgress(step, loss, left_out, time.monotonic() - began)
         if is_logged:
             writer.write(step, "sft", {f"{role}/sft_loss": train_loss, f"{role}/sft_heldout_loss": loss})
         done = done._replace(step=step, left_out=left_out)
         shown = {"loss": train_loss} if train_loss is not None else {}
-        progress.advance(
+        bar.advance(
             phase="step", **shown, **({"heldout_loss": done.heldout_loss} if math.isfinite(done.heldout_loss) else {})
         )
         if is_saved:
@@ -214,51 +172,41 @@ def _train(stage: Stage, state: TrainState, done: Done, writer: RunLog, progress
     return state, done
 
 
-def _heldout_batch(policy: Policy, task: Task) -> Batch:
-    role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
-    pairs = sft_pairs(policy, task, "heldout", 0, count)
-    if not pairs:
-        raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits its limits "
-                         f"({role}.max_prompt={policy.config.max_prompt}, rows of {row_length} tokens): raise "
-                         f"{role}.max_prompt or {role}.sft.pack_length")
-    return pack_pairs(policy, pairs, count)
-
-
-def _finite_loss(stage: Stage, step: int, loss: jax.Array) -> float:
-    """The training loss of a step, in nats per response token. Raises FloatingPointError."""
+def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
+    """The training loss of a step in nats per response token. Raises FloatingPointError."""
     loss = float(loss)
     if not math.isfinite(loss):
-        raise _breakdown(stage, step, f"had a loss of {loss}")
+        raise _breakdown(run, step, f"had a loss of {loss}")
     return loss
 
 
-def _usable_loss(stage: Stage, step: int, state: TrainState, heldout: Batch) -> float:
-    """The held-out loss of a state that is worth keeping, in nats per response token. Raises FloatingPointError."""
-    loss = float(stage.jitted.loss(state.params, heldout))
-    limit = DIVERGED * math.log(stage.policy.model_config.vocab_size)
-    if not loss <= limit:  # also where it is not a number
-        raise _breakdown(stage, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times that of "
+def _usable_loss(run: SftRun, step: int, state: TrainState, heldout: Batch) -> float:
+    """The held-out loss in nats per response token, for a state worth saving. Raises FloatingPointError."""
+    loss = float(run.jitted.loss(state.params, heldout))
+    limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
+    if not loss <= limit:  # also true for NaN
+        raise _breakdown(run, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times that of "
                                       f"guessing is {limit:.3g})")
     if name := first_not_finite(state):
-        raise _breakdown(stage, step, f"left values in {name} that are not finite or beyond all use")
+        raise _breakdown(run, step, f"left values in {name} that are not finite or absurdly large")
     return loss
 
 
-def _breakdown(stage: Stage, step: int, what: str) -> FloatingPointError:
-    role, sft, last = stage.policy.role, stage.policy.config.sft, stage.checkpointer.latest_step()
-    kept = "no checkpoint was saved before" if last is None else f"the last checkpoint is of step {last}"
+def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
+    role, sft, last = run.policy.role, run.policy.config.sft, run.checkpointer.latest_step()
+    kept = "there is no earlier checkpoint" if last is None else f"the last checkpoint is of step {last}"
     return FloatingPointError(
-        f"step {step} of the {role}'s stage 1 {what}; it is not saved, and {kept}. Started again here it would do the "
-        f"same: choose a new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g} or "
+        f"step {step} of the {role}'s stage 1 {what}; it is not saved, and {kept}. Resuming would repeat it: choose a "
+        f"new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g} or "
         f"{role}.sft.optimizer.clip_norm={sft.optimizer.clip_norm:g}"
     )
 
 
-def _check_restored(policy: Policy, directory: Path, state: TrainState, done: Done) -> None:
-    """What is saved now can be trained on; a run of before may have saved anything."""
+def _check_restored(policy: Policy, directory: Path, state: TrainState, done: SftProgress) -> None:
+    """Check that a restored state can be trained on: this version saves only usable states, older ones saved any."""
     name = first_not_finite(state)
     if name or math.isnan(done.heldout_loss):
-        what = f"values in {name} that are not finite or beyond all use" if name else "a held-out loss of nan"
+        what = f"values in {name} that are not finite or absurdly large" if name else "a held-out loss of nan"
         raise CheckpointError(
             f"the checkpoint of step {done.step} in {directory / 'checkpoints'} has {what}: the run had broken down "
             f"before it was saved. Choose a new --workdir, with a lower {policy.role}.sft.optimizer.lr"
@@ -266,11 +214,11 @@ def _check_restored(policy: Policy, directory: Path, state: TrainState, done: Do
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
-    """The stage-1 parameters in another run's workdir, with the manifest checked.
+    """Load the stage-1 parameters from another run's workdir, after verifying the manifest.
 
     Raises:
-        ValueError: none is there, it is damaged, it belongs to another architecture, it is unfinished or failed a gate
-            (`init_from.check_stage_one`), or its values are not finite.
+        ValueError: there is none, or it is damaged, has another architecture, is unfinished, failed a gate
+            (`init_from.check_stage_one`), or has values that are not finite.
     """
     directory = sft_directory(source, policy.role) / "checkpoints"
     restored = read_state(directory, policy.abstract_state().params, part=("params",))
@@ -278,7 +226,7 @@ def load_sft(policy: Policy, source: str) -> Restored:
     if name := first_not_finite(restored.state):
         raise CheckpointError(
             f"{policy.role}.init_from={source}: the parameters of step {restored.step} in {directory} have values in "
-            f"{name} that are not finite or beyond all use: repeat that stage 1 in a new workdir with a lower "
+            f"{name} that are not finite or absurdly large: repeat that stage 1 in a new workdir with a lower "
             f"{policy.role}.sft.optimizer.lr"
         )
     return restored

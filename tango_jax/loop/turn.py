@@ -1,34 +1,74 @@
-"""One turn of either role, as the data flows: problems -> calls of roles -> reward -> credit -> update.
+"""One turn of either role, in the order of the data flow: problems -> calls of roles -> reward -> credit -> update.
 
-Nothing here keeps state: a turn takes the two train states and the host counters and returns new ones. What happens in
-it is data, a `TurnPlan` of the arm (arms.py).
+Turns are stateless: a turn takes the two train states and the host counters and returns new ones. What happens in it is
+declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS, Call
-from tango_jax.loop.rollouts import RunContext, respond
-from tango_jax.records import Batch, Counters, Responses, Rollout, States, TrainState, TurnResult
+from tango_jax.arms import ARMS
+from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verification
+from tango_jax.loop.breakdown import Broken
+from tango_jax.records import (
+    Batch,
+    Counters,
+    Problem,
+    Responses,
+    Rollout,
+    Solution,
+    States,
+    TrainState,
+    TurnResult,
+    Verification,
+)
 from tango_jax.rl.credit import CREDITS, reward_fn
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn
-from tango_jax.rl.update import over_updates
-from tango_jax.runtime import rng
+from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.timers import PhaseTimer
+from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.sharding.layouts import fetch
-from tango_jax.tracking.scores import verifier_scores
+from tango_jax.tasks.task import Task
+from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.text.tokenizer import token_of_character
+from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
 
-_KEYS = {"generator": "solve", "verifier": "verify"}  # the streams of random numbers that the roles sample from
+_KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the roles sample from
+
+
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """What every turn reads; built once and never changed."""
+
+    config: ConfigDict
+    task: Task
+    policies: dict[str, Policy]  # by role
+    references: dict  # role -> parameters of its reference policy for the KL
+    timer: PhaseTimer
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleText:
+    """The role-specific parts of a call: how prompts are built, and how responses are parsed."""
+
+    prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
+    read: Callable  # (context, parents of this process, rollout, group_size) -> (records, {count: value to be summed})
+    sample_phase: str  # phase names in the timer
+    read_phase: str
 
 
 def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn) -> TurnResult:
-    """The turn that the schedule asks for.
+    """Run one turn of the schedule.
 
-    P problems -> for each call, its responses to what the call before it gave -> one reward a response and one
-    advantage a token of the role that learns -> its update.
+    P problems -> for each call, responses to the records of the previous call -> one reward per response and one
+    advantage per token for the role that learns -> the update of that role.
     """
     config, role = context.config, turn.role
     plan = ARMS[config.arm].turns[role]
@@ -36,7 +76,8 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     answers, parents = {}, problems
     for call in plan.calls:
         key_data = rng.step_key(config.seed, _KEYS[call.role], turn.index)
-        answers[call.role] = respond(context, states, call.role, parents, samples_of(config, call), key_data)
+        samples = config.rl[call.samples] if call.samples else 1
+        answers[call.role] = respond(context, states, call.role, parents, samples, key_data)
         parents = answers[call.role].records
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
@@ -44,24 +85,157 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     credit = CREDITS[plan.credit](config, turn, answers, reward.reward_B, is_action_BT, counters)
     state, update_metrics = update_policy(context, states[role], learner, credit.signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
-    metrics |= reward.metrics | credit.metrics | _turn_metrics(role, answers, reward.reward_B) | update_metrics
+    metrics |= reward.metrics | credit.metrics | turn_metrics(role, answers, reward.reward_B) | update_metrics
     return TurnResult(states | {role: state}, credit.counters, metrics, answers, credit.signal)
 
 
 def next_problems(context: RunContext, counters: Counters) -> tuple[list, Counters]:
-    """The next P training problems, and the cursor behind them."""
+    """The next P training problems, and the counters with the cursor advanced past them."""
     count, start = context.config.rl.prompts_per_step, counters.cursor
     problems = [context.task.train_problem(index) for index in range(start, start + count)]
     return problems, dataclasses.replace(counters, cursor=start + count)
 
 
-def samples_of(config, call: Call) -> int:
-    """M, the responses of a call to each of its prompts."""
-    return config.rl[call.samples] if call.samples else 1
+def respond(
+    context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
+    is_greedy: bool = False,
+) -> Responses:
+    """Sample (or decode greedily) `group_size` responses of a role to each parent.
+
+    Raises:
+        Broken: in every process, if the logits were not finite in any of them.
+    """
+    policy, text, timer = context.policies[role], ROLE_TEXTS[role], context.timer
+    first, last = hosts.own_range(len(parents))
+    with timer(text.sample_phase):
+        prompts, counts = text.prompts(policy, parents)
+        request = SampleRequest(
+            prompts=prompts[first:last],
+            group_size=group_size,
+            key_data=key_data,
+            temperature=0.0 if is_greedy else policy.config.temperature,
+            top_p=policy.config.top_p,
+            top_k=policy.config.top_k,
+            # Numbers over all processes, so that how many of them share the work changes no response.
+            row_numbers=np.arange(first * group_size, last * group_size),
+        )
+        rollout = _sample(context, policy, states[role].params, request)
+    with timer(text.read_phase):
+        records, own_counts = text.read(context, parents[first:last], rollout, group_size)
+    records, rollout = hosts.gather(records), _gather_rollout(rollout)
+    for one in hosts.gather([own_counts]):
+        counts = {name: counts.get(name, 0) + one.get(name, 0) for name in (*counts, *one)}
+    return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(role, rollout) | counts)
+
+
+def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[list[list[int]], dict]:
+    return [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems], {}
+
+
+def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[list[list[int]], dict]:
+    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted."""
+    limit = policy.config.max_prompt
+    built = [
+        verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit) for s in solutions
+    ]
+    shortened = sum(is_shortened for _, is_shortened in built)
+    counts = {"verifier/prompts_shortened": shortened, "verifier/shortened_rate": shortened / len(solutions)}
+    return [ids for ids, _ in built], counts
+
+
+def _read_solutions(context: RunContext, problems: Sequence[Problem], rollout: Rollout, group_size: int):
+    task, tokenizer = context.task, context.policies["generator"].tokenizer
+    owners = [problem for problem in problems for _ in range(group_size)]
+    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
+    report = grade_many([text for text, _ in decoded], [problem.answer for problem in owners], task.grade_kind)
+    solutions = [
+        make_solution(task, problem, text, ends, is_correct, is_truncated)
+        for problem, (text, ends), is_correct, is_truncated in zip(
+            owners, decoded, report.correct, rollout.is_truncated_B, strict=True
+        )
+    ]
+    return solutions, {f"grader/{name}": getattr(report, name) for name in FAILURES}
+
+
+def make_solution(
+    task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
+) -> Solution:
+    """Parse one generator response; `ends` holds the number of characters complete after each token."""
+    parsed = parse_solution(text, task.min_steps)
+    return Solution(
+        problem=problem,
+        text=text,
+        steps=parsed.steps,
+        step_ends=tuple(token_of_character(ends, end - 1) for _, end in parsed.step_spans),
+        format_score=parsed.format_score,
+        is_correct=bool(is_correct),
+        gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
+    )
+
+
+def _read_verifications(context: RunContext, solutions: Sequence[Solution], rollout: Rollout, group_size: int):
+    tokenizer = context.policies["verifier"].tokenizer
+    owners = [solution for solution in solutions for _ in range(group_size)]
+    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
+    verifications = [
+        make_verification(solution, text, ends, is_truncated)
+        for solution, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
+    ]
+    return verifications, {}
+
+
+def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
+    """Parse one verifier response; `ends` holds the number of characters complete after each token."""
+    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    return Verification(
+        text=text,
+        judgements=parsed.judgements,
+        verdict=parsed.verdict,
+        format_score=parsed.format_score,
+        is_aligned=parsed.aligned,
+        blocks=parsed.blocks,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
+    )
+
+
+ROLE_TEXTS = {
+    "generator": RoleText(_generator_prompts, _read_solutions, "sample", "grade"),
+    "verifier": RoleText(_verifier_prompts, _read_verifications, "verify", "verify"),
+}
+
+
+def _sample(context: RunContext, policy: Policy, params: Any, request: SampleRequest) -> Rollout:
+    """Sample responses to this process's prompts, of which there may be none."""
+    with context.timer("reshard"):  # concerns every process, also one without a prompt
+        weights = jax.block_until_ready(policy.sampler.layout(params))
+    rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
+    if request.prompts:
+        try:
+            rollout = policy.sampler.sample(weights, request)
+        except FloatingPointError as error:
+            mistake = str(error)
+    mistake = next(filter(None, hosts.gather([mistake])), "")
+    if mistake:
+        raise Broken(policy.role, f"cannot sample from the {policy.role}: {mistake}")
+    return rollout
+
+
+def _gather_rollout(rollout: Rollout) -> Rollout:
+    """Join the rollouts of all processes."""
+    return Rollout(
+        tokens=tuple(hosts.gather(rollout.tokens)),
+        logps=tuple(hosts.gather(rollout.logps)),
+        is_truncated_B=np.array(hosts.gather(rollout.is_truncated_B), bool),
+        decode_steps=max(hosts.gather([rollout.decode_steps])),
+        row_steps=sum(hosts.gather([rollout.row_steps])),
+    )
 
 
 def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
-    """bool[B, max_response]: sampled tokens, EOS included; truncated responses left out where the config says so."""
+    """bool[B, max_response]: sampled tokens including EOS; truncated responses are masked if the config says so."""
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
     if policy.config.loss.mask_overlong:
         length_B = np.where(rollout.is_truncated_B, 0, length_B)
@@ -71,7 +245,7 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
 def update_policy(
     context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray, is_action_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
-    """All updates that a batch gets, epochs x minibatches: the new state, and metrics over all of them."""
+    """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
     with context.timer("update"):
         batches = [
@@ -83,33 +257,17 @@ def update_policy(
         for _ in range(policy.config.loss.epochs):
             for batch in batches:
                 state, device_metrics = policy.update(state, batch)
-                updates.append(device_metrics)  # read once all are under way
+                updates.append(device_metrics)  # fetched only after all updates have been dispatched
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
         state = policy.parked(state)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}
 
 
 def _scored(context: RunContext, policy: Policy, state: TrainState, batch: Batch) -> Batch:
-    """The batch with the log-probs that its loss asks for: of the reference, and of the policy before any update."""
+    """Add the log-probs that the loss needs: of the reference policy, and of the policy before any update."""
     if policy.config.loss.kl_coef > 0:
         reference = fetch(context.references[policy.role], policy.shardings.params)
         batch = batch.replace(ref_logp_NZRT=policy.score(reference, batch))
     if policy.updates_per_batch > 1:
         batch = batch.replace(old_logp_NZRT=policy.score(state.params, batch))
     return batch
-
-
-def _turn_metrics(role: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
-    """What a turn shows beside its rewards: groups that teach nothing, and how well verdicts agree with the facts."""
-    group_size = answers[role].group_size
-    is_equal_P = np.ptp(reward_B.reshape(-1, group_size), axis=1) == 0
-    metrics = {f"{role}/groups_without_signal": float(is_equal_P.mean())}
-    if role == "generator":
-        metrics["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
-    if "verifier" in answers:
-        judged = answers["verifier"]
-        # Beside the generator's turn, of several verifications of a solution the first.
-        every, prefix = (judged.group_size, "verifier/live_") if role == "generator" else (1, "verifier/")
-        scores = verifier_scores(judged.owners[::every], judged.records[::every])
-        metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
-    return metrics

@@ -1,15 +1,14 @@
-"""Compiles everything that a run can need before its first turn, so that nothing compiles later.
+"""Compiles everything that a run may need before its first turn, so that nothing is compiled later.
 
-In: a run's context and parameters of both roles. Out: nothing; the jitted functions have met every shape. Stage: once,
-after stage 1. The batches have no content.
+Takes a run's context and parameters of both roles, and calls the jitted functions with every shape. Runs once, after
+stage 1, with dummy batches.
 """
 
 import dataclasses
 
 import numpy as np
 
-from tango_jax.loop.rollouts import RunContext
-from tango_jax.loop.turn import action_mask, update_policy
+from tango_jax.loop.turn import RunContext, action_mask, update_policy
 from tango_jax.records import Responses, Rollout, TrainState
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts, rng
@@ -19,10 +18,10 @@ from tango_jax.runtime.timers import PhaseTimer
 
 
 def warm_up(context: RunContext, params: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """Compile sampler, score and update of both roles; `params` of both roles are as good as any."""
+    """Compile sampling, scoring and updates of both roles; any parameters of the right shapes will do."""
     rl = context.config.rl
-    # Greedy evaluation has one response a prompt; which calls a run makes depends on its arm, and all arms of an
-    # ablation share what is compiled.
+    # Greedy evaluation uses one response per prompt. All arms are covered, since the arms of an ablation share compiled
+    # functions.
     group_sizes = {
         "generator": (1, rl.samples_per_prompt),
         "verifier": (1, rl.samples_per_prompt, rl.verifications_per_solution),
@@ -34,12 +33,12 @@ def warm_up(context: RunContext, params: dict, progress: Stage, preemption: host
         for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
             state = _warm_up_update(context, policy, state, bucket)
             preemption.check()
-        first_not_finite(state.params)  # as before every save
+        first_not_finite(state.params)  # also runs before every save
         progress.advance(phase=f"sampler and update of the {role}")
 
 
 def _warm_up_update(context: RunContext, policy: Policy, state: TrainState, prompt_length: int) -> TrainState:
-    """Score and update on responses of one token, with prompts of the given length."""
+    """Score and update on one-token responses, with prompts of the given length."""
     P, M = context.config.rl.prompts_per_step, context.config.rl.samples_per_prompt
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
     logp = np.zeros((1,), np.float32)
@@ -47,6 +46,6 @@ def _warm_up_update(context: RunContext, policy: Policy, state: TrainState, prom
     prompts = [[int(token[0])] * prompt_length] * P
     learner = Responses(policy.role, (), prompts, M, rollout, [], {})
     is_action_BT = action_mask(policy, rollout)
-    # Its own parameters do as the reference; its seconds are those of no turn.
+    # The policy itself serves as the reference; a separate timer keeps these seconds out of the first turn.
     scratch = dataclasses.replace(context, references={policy.role: state.params}, timer=PhaseTimer())
     return update_policy(scratch, state, learner, np.zeros(is_action_BT.shape, np.float32), is_action_BT)[0]

@@ -1,4 +1,5 @@
-"""What the notebooks in notebooks/ need beside the package: their setup, live curves, pictures of records.
+"""Support code for the notebooks in notebooks/: setup, live curves, and figures of the loop's records.
 
-Nothing else imports it: IPython and packaging are there where a notebook runs, and pillow comes with matplotlib.
+Nothing else imports this package. IPython and packaging are available wherever a notebook runs; pillow is a dependency
+of matplotlib.
 """

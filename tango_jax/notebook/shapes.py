@@ -1,4 +1,4 @@
-"""Any record of the loop as text, field by field: type, shape, and what fits on a line of the contents."""
+"""Prints any record of the loop field by field: type, shape, and as much of the contents as fits on a line."""
 
 import dataclasses
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-LINE = 104  # characters of a line: more are wrapped where the notebook is shown
+LINE = 104  # characters per line: longer ones would be wrapped by the notebook
 
 
 def describe(record: Any) -> str:
-    """Name, type or shape, and the beginning of the value of each field of a dataclass or NamedTuple."""
+    """Name, type or shape, and the beginning of the value, for each field of a dataclass or NamedTuple."""
     fields = record._asdict() if hasattr(record, "_asdict") else _fields(record)
     lines = [(name, *_kind_and_value(value)) for name, value in fields.items()]
     names, kinds = (max(len(line[part]) for line in lines) for part in (0, 1))

@@ -71,7 +71,7 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
     rest = device_bytes(shapes.states[-1]) - caches[-1]
     phase = _resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
-    buckets = job.policies[role].config.row_buckets
+    buckets = job.policies[role].sampler.config.row_buckets
     moments = [
         phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error),
         phase._replace(cache=caches[-1], temporaries=decode.temp + rest, error=decode.error),

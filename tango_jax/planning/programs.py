@@ -22,10 +22,11 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, collectives
 from tango_jax.planning.targets import Devices
 from tango_jax.records import Batch, TrainState
-from tango_jax.rl.packing import TrainSequence, pack, pack_shape
+from tango_jax.rl.packing import batch_shape, empty_batch, pack_shape, prompts_per_minibatch
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.sampling import decode
-from tango_jax.sampling.sampler import sampling_params
+from tango_jax.sampling.decode import DecodeState
+from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sharding.layouts import batch_sharding, decode_shardings, with_shardings
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.from_gguf import model_config_from_gguf
@@ -56,12 +57,13 @@ class Program(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Arguments of a sampler's parts, as shapes: the largest batch that it ever runs, each row with its own prompt."""
+    """Arguments of a sampler's jitted functions, as shapes: the largest batch that it runs, each row with its own
+    prompt."""
 
-    weights: Any
-    prefill: tuple
-    states: tuple  # the decode state in each cache bucket
-    params: Any  # sampling parameters
+    weights: dict
+    prefill: tuple  # all three arguments
+    states: tuple[DecodeState, ...]  # in each cache bucket
+    params: SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Job:
     def prompts(self) -> int:
         """Problems of a turn that the busiest process works on."""
         return math.ceil(self.config.rl.prompts_per_step / self.processes)
+
+    def minibatch_prompts(self, role: str) -> int:
+        """Those of them that are in one minibatch of the role."""
+        minibatches = self.policies[role].config.loss.minibatches
+        return prompts_per_minibatch(self.config.rl.prompts_per_step, self.processes, minibatches)
 
 
 def plan_source(config: ConfigDict, role: str) -> Source:
@@ -136,42 +143,43 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
 
 def abstract_batch(policy: Policy, rl: ConfigDict, processes: int) -> Batch:
     """Shapes and shardings of the batch that an update of the role gets, the longest prompt among its sequences."""
-    prompts = math.ceil(math.ceil(rl.prompts_per_step / processes) / policy.config.loss.minibatches)
-    longest = TrainSequence(
-        [1] * policy.config.max_prompt,
-        np.ones(policy.config.max_response, np.int32),
-        np.ones(policy.config.max_response, np.float32),
-    )
-    placement = policy.placement
-    local = pack(
-        [longest], pack_shape(policy.config), prompts * rl.samples_per_prompt, prompts, placement.num_local_shards
+    config, placement = policy.config, policy.placement
+    prompts = prompts_per_minibatch(rl.prompts_per_step, processes, config.loss.minibatches)
+    sizes = batch_shape(
+        pack_shape(config), prompts * rl.samples_per_prompt, prompts, placement.num_local_shards, config.max_prompt
     )
 
-    def of_all(leaf):
-        shape = np.shape(leaf)
-        shape = (shape[0], placement.num_shards, *shape[2:]) if shape else shape
-        return jax.ShapeDtypeStruct(shape, np.asarray(leaf).dtype, sharding=batch_sharding(placement, leaf))
+    def over_processes(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        shape = (leaf.shape[0], placement.num_shards, *leaf.shape[2:]) if leaf.ndim else ()
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=batch_sharding(placement, leaf))
 
-    return jax.tree.map(of_all, local)
+    return jax.tree.map(over_processes, empty_batch(sizes))
 
 
 def abstract_sampling(policy: Policy) -> Sampling:
-    parts, placement, config = policy.sampler.parts, policy.placement, policy.config
-    weights = jax.eval_shape(parts.layout, policy.abstract_state().params)
+    """Shapes and shardings of the largest decode batch that the role can sample."""
+    sampler, placement = policy.sampler, policy.placement
+    weights = jax.eval_shape(sampler.layout_fn, policy.abstract_state().params)
     weights = with_shardings(weights, decode_shardings(placement.local, weights))
-    rows = -(-config.row_buckets[-1] // placement.row_multiple) * placement.row_multiple
+    rows, longest = sampler.config.row_buckets[-1], sampler.config.prompt_buckets[-1]
 
-    def ints(*shape):
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.int32)
 
-    sampling, key_data = sampling_params(config.temperature), jax.ShapeDtypeStruct((2,), np.uint32)
-    prompts = (ints(rows, config.max_prompt), ints(rows))
-    arguments = (weights, *prompts, ints(rows), key_data, ints(rows), sampling)
-    first = jax.eval_shape(parts.prefill, *arguments)
+    batch = decode.PromptBatch(
+        token_PS=ints(rows, longest),
+        length_P=ints(rows),
+        limit_B=ints(rows),
+        number_B=ints(rows),
+        key_data=jax.ShapeDtypeStruct((2,), np.uint32),
+    )
+    sampling = sampling_params(policy.config.temperature)
+    arguments = (weights, batch, sampling)
+    first = jax.eval_shape(sampler.prefill_fn, *arguments)
     places = decode.state_shardings(placement.local)
     states = []
-    for bucket in (*config.cache_buckets, config.max_response):
-        state = jax.eval_shape(lambda state, bucket=bucket: decode.grow(bucket, state), first)
+    for bucket in sampler.config.cache_buckets:
+        state = jax.eval_shape(lambda state, bucket=bucket: decode.grow_cache(bucket, state), first)
         states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
     return Sampling(weights, arguments, tuple(states), sampling)
 
@@ -189,13 +197,13 @@ def device_bytes(tree: Any) -> int:
 def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     """{name: () -> jax's lowered function} of one role."""
     policy, state, batch, sampling = job.policies[role], job.states[role], job.batches[role], job.sampling[role]
-    parts = policy.sampler.parts
+    sampler = policy.sampler
     return {
         "update": lambda: policy.update.lower(state, batch),
         "score": lambda: policy.score.lower(state.params, batch),
-        "layout": lambda: parts.layout.lower(state.params),
-        "prefill": lambda: parts.prefill.lower(*sampling.prefill),
-        "decode": lambda: parts.decode.lower(sampling.weights, sampling.states[-1], sampling.params, np.int32(0)),
+        "layout": lambda: sampler.layout_fn.lower(state.params),
+        "prefill": lambda: sampler.prefill_fn.lower(*sampling.prefill),
+        "decode": lambda: sampler.decode_fn.lower(sampling.weights, sampling.states[-1], sampling.params, np.int32(0)),
     }
 
 

@@ -7,15 +7,15 @@ Lengths are spread evenly, with a mean of `filled` of the longest one allowed.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.planning.needs import Tokens
 from tango_jax.planning.programs import Job
-from tango_jax.rl.packing import TrainSequence, pack, pack_shape
-from tango_jax.sampling.sampler import bucket_of, smaller_bucket
+from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape
+from tango_jax.sampling.buckets import SamplerConfig
 
 
 class Passes(NamedTuple):
@@ -53,17 +53,18 @@ def spread(count: int, longest: int, filled: float) -> np.ndarray:
 def passes_of(job: Job, role: str, filled: float) -> Passes:
     """What `pack` makes of a turn's sequences."""
     policy, config, M = job.policies[role], job.policies[role].config, job.config.rl.samples_per_prompt
-    prompts = math.ceil(job.prompts / config.loss.minibatches)
+    prompts, shards = job.minibatch_prompts(role), policy.placement.num_local_shards
     responses = shuffled(spread(prompts * M, config.max_response, filled))
     lengths = shuffled(spread(prompts, config.max_prompt, filled))
     sequences = [
         TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))
         for b in range(prompts * M)
     ]
-    batch = pack(sequences, pack_shape(config), prompts * M, prompts, policy.placement.num_local_shards)
-    (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
+    pack_as = pack_shape(config)
+    micro_batches = assign_micro_batches(sequences, pack_as, prompts * M, prompts, shards)
+    shape = batch_shape(pack_as, prompts * M, prompts, shards, longest_prompt=lengths.max())
     calls = config.loss.minibatches
-    return Passes(int(batch.num_micro) * calls, calls, Tokens(R, T, Q, X))
+    return Passes(max(map(len, micro_batches)) * calls, calls, Tokens(shape.R, shape.T, shape.Q, shape.X))
 
 
 def shuffled(lengths: np.ndarray) -> np.ndarray:
@@ -71,33 +72,26 @@ def shuffled(lengths: np.ndarray) -> np.ndarray:
 
 
 def sampled_by(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> Sampled:
-    """What the sampler's driver makes of `num_prompts` prompts with `group_size` responses each."""
-    policy, config = job.policies[role], job.policies[role].config
-    multiple = policy.placement.row_multiple
-    row_buckets = sorted({-(-rows // multiple) * multiple for rows in config.row_buckets})
-    per_call = max(multiple, row_buckets[-1] // group_size // multiple * multiple)
-    batches = math.ceil(num_prompts / per_call)
+    """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
+    config, buckets = job.policies[role].config, job.policies[role].sampler.config
+    batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))
     taken = math.ceil(num_prompts / batches)
-    prompts = per_call if group_size > 1 else bucket_of(taken, row_buckets)
+    prompts = buckets.padded_prompts(taken, group_size)
     longest = int(spread(num_prompts, config.max_prompt, filled)[0])
     lengths = spread(taken * group_size, config.max_response, filled)
     return Sampled(
         batches=batches,
         prompts=prompts,
-        prompt_length=bucket_of(longest, (*config.prompt_buckets, config.max_prompt)),
-        segments=tuple(
-            segments_of(lengths, prompts * group_size, row_buckets, (*config.cache_buckets, config.max_response))
-        ),
+        prompt_length=buckets.prompt_bucket(longest),
+        segments=tuple(segments_of(lengths, prompts * group_size, buckets)),
     )
 
 
-def segments_of(
-    lengths: np.ndarray, rows: int, row_buckets: Sequence[int], cache_buckets: Sequence[int]
-) -> Iterator[Segment]:
+def segments_of(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[Segment]:
     """The shapes that a decode batch goes through: `lengths` of its rows, the longest first, in `rows` places."""
-    step, cache = 1, cache_buckets[0]  # prefill has made the first token
+    step, cache = 1, buckets.cache_buckets[0]  # prefill has made the first token
     while step < lengths[0]:
-        smaller = smaller_bucket(rows, row_buckets)
+        smaller = buckets.smaller_row_bucket(rows)
         # From this step on no more than `smaller` rows are alive.
         target = int(lengths[smaller]) if smaller < len(lengths) else step
         stop = min(target, cache)
@@ -107,4 +101,4 @@ def segments_of(
         if step >= target:
             rows = smaller or rows
         else:
-            cache = bucket_of(step + 1, cache_buckets)
+            cache = buckets.cache_bucket(step + 1)

@@ -1,9 +1,8 @@
 """Advantages: rewards of one batch in, adv_BT for the update out. One function per equation.
 
 Stage: after rewards, before the update; NumPy on the host, float64 inside and float32 outside. Rows are B = P prompts
-x M samples, prompt-major, so a group is M = `group_size` neighbouring rows. Groups never straddle hosts; the statistics
-that run over the whole batch go through `all_sum`, which a multi-host run replaces by a sum over the hosts. Each of
-them calls `all_sum` exactly once, on every host, whatever the data.
+x M samples, prompt-major, so a group is M = `group_size` neighbouring rows. The rows are always those of the whole
+batch: with several hosts, each of them gathers it and computes the same advantages.
 
 Normalisation comes before blending: outcome and step advantages are each normalised on their own.
 """
@@ -13,18 +12,11 @@ from collections.abc import Callable, Sequence
 import chex
 import numpy as np
 
-AllSum = Callable[[np.ndarray], np.ndarray]
-
 ALGORITHMS = ("grpo", "rloo", "reinforce_pp")
 GROUP_EPS = 1e-6
 WHITEN_EPS = 1e-8
 # A class counts as at least this share of all labels, so one class weighs at most 10 times the other.
 MIN_CLASS_SHARE = 0.01
-
-
-def one_host(value: np.ndarray) -> np.ndarray:
-    """The sum over hosts when there is one host."""
-    return value
 
 
 def standardise(values: np.ndarray, use_std: bool) -> np.ndarray:
@@ -58,9 +50,7 @@ def per_group_B(reward_B: np.ndarray, group_size: int, normalise_fn: Callable[[n
 
 
 def per_group_step_BT(
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    group_size: int,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, group_size: int,
     normalise_fn: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """Apply normalise_fn to all step elements of each group jointly, zero elsewhere, float64 [B, T].
@@ -96,10 +86,7 @@ def grpo_outcome_B(reward_B: np.ndarray, group_size: int, use_std: bool = True) 
 
 
 def grpo_step_BT(
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
     use_std: bool = True,
 ) -> np.ndarray:
     """Step advantage of RL Tango with GRPO (arXiv 2505.15034), float32 [B, T].
@@ -123,10 +110,7 @@ def rloo_outcome_B(reward_B: np.ndarray, group_size: int) -> np.ndarray:
 
 
 def rloo_step_BT(
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
     step_scale: float,
 ) -> np.ndarray:
     """Step advantage of RL Tango with RLOO (arXiv 2505.15034), float32 [B, T].
@@ -139,29 +123,19 @@ def rloo_step_BT(
     return (step_scale * reward_to_go_BT(normalised_BT) * is_action_BT).astype(np.float32)
 
 
-def masked_moments(x: np.ndarray, mask: np.ndarray, all_sum: AllSum = one_host) -> tuple[float, float, float]:
-    """Count, sum and sum of squares of x where mask is set, over all hosts; one call of all_sum on a float64 [3]."""
-    chex.assert_equal_shape([x, mask])
-    kept = x[mask.astype(bool)].astype(np.float64)
-    count, total, squares = all_sum(np.array([kept.size, kept.sum(), np.square(kept).sum()], np.float64))
-    return float(count), float(total), float(squares)
-
-
-def whiten_BT(x_BT: np.ndarray, is_action_BT: np.ndarray, all_sum: AllSum = one_host) -> np.ndarray:
+def whiten_BT(x_BT: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
     """(x - mean) / sqrt(var + 1e-8) over all action tokens of the batch, 0 elsewhere, float64 [B, T].
 
     var is the sample variance (ddof=1); of a single token it is 0.
     """
     chex.assert_rank([x_BT, is_action_BT], 2)
     chex.assert_equal_shape([x_BT, is_action_BT])
-    count, total, squares = masked_moments(x_BT, is_action_BT, all_sum)
-    mean = total / max(count, 1.0)
-    # Rounding may leave a difference just below zero when all values are equal.
-    var = max(squares - total * mean, 0.0) / max(count - 1.0, 1.0)
+    kept = x_BT[is_action_BT.astype(bool)].astype(np.float64)
+    mean, var = (kept.mean(), kept.var(ddof=1)) if kept.size > 1 else (kept.sum(), 0.0)
     return np.where(is_action_BT, (x_BT - mean) / np.sqrt(var + WHITEN_EPS), 0.0)
 
 
-def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, all_sum: AllSum = one_host) -> np.ndarray:
+def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
     """REINFORCE++ (arXiv 2501.03262), float32 [B, T].
 
     The reward sits on the last action token; the undiscounted return of each token is whitened over all action tokens
@@ -173,12 +147,10 @@ def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, all_
     rows = np.flatnonzero(is_action_BT.any(axis=1))
     last = is_action_BT.shape[1] - 1 - np.argmax(np.flip(is_action_BT[rows], axis=1), axis=1) if rows.size else rows
     reward_BT[rows, last] = reward_B[rows]
-    return whiten_BT(reward_to_go_BT(reward_BT), is_action_BT, all_sum).astype(np.float32)
+    return whiten_BT(reward_to_go_BT(reward_BT), is_action_BT).astype(np.float32)
 
 
-def reinforce_pp_step_BT(
-    step_reward_BT: np.ndarray, is_action_BT: np.ndarray, all_sum: AllSum = one_host
-) -> np.ndarray:
+def reinforce_pp_step_BT(step_reward_BT: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
     """Step advantage of RL Tango with REINFORCE++ (arXiv 2505.15034), float32 [B, T].
 
     Returns of the raw step rewards, whitened over all action tokens of the whole batch (sample variance, ddof=1). Rows
@@ -188,47 +160,34 @@ def reinforce_pp_step_BT(
     chex.assert_rank([step_reward_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_action_BT])
     has_steps_B1 = (step_reward_BT != 0).any(axis=1, keepdims=True)
-    whitened_BT = whiten_BT(reward_to_go_BT(step_reward_BT), is_action_BT, all_sum)
+    whitened_BT = whiten_BT(reward_to_go_BT(step_reward_BT), is_action_BT)
     return (whitened_BT * has_steps_B1).astype(np.float32)
 
 
 def outcome_advantages(
-    algorithm: str,
-    reward_B: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
-    use_std: bool = True,
-    all_sum: AllSum = one_host,
+    algorithm: str, reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, use_std: bool = True
 ) -> np.ndarray:
     """Outcome advantage of the named algorithm, the same rule for both roles, float32 [B, T], 0 off the actions."""
     chex.assert_rank([reward_B, is_action_BT], [1, 2])
     chex.assert_equal_shape_prefix([reward_B, is_action_BT], 1)
     check_algorithm(algorithm)
     if algorithm == "reinforce_pp":
-        return reinforce_pp_outcome_BT(reward_B, is_action_BT, all_sum=all_sum)
-    if algorithm == "grpo":
-        adv_B = grpo_outcome_B(reward_B, group_size, use_std)
-    else:
-        adv_B = rloo_outcome_B(reward_B, group_size)
+        return reinforce_pp_outcome_BT(reward_B, is_action_BT)
+    is_grpo = algorithm == "grpo"
+    adv_B = grpo_outcome_B(reward_B, group_size, use_std) if is_grpo else rloo_outcome_B(reward_B, group_size)
     return (adv_B[:, None] * is_action_BT).astype(np.float32)
 
 
 def step_advantages(
-    algorithm: str,
-    step_reward_BT: np.ndarray,
-    is_step_end_BT: np.ndarray,
-    is_action_BT: np.ndarray,
-    group_size: int,
-    use_std: bool = True,
-    step_scale: float = 10.0,
-    all_sum: AllSum = one_host,
+    algorithm: str, step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
+    use_std: bool = True, step_scale: float = 10.0,
 ) -> np.ndarray:
     """Step advantage of the named algorithm, float32 [B, T]; step_scale belongs to rloo alone, use_std to grpo."""
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
     check_algorithm(algorithm)
     if algorithm == "reinforce_pp":
-        return reinforce_pp_step_BT(step_reward_BT, is_action_BT, all_sum=all_sum)
+        return reinforce_pp_step_BT(step_reward_BT, is_action_BT)
     if algorithm == "grpo":
         return grpo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, use_std)
     return rloo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, step_scale)
@@ -259,25 +218,23 @@ def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:
     return np.mean(np.stack(adv_steps), axis=0, dtype=np.float64).astype(np.float32)
 
 
-def update_label_counts(
-    counts_2: np.ndarray, is_correct_B: np.ndarray, decay: float, all_sum: AllSum = one_host
-) -> np.ndarray:
+def update_label_counts(counts_2: np.ndarray, is_correct_B: np.ndarray, decay: float) -> np.ndarray:
     """EMA of the class counts of the verified solutions (arXiv 2505.15034), float64 [2]: (incorrect, correct).
 
-    counts <- decay * counts + (1 - decay) * counts of this batch over all hosts. Training starts from zeros, and the
+    counts <- decay * counts + (1 - decay) * counts of this batch. Training starts from zeros, and the
     first batch replaces them as it is. is_correct_B bool.
     """
     chex.assert_rank([counts_2, is_correct_B], 1)
     chex.assert_shape(counts_2, (2,))
     assert 0.0 <= decay < 1.0, f"decay is {decay}"
     num_correct = int(np.count_nonzero(is_correct_B))
-    batch_2 = np.asarray(all_sum(np.array([len(is_correct_B) - num_correct, num_correct], np.float64)), np.float64)
+    batch_2 = np.array([len(is_correct_B) - num_correct, num_correct], np.float64)
     if not counts_2.any():
         return batch_2
     return decay * counts_2.astype(np.float64) + (1.0 - decay) * batch_2
 
 
-def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray, all_sum: AllSum = one_host) -> np.ndarray:
+def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray) -> np.ndarray:
     """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean over the batch 1.
 
     Proportional to 1/sqrt(count) of the row's class, counts_2 = (incorrect, correct). A class that is unseen, or has
@@ -289,5 +246,4 @@ def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray, all_sum: All
     total = float(counts_2.sum(dtype=np.float64))
     floored_2 = np.maximum(counts_2.astype(np.float64), MIN_CLASS_SHARE * total) if total > 0 else np.ones(2)
     weight_B = 1.0 / np.sqrt(floored_2[is_correct_B.astype(np.int64)])
-    weight_sum, num_rows = all_sum(np.array([weight_B.sum(), weight_B.size], np.float64))
-    return (weight_B * num_rows / weight_sum).astype(np.float32) if num_rows > 0 else weight_B.astype(np.float32)
+    return (weight_B * weight_B.size / weight_B.sum()).astype(np.float32)

@@ -9,14 +9,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import chex
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Counters, Responses, Signal
-from tango_jax.rl import advantages, rewards
+from tango_jax.rl import advantages
 from tango_jax.rl.schedule import Turn, alpha_at
 from tango_jax.runtime.user_code import load_function
 
+VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 Answers = Mapping[str, Responses]  # role -> what it responded in this turn
 
 
@@ -35,12 +37,84 @@ class Credit(NamedTuple):
     metrics: dict[str, float]
 
 
+def generator_outcome_reward_B(
+    is_correct_B: np.ndarray, format_B: np.ndarray, outcome_weight: float, format_weight: float
+) -> np.ndarray:
+    """Generator reward, outcome_weight * graded outcome + format_weight * format score (arXiv 2505.15034).
+
+    is_correct_B bool, format_B in [0, 1]; returns reward_B float32. The outcome is the grader's, not the verifier's.
+    """
+    chex.assert_rank([is_correct_B, format_B], 1)
+    chex.assert_equal_shape([is_correct_B, format_B])
+    reward_B = outcome_weight * is_correct_B.astype(np.float64) + format_weight * format_B.astype(np.float64)
+    return reward_B.astype(np.float32)
+
+
+def verifier_reward_B(
+    verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Verifier reward, correctness + gamma * format score (arXiv 2505.15034).
+
+    Args:
+        verdicts: B of "CORRECT", "INCORRECT", "INVALID".
+        is_correct_B: bool, graded outcome of the solution that each row verifies.
+        format_B: format score in [0, 1].
+        gamma: weight of the format score.
+
+    Returns:
+        reward_B and correctness_B, float32. Correctness is 1 where the verdict equals the graded outcome; an INVALID
+        verdict equals neither outcome and earns 0.
+    """
+    chex.assert_rank([is_correct_B, format_B], 1)
+    chex.assert_shape([is_correct_B, format_B], (len(verdicts),))
+    unknown = sorted(set(verdicts) - set(VERDICTS))
+    assert not unknown, f"verdicts {unknown} are not among {VERDICTS}"
+    expected = ["CORRECT" if correct else "INCORRECT" for correct in is_correct_B]
+    correctness_B = np.array([v == e for v, e in zip(verdicts, expected, strict=True)], np.float64)
+    reward_B = correctness_B + gamma * format_B.astype(np.float64)
+    return reward_B.astype(np.float32), correctness_B.astype(np.float32)
+
+
+def step_reward_BT(
+    judgements: Sequence[tuple[bool | None, ...] | None],
+    step_ends: Sequence[Sequence[int]],
+    num_tokens: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Step rewards y_k / K at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
+
+    Args:
+        judgements: B entries, the verifier's judgement of each step; None for a misaligned verification.
+        step_ends: B entries, the token index that ends each of the K steps; -1 where it is unknown.
+        num_tokens: T.
+
+    Returns:
+        reward_BT float32 and is_step_end_BT bool. A row has no step element at all if its judgements are missing, hold
+        a None or do not number K, if K is 0, or if a step end lies outside [0, T): dividing by a K that is not the
+        number of rewarded steps would change the scale of that row against its group.
+    """
+    assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
+    assert num_tokens >= 0, f"num_tokens is {num_tokens}"
+    reward_BT = np.zeros((len(step_ends), num_tokens), np.float64)
+    is_step_end_BT = np.zeros((len(step_ends), num_tokens), bool)
+    for row, (labels, ends) in enumerate(zip(judgements, step_ends, strict=True)):
+        num_steps = len(ends)
+        if labels is None or num_steps == 0 or len(labels) != num_steps or any(label is None for label in labels):
+            continue
+        if any(end < 0 or end >= num_tokens for end in ends):
+            continue
+        for label, end in zip(labels, ends, strict=True):
+            # += because one long token may close two steps.
+            reward_BT[row, end] += (1.0 if label else -1.0) / num_steps
+            is_step_end_BT[row, end] = True
+    return reward_BT.astype(np.float32), is_step_end_BT
+
+
 def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     """The generator's: whether the grader accepts the answer, and the format score (arXiv 2505.15034)."""
     solutions = answers["generator"].records
     is_correct_B = np.array([solution.is_correct for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
-    reward_B = rewards.generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
+    reward_B = generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
     metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
     return Rewards(reward_B, metrics)
 
@@ -48,9 +122,10 @@ def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     """The verifier's: whether its verdict agrees with the grader, and the format score (arXiv 2505.15034)."""
     judged = answers["verifier"]
+    is_correct_B = np.array([solution.is_correct for solution in judged.owners])
     format_B = np.array([verification.format_score for verification in judged.records])
     verdicts = [verification.verdict for verification in judged.records]
-    reward_B, correctness_B = rewards.verifier_reward_B(verdicts, _is_correct_B(judged), format_B, rl.gamma)
+    reward_B, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma)
     metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
     return Rewards(reward_B, metrics)
 
@@ -77,7 +152,7 @@ def gold_steps_credit(config, turn, answers: Answers, reward_B, is_action_BT, co
 
 def class_balanced_credit(config, turn, answers: Answers, reward_B, is_action_BT, counters: Counters) -> Credit:
     """The verifier's reward, weighted against the class of solutions that is more frequent (arXiv 2505.15034)."""
-    is_correct_B = _is_correct_B(answers["verifier"])
+    is_correct_B = np.array([solution.is_correct for solution in answers["verifier"].owners])
     adv_outcome_BT = _outcome_advantages(config, answers["verifier"], reward_B, is_action_BT)
     label_counts = advantages.update_label_counts(
         np.array(counters.label_counts), is_correct_B, config.rl.label_count_decay
@@ -140,15 +215,15 @@ def _steps_credit(
     step_ends = [solution.step_ends for solution in solved.records]
     parts, share, total = [], [], []
     for judgements in labels:
-        step_reward_BT, is_end_BT = rewards.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        reward_BT, is_end_BT = step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
         parts.append(
             advantages.step_advantages(
-                loss.algorithm, step_reward_BT, is_end_BT, is_action_BT, solved.group_size, loss.use_std,
+                loss.algorithm, reward_BT, is_end_BT, is_action_BT, solved.group_size, loss.use_std,
                 loss.step_scale,
             )
         )  # fmt: skip
         share.append(is_end_BT.any(axis=1).mean())
-        total.append(step_reward_BT.sum(axis=1).mean())
+        total.append(reward_BT.sum(axis=1).mean())
     alpha = alpha_at(turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
     adv_outcome_BT = _outcome_advantages(config, answers["generator"], reward_B, is_action_BT)
     adv_step_BT = advantages.average_over_verifications(parts)
@@ -161,8 +236,3 @@ def _steps_credit(
         "generator/step_rewarded_share": np.mean(share),
     }
     return Credit(signal, counters, metrics)
-
-
-def _is_correct_B(judged: Responses) -> np.ndarray:
-    """The grader's opinion of the solution that each row verifies."""
-    return np.repeat([solution.is_correct for solution in judged.parents], judged.group_size)

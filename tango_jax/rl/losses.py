@@ -1,9 +1,9 @@
 """Losses: log-probs and advantages in, per-token losses and the weights that sum them out. One function per equation.
 
-Stage: inside the update, traced and in float32; `token_weights_BT` and `action_counts` alone run on the host, in NumPy,
-before rows are packed. The loss of a batch is sum(weight_BT * loss_BT) with weights made from the whole batch, so
-packing and micro-batching cannot change it. `logp_BT[:, t]` scores token t. The letter N counts the sequences that
-are packed into one row; a row holds whole sequences.
+Stage: inside the update, traced and in float32; only `token_weights_BT` runs on the host, in NumPy, before rows are
+packed. The loss of an update is sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and
+micro-batching cannot change it. `logp_BT[:, t]` scores token t. The letter N counts the sequences that are packed into
+one row; a row holds whole sequences.
 
 Values at tokens that are no actions must be finite: they meet a weight of 0, and 0 * inf is not 0.
 """
@@ -66,18 +66,6 @@ def clipped_loss_BT(
     return jnp.where(is_clipped_BT, limited_BT, loss_BT), is_clipped_BT
 
 
-def policy_loss_BT(
-    logp_BT: jax.Array, old_logp_BT: jax.Array, adv_BT: jax.Array, clip_low: float, clip_high: float
-) -> tuple[jax.Array, jax.Array]:
-    """GRPO's policy loss with token-level ratios (arXiv 2402.03300, eq. 3): loss_BT float32, is_clipped_BT bool.
-
-    Where old_logp is logp itself (one update per batch) c is 1 and the gradient by logp is -A.
-    """
-    chex.assert_rank([logp_BT, old_logp_BT, adv_BT], 2)
-    chex.assert_equal_shape([logp_BT, old_logp_BT, adv_BT])
-    return clipped_loss_BT(log_ratio_BT(logp_BT, old_logp_BT), adv_BT, clip_low, clip_high)
-
-
 def kl_BT(logp_BT: jax.Array, ref_logp_BT: jax.Array, kind: str) -> jax.Array:
     """Estimates of KL(policy || reference) from sampled tokens, float32 [B, T], with d = ref_logp - logp.
 
@@ -111,48 +99,28 @@ def truncated_importance_BT(old_logp_BT: jax.Array, sampler_logp_BT: jax.Array, 
     return jax.lax.stop_gradient(weight_BT)
 
 
-def action_counts(is_action_BT: np.ndarray) -> tuple[int, int]:
-    """Action tokens, and sequences that have any, of these rows; several hosts add theirs for `token_weights_BT`."""
-    chex.assert_rank(is_action_BT, 2)
-    return int(np.count_nonzero(is_action_BT)), int(np.count_nonzero(is_action_BT.any(axis=1)))
-
-
-def token_weights_BT(
-    is_action_BT: np.ndarray,
-    kind: str,
-    max_length: int,
-    total_tokens: int | None = None,
-    total_sequences: int | None = None,
-) -> np.ndarray:
+def token_weights_BT(is_action_BT: np.ndarray, kind: str, max_length: int) -> np.ndarray:
     """Weights with which sum(weight_BT * loss_BT) is the named aggregation, float32 [B, T]; NumPy, on the host.
 
     Args:
-        is_action_BT: bool, one whole sequence a row.
-        kind: "token_mean" 1 / tokens of the batch (DAPO, arXiv 2503.14476; Tango's published code); "seq_mean"
+        is_action_BT: bool, one whole sequence a row; all rows of one update.
+        kind: "token_mean" 1 / tokens of all rows (DAPO, arXiv 2503.14476; Tango's published code); "seq_mean"
             1 / (sequences * own tokens) (GRPO and Tango's equation); "seq_sum_norm" 1 / (sequences * max_length)
             (Dr. GRPO, arXiv 2503.20783).
         max_length: longest response allowed, in tokens; read by seq_sum_norm alone.
-        total_tokens, total_sequences: denominators of the whole batch when these rows are a part of it (a micro-batch,
-            or one host's share, see `action_counts`); counted from the rows when None.
 
     A sequence without an action token (masked for its length, or a row that only fills the batch) has weight 0 and
-    does not count in the denominators, unless the totals handed in count it. ValueError on another kind or a
-    max_length below 1.
+    does not count in the denominators. ValueError on another kind or a max_length below 1.
     """
     chex.assert_rank(is_action_BT, 2)
     if kind not in WEIGHT_KINDS:
         raise ValueError(f"unknown loss aggregation {kind!r}: choose one of {', '.join(WEIGHT_KINDS)}")
     if kind == "seq_sum_norm" and max_length < 1:
         raise ValueError(f"seq_sum_norm divides by max_length, which is {max_length}: it must be at least 1")
-    num_tokens, num_sequences = action_counts(is_action_BT)
-    num_tokens = num_tokens if total_tokens is None else total_tokens
-    num_sequences = num_sequences if total_sequences is None else total_sequences
     is_action_BT = is_action_BT.astype(np.float64)
+    length_B1 = is_action_BT.sum(axis=1, keepdims=True)
     if kind == "token_mean":
-        weight_BT = is_action_BT / max(num_tokens, 1)
-    elif kind == "seq_mean":
-        length_B1 = np.maximum(is_action_BT.sum(axis=1, keepdims=True), 1.0)
-        weight_BT = is_action_BT / length_B1 / max(num_sequences, 1)
-    else:
-        weight_BT = is_action_BT / max_length / max(num_sequences, 1)
-    return weight_BT.astype(np.float32)
+        return (is_action_BT / max(length_B1.sum(), 1.0)).astype(np.float32)
+    length_B1 = np.maximum(length_B1, 1.0) if kind == "seq_mean" else max_length
+    num_sequences = np.count_nonzero(is_action_BT.any(axis=1))
+    return (is_action_BT / length_B1 / max(num_sequences, 1)).astype(np.float32)

@@ -7,14 +7,13 @@ SCHEDULES = ("constant", "cosine")
 
 def learning_rate(config) -> optax.Schedule:
     """Linear warm-up over `warmup_steps`, then constant, or a cosine down to zero at `decay_steps`."""
+    warmup_steps = config.warmup_steps
     if config.schedule == "cosine":
-        after_warmup = optax.cosine_decay_schedule(config.lr, max(1, config.decay_steps - config.warmup_steps))
-    else:
-        after_warmup = optax.constant_schedule(config.lr)
-    if not config.warmup_steps:
-        return after_warmup
-    warmup = optax.linear_schedule(0.0, config.lr, config.warmup_steps)
-    return optax.join_schedules([warmup, after_warmup], [config.warmup_steps])
+        # Stage 1 may be shorter than its warm-up; optax requires at least one step of decay.
+        decay_steps = max(config.decay_steps, warmup_steps + 1)
+        return optax.warmup_cosine_decay_schedule(0.0, config.lr, warmup_steps, decay_steps)
+    # With no steps optax would hold the initial value, 0.
+    return optax.warmup_constant_schedule(0.0 if warmup_steps else config.lr, config.lr, warmup_steps)
 
 
 def make_optimizer(config) -> optax.GradientTransformation:

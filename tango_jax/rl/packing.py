@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,11 +18,14 @@ from ml_collections import ConfigDict
 from tango_jax.records import Batch, Responses
 from tango_jax.rl.losses import token_weights_BT
 from tango_jax.runtime import hosts
+from tango_jax.sampling.buckets import bucket_of
 from tango_jax.sharding.layouts import place_batch
 from tango_jax.sharding.placement import Placement
 from tango_jax.text.tokenizer import PAD_ID
 
 MAX_SEGMENTS = 32  # sequences that a packed row may hold; sequence-level ratios are computed for so many
+
+MicroBatchRows = list[tuple[int, list["TrainSequence"]]]  # (number of the prompt, sequences) of each row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,17 @@ class PackShape:
     rows: int  # R, of a micro-batch
     prompts: int = 0  # Q, shared prompts of a micro-batch; 0: every sequence carries its own prompt
     prompt_buckets: tuple[int, ...] = ()  # X is the smallest that holds the batch's longest shared prompt
+
+
+class BatchShape(NamedTuple):
+    """Sizes of the axes of a Batch, on the shards of one process."""
+
+    N: int  # micro-batches
+    Z: int  # shards
+    Q: int  # shared prompts
+    X: int  # tokens of a shared prompt
+    R: int  # rows
+    T: int  # tokens of a row
 
 
 def pack_shape(role_config: ConfigDict) -> PackShape:
@@ -88,10 +103,15 @@ def pack_minibatch(
         for b in range(first * group_size, last * group_size)
         if is_chosen_B[b]
     ]
-    most_prompts = math.ceil(math.ceil(len(learner.prompts) / jax.process_count()) / loss.minibatches)
+    max_prompts = prompts_per_minibatch(len(learner.prompts), jax.process_count(), loss.minibatches)
     shape = pack_shape(config)
-    batch = pack(sequences, shape, most_prompts * group_size, most_prompts, placement.num_local_shards)
+    batch = pack(sequences, shape, max_prompts * group_size, max_prompts, placement.num_local_shards)
     return place_batch(placement, batch)
+
+
+def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int) -> int:
+    """The most prompts of one minibatch that a process can have; all of them make arrays for so many."""
+    return math.ceil(math.ceil(num_prompts / num_processes) / minibatches)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
@@ -110,11 +130,13 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def deal(sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1) -> list[list]:
-    """Sequences for each shard, in their order: as many for each as can be, and about as many tokens.
+def split_over_shards(
+    sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1
+) -> list[list[TrainSequence]]:
+    """Sequences for each shard, in their order: about as many sequences and about as many tokens for each.
 
-    Where prompts are shared, those of one prompt stay together, up to `group_size` of them: a prompt that a batch
-    holds several times has several groups, or one shard could get more than its arrays hold.
+    Where prompts are shared, the sequences of one prompt stay together, up to `group_size` of them. A prompt that a
+    batch holds several times has several groups, because otherwise one shard could get more than its arrays hold.
     """
     groups, seen = {}, Counter()
     for index, sequence in enumerate(sequences):
@@ -124,17 +146,17 @@ def deal(sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, g
     sizes = [sum(len(sequences[i].response) for i in members) + len(sequences[members[0]].prompt)
              for members in groups.values()]
     heaviest_first = sorted(range(len(sizes)), key=lambda group: -sizes[group])
-    dealt, members_of = [[] for _ in range(num_shards)], list(groups.values())
+    shards, members_of = [[] for _ in range(num_shards)], list(groups.values())
     for place, group in enumerate(heaviest_first):
-        turn, shard = divmod(place, num_shards)
-        # To and fro: who got the heavier one in this round gets the lighter one in the next.
-        dealt[shard if turn % 2 == 0 else num_shards - 1 - shard] += members_of[group]
-    return [[sequences[i] for i in sorted(members)] for members in dealt]
+        lap, shard = divmod(place, num_shards)
+        # Back and forth: the shard that gets the heaviest group of one lap gets the lightest of the next.
+        shards[shard if lap % 2 == 0 else num_shards - 1 - shard] += members_of[group]
+    return [[sequences[i] for i in sorted(members)] for members in shards]
 
 
-def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[list[tuple[int, list]]]:
-    """A shard's sequences in rows, each with the number of its prompt, and these in micro-batches of at most R rows and
-    (where shared) Q different prompts."""
+def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[MicroBatchRows]:
+    """A shard's sequences in rows, and these in micro-batches of at most R rows and (where shared) Q different
+    prompts."""
     groups = {}
     for sequence in sequences:
         groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
@@ -167,21 +189,50 @@ def pack(
     `num_micro` micro-batches are computed, so the empty rest of N costs nothing.
     """
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
-    R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
-    group_size = math.ceil(max_sequences / max_prompts) if Q else 1
-    shards = [_micro_batches(dealt, shape) for dealt in deal(sequences, Q > 0, Z, group_size)]
-    longest = max((len(sequence.prompt) for sequence in sequences), default=1) - 1 if Q else 0
+    shards = assign_micro_batches(sequences, shape, max_sequences, max_prompts, num_shards)
+    longest = max((len(sequence.prompt) for sequence in sequences), default=1)
     # Of all processes: they run one program.
-    longest, num_micro = hosts.agree_max(longest, max(map(len, shards)))
-    if Q:
-        prompts_of_shard = math.ceil(max_prompts / Z)
-        full = math.ceil(prompts_of_shard * group_size / R)
-        N = full + math.ceil((prompts_of_shard + full) / Q) + 1
-        X = next(bucket for bucket in shape.prompt_buckets if bucket >= longest)
-    else:
-        N, X = math.ceil(math.ceil(max_sequences / Z) / R), 0
+    longest, num_micro = hosts.max_over_processes(longest, max(map(len, shards)))
+    batch = empty_batch(batch_shape(shape, max_sequences, max_prompts, num_shards, longest)).replace(
+        num_micro=np.int32(num_micro)
+    )
+    N = batch.token_NZRT.shape[0]
     assert num_micro <= N, (num_micro, N)
-    batch = Batch(
+    for z, micros in enumerate(shards):
+        for n, micro in enumerate(micros):
+            _fill_micro_batch(batch, n, z, micro)
+    return batch
+
+
+def assign_micro_batches(
+    sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int, num_shards: int
+) -> list[list[MicroBatchRows]]:
+    """The micro-batches of each shard, as `pack` fills them; the shard with the most of them sets `num_micro`."""
+    is_shared = shape.prompts > 0
+    group_size = math.ceil(max_sequences / max_prompts) if is_shared else 1
+    return [_micro_batches(own, shape) for own in split_over_shards(sequences, is_shared, num_shards, group_size)]
+
+
+def batch_shape(
+    shape: PackShape, max_sequences: int, max_prompts: int, num_shards: int, longest_prompt: int
+) -> BatchShape:
+    """The shape of a batch that holds these maxima, however its sequences happen to pack."""
+    R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
+    if not Q:
+        return BatchShape(N=math.ceil(math.ceil(max_sequences / Z) / R), Z=Z, Q=0, X=0, R=R, T=T)
+    group_size, shard_prompts = math.ceil(max_sequences / max_prompts), math.ceil(max_prompts / Z)
+    # A micro-batch ends when its rows are full, at most `full` times, or when it has Q prompts and the next row needs
+    # another one. A prompt counts once for that, and once more whenever full rows have cut its group in two.
+    full = math.ceil(shard_prompts * group_size / R)
+    N = full + math.ceil((shard_prompts + full) / Q) + 1
+    # A prompt's last token stays with its responses.
+    return BatchShape(N=N, Z=Z, Q=Q, X=bucket_of(longest_prompt - 1, shape.prompt_buckets), R=R, T=T)
+
+
+def empty_batch(shape: BatchShape) -> Batch:
+    """A batch of this shape on the host, without a single token."""
+    N, Z, Q, X, R, T = shape
+    return Batch(
         prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),
         prefix_length_NZQ=np.zeros((N, Z, Q), np.int32),
         prefix_of_NZR=np.zeros((N, Z, R), np.int32),
@@ -189,15 +240,11 @@ def pack(
         **{f"{name}_NZRT": np.zeros((N, Z, R, T), np.int32) for name in ("token", "position", "segment")},
         **{f"{name}_NZRT": np.zeros((N, Z, R, T), np.float32)
            for name in ("weight", "adv", "sampler_logp", "old_logp", "ref_logp")},
-        num_micro=np.int32(num_micro),
+        num_micro=np.int32(0),
     )
-    for z, micros in enumerate(shards):
-        for n, micro in enumerate(micros):
-            _fill_micro_batch(batch, n, z, micro)
-    return batch
 
 
-def _fill_micro_batch(batch: Batch, n: int, z: int, micro: list[tuple[int, list[TrainSequence]]]) -> None:
+def _fill_micro_batch(batch: Batch, n: int, z: int, micro: MicroBatchRows) -> None:
     Q = batch.prefix_token_NZQX.shape[2]
     places = {number: q for q, number in enumerate(dict.fromkeys(number for number, _ in micro))}
     for r, (number, row) in enumerate(micro):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,9 @@ from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.records import TrainState
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
-from tango_jax.rl.update import LossConfig, init_state, make_loss, make_nll_loss, make_policy_loss, make_update
-from tango_jax.sampling.sampler import Sampler, SamplerConfig, make_sampler
+from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.sampler import Sampler, make_sampler
 from tango_jax.sharding.layouts import check_host_memory, fetch, param_shardings, park, with_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
@@ -92,7 +92,7 @@ def make_policy(role: str, config: ConfigDict, source: Source, devices=None, num
         raise ValueError(f"{role}: {error}") from error
     mesh = placement.train
     optimizer = make_optimizer(config.optimizer)
-    init, restart, shardings = _make_state(model, optimizer, placement)
+    init, restart, shardings = make_state(model, optimizer, placement)
     sampler_config = SamplerConfig(
         prompt_buckets=(*config.prompt_buckets, config.max_prompt),
         cache_buckets=(*config.cache_buckets, config.max_response),
@@ -138,7 +138,7 @@ def loss_config(config: ConfigDict) -> LossConfig:
     )
 
 
-def _make_state(model: ModelConfig, optimizer, placement: Placement) -> tuple[Callable, Callable, TrainState]:
+def make_state(model: ModelConfig, optimizer, placement: Placement) -> tuple[Callable, Callable, TrainState]:
     """(init, restart, shardings) of a train state."""
 
     def fresh(key_data):
@@ -150,23 +150,3 @@ def _make_state(model: ModelConfig, optimizer, placement: Placement) -> tuple[Ca
         lambda params: init_state(optimizer, jax.tree.map(jnp.copy, params)), out_shardings=shardings
     )
     return jax.jit(fresh, out_shardings=shardings), restart, shardings
-
-
-class Sft(NamedTuple):
-    """Supervised fine-tuning of a policy's model: its jitted functions, with stage 1's own optimizer."""
-
-    init: Callable  # (key_data) -> TrainState
-    restart: Callable  # (params) -> TrainState
-    update: Callable  # (TrainState, Batch) -> (TrainState, metrics)
-    loss: Callable  # (params, Batch) -> float32[]
-    shardings: TrainState
-
-
-def make_sft(policy: Policy) -> Sft:
-    sft, model, mesh = policy.config.sft, policy.model_config, policy.placement.train
-    settings = sft.optimizer.copy_and_resolve_references()
-    settings.decay_steps = settings.decay_steps or sft.steps
-    optimizer = make_optimizer(settings)
-    init, restart, shardings = _make_state(model, optimizer, policy.placement)
-    loss_fn = make_nll_loss(model, policy.config.logp_chunk, mesh)
-    return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn), shardings)

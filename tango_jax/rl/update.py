@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -24,11 +23,6 @@ from tango_jax.sharding import collectives
 RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
 MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
-
-
-# Metrics of the updates of a batch, see `over_updates`.
-LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
-MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +46,7 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
 
     def loss_fn(params, micro: Batch):
         logp_BT, entropy_BT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk, mesh)
-        rows = _Rows(micro)
+        rows = TokenRows(micro)
         logp_BT = jnp.where(rows.is_action_BT, logp_BT, 0.0)
         old_BT = rows.old_logp_BT if config.has_old_logp else lax.stop_gradient(logp_BT)
         if config.ratio == "sequence":
@@ -81,7 +75,7 @@ def make_policy_loss(model_config, config: LossConfig, mesh: Mesh | None = None)
     return collectives.over_shards(loss_fn, mesh, P())
 
 
-class _Rows:
+class TokenRows:
     """A micro-batch's per-token fields as rows of all shards, [B = Z x R, T]."""
 
     def __init__(self, micro: Batch):
@@ -92,31 +86,6 @@ class _Rows:
         self.weight_BT, self.adv_BT = rows(micro.weight_NZRT), rows(micro.adv_NZRT)
         self.sampler_logp_BT = rows(micro.sampler_logp_NZRT)
         self.old_logp_BT, self.ref_logp_BT = rows(micro.old_logp_NZRT), rows(micro.ref_logp_NZRT)
-
-
-def make_nll_loss(model_config, logp_chunk: int, mesh: Mesh | None = None) -> Callable:
-    """`loss_fn(params, micro) -> (loss, sums)` of supervised fine-tuning: weighted negative log-likelihood."""
-
-    def loss_fn(params, micro: Batch):
-        logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
-        rows = _Rows(micro)
-        loss = -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0))
-        return collectives.sum_over_rows(loss, mesh), ({}, {})
-
-    return collectives.over_shards(loss_fn, mesh, P())
-
-
-def make_loss(loss_fn: Callable) -> Callable:
-    """Build the jitted `loss(params, batch) -> float32[]`: that of the whole batch, without an update."""
-
-    @jax.jit
-    def loss(params, batch: Batch):
-        def body(index, total):
-            return total + loss_fn(params, micro_batch(batch, index))[0]
-
-        return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(()))
-
-    return loss
 
 
 def make_update(optimizer: optax.GradientTransformation, loss_fn: Callable, shardings=None) -> Callable:
@@ -167,26 +136,3 @@ def _norm(tree) -> jax.Array:
 def init_state(optimizer: optax.GradientTransformation, params) -> TrainState:
     """Step 0 with fresh moments; call it under jit."""
     return TrainState(params=params, opt_state=optimizer.init(params), step=jnp.zeros((), jnp.int32))
-
-
-def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
-    """One figure for all updates that a batch got; with a single update each is that update's own.
-
-    `loss` and `grad_norm` are means over updates, of which each counts alike; `tokens` are the action tokens of the
-    batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
-    weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
-    """
-    tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
-    share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
-    figures = {}
-    for name in updates[0]:
-        values = np.array([metrics[name] for metrics in updates], np.float64)
-        if name == "tokens":
-            figures[name] = values.sum() / epochs
-        elif name in LARGEST_OF_UPDATES:
-            figures[name] = values.max()
-        else:
-            figures[name] = values.mean() if name in MEANS_OF_UPDATES else np.sum(share * values)
-    if "kl" in figures:
-        figures["kl_first"] = updates[0]["kl"]
-    return {name: float(value) for name, value in figures.items()}

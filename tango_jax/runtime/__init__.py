@@ -1,1 +1,1 @@
-"""The process and its disk: hosts, locks, signals, checkpoints and whole files, for whatever runs above."""
+"""Process and file-system support for all layers above: hosts, locks, signals, checkpoints and atomic file writes."""

@@ -1,9 +1,10 @@
-"""Checkpoints that survive a kill, a full disk and a flipped byte.
+"""Checkpoints that survive kills, full disks and flipped bytes.
 
-In: the whole training state (a pytree of arrays), a JSON-able record beside it, a directory on a mounted file system.
-Out: one folder per step, `<directory>/<step>/`, written by Orbax under another name, sealed with a manifest of sha256
-sums and only then renamed. So a folder named by a number is complete, and a restore that finds a changed byte falls
-back to the step before. Stage: between two turns of the loop, and at the start of every run.
+Takes the whole training state (a pytree of arrays), a JSON-serialisable record beside it, and a directory on a mounted
+file system. Writes one folder per step, `<directory>/<step>/`: Orbax writes it under a temporary name, then it is
+sealed with a manifest of sha256 sums, and only then renamed. So a folder named by a number is complete, and a restore
+that detects a changed byte falls back to the previous step. Runs between two turns of the loop, and at the start of
+every run.
 """
 
 import contextlib
@@ -56,30 +57,32 @@ class Restored(NamedTuple):
 
 
 class Checkpointer:
-    """The only writer of a checkpoint directory; every process makes one and calls it at the same points."""
+    """The only writer of a checkpoint directory. Every process creates one and calls it at the same points."""
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
-        """Open or create `directory`, keeping the newest `keep` steps; leftovers of a killed save are removed."""
+        """Open or create `directory`, keeping the newest `keep` steps. Leftovers of an interrupted save are removed."""
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
         if "://" in str(directory):
-            raise ValueError(f"checkpoint directory {directory} is a bucket address; mount the bucket, give its path")
+            raise ValueError(f"checkpoint directory {directory} is a bucket address; mount the bucket and give its "
+                             "path")
         self._directory = Path(directory).absolute()
         self._keep = keep
         self._orbax = _make_orbax()
-        self._verified: tuple[int, tuple] | None = None  # the step that `peek` chose, and its files as they were then
+        self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
         if _is_first_process():
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 clean_up(self._directory)
             except OSError as error:
                 raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
-        # Every process must hold the same number, and the first collective compiles: better here than in the loop.
+        # All processes must agree on this number. The first collective also compiles: better here than in the training
+        # loop.
         self._newest = _from_first_process(max(complete_steps(self._directory), default=NO_STEP))
         _barrier("checkpoint_open")
 
     def steps(self) -> list[int]:
-        """Steps on disk, oldest first; each was complete once and may turn out to be damaged."""
+        """Steps on disk, oldest first. Each was complete when saved, but may turn out to be damaged."""
         return complete_steps(self._directory)
 
     def latest_step(self) -> int | None:
@@ -87,9 +90,10 @@ class Checkpointer:
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Write one step and wait for it; a key of `meta` comes back as a string and a tuple in it as a list.
+        """Write one step and wait until it is on disk.
 
-        Raises CheckpointError when the write fails (full disk) or the directory holds a later step of another run.
+        `meta` is stored as JSON, which turns keys into strings and tuples into lists. Raises CheckpointError if the
+        write fails (e.g. the disk is full) or the directory holds a later step of another run.
         """
         if step < self._newest:
             raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
@@ -97,41 +101,40 @@ class Checkpointer:
         for name, leaf in _flatten(state).items():
             assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
         record = {"arrays": _array_table(state), "meta": meta}
-        json.dumps(record)  # a value that JSON cannot hold must not fail half-way through the write
+        json.dumps(record)  # fail before the write, not half-way, if a value is not JSON-serialisable
         committed, self._verified = False, None
         try:
             with _interrupt_waits():
                 self._write(step, state, record)
                 committed = True
-        except (OSError, ValueError, RuntimeError) as error:  # what Orbax and tensorstore raise for a failed write
+        except (OSError, ValueError, RuntimeError) as error:  # raised by Orbax and tensorstore for a failed write
             if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-                raise  # another process is gone: nothing is wrong with the disk
+                raise  # another process died: nothing is wrong with the disk
             raise CheckpointError(self._describe_failure(step, error)) from error
         finally:
             if committed:
                 self._newest = step
-            elif _is_first_process():  # a second Ctrl-C comes through here as well
+            elif _is_first_process():  # also reached by a second Ctrl-C
                 clean_up(self._directory)
         if _is_first_process():
             self._prune(step)
         _barrier(f"checkpoint_{step}")
 
     def restore(self, abstract_state: Any) -> Restored | None:
-        """Load the newest step that verifies, or None when there is none; a damaged step is reported and skipped.
+        """Load the newest intact step, or return None if there is none. Damaged steps are logged and skipped.
 
-        `abstract_state` holds a jax.ShapeDtypeStruct per array, with the sharding it shall have. Raises
-        CheckpointError when steps exist but none verifies, and when names, shapes or dtypes differ from it.
+        `abstract_state` holds one jax.ShapeDtypeStruct per array, with the desired sharding. Raises CheckpointError if
+        steps exist but all are damaged, or if names, shapes or dtypes differ from `abstract_state`.
         """
         step = self._choose_step()
-        self._newest = step  # whatever is later on disk is damaged, and the next save may replace it
+        self._newest = step  # any later step on disk is damaged, so the next save may replace it
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """What the step that `restore` would load says of itself, without its arrays (`state` is None): for a check
-        before long work. None when there is no step.
+        """Return step and metadata of the checkpoint that `restore` would load, without its arrays (`state` is None).
 
-        Its bytes are verified, which reads all of them; a restore that follows does not read them twice. Raises
-        CheckpointError like `restore`.
+        Meant for a check before long work. Returns None if there is no step. All bytes of the step are read and
+        verified; a subsequent `restore` does not verify them again. Raises CheckpointError like `restore`.
         """
         step = self._choose_step()
         if step == NO_STEP:
@@ -141,7 +144,7 @@ class Checkpointer:
         return Restored(step, None, record["meta"])
 
     def _choose_step(self) -> int:
-        """See the function of this name; bytes that `peek` has verified are not read again for `restore`."""
+        """Like the module-level function, but bytes that `peek` has verified are not read again for `restore`."""
         if self._verified is not None:
             step, files = self._verified
             is_untouched = _is_first_process() and fingerprint_of_files(self._directory / str(step)) == files
@@ -163,7 +166,7 @@ class Checkpointer:
             commit(saving, self._directory / str(step))
 
     def _prune(self, saved: int) -> None:
-        """Delete what is older than the newest `keep` steps, and the damaged steps later than the one just saved.
+        """Delete steps older than the newest `keep`, and damaged steps later than the one just saved.
 
         Orbax's own policy would delete the old step before the manifest of the new one is written.
         """
@@ -174,10 +177,10 @@ class Checkpointer:
 
     def _describe_failure(self, step: int, error: Exception) -> str:
         if not self._directory.is_dir():
-            return (f"could not save step {step}: {self._directory} is gone: was it removed meanwhile? The same "
-                    "command starts afresh")
+            return (f"could not save step {step}: {self._directory} no longer exists: was it removed during the run? "
+                    "The same command starts afresh")
         free_gib = shutil.disk_usage(self._directory).free / 2**30
-        # Not what is on disk: a later step that was found damaged may still be there.
+        # Not the newest step on disk: a later step that was found to be damaged may still be there.
         good = self._newest != NO_STEP
         kept = f"the last good checkpoint (step {self._newest}) is kept" if good else "there is no earlier checkpoint"
         return (f"could not save step {step} in {self._directory} ({free_gib:.2f} GiB free): "
@@ -186,10 +189,10 @@ class Checkpointer:
 
 
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """Load the newest good step of a directory that another run may be writing to; nothing on disk is touched.
+    """Load the newest intact step of a directory that another run may be writing to; nothing on disk is modified.
 
-    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read and `abstract_state`
-    describes the branch. Raises CheckpointError like Checkpointer.restore, and when there is no complete step.
+    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read, and `abstract_state`
+    describes the branch. Raises CheckpointError like Checkpointer.restore, and if there is no complete step.
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory)
@@ -200,10 +203,10 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
 
 
 def peek_meta(directory: str | os.PathLike) -> Restored | None:
-    """The number and the JSON record of the newest step of another run (`state` is None). Of its files only the record
-    is verified: quick, for a check before long work. None when there is no step.
+    """Return step and metadata of another run's newest checkpoint (`state` is None), or None if there is no step.
 
-    Raises CheckpointError when steps exist but none has an intact record.
+    Only the record's bytes are verified, so this is quick enough for a check before long work. Raises CheckpointError
+    if steps exist but none has an intact record.
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory, below="record")
@@ -211,13 +214,13 @@ def peek_meta(directory: str | os.PathLike) -> Restored | None:
 
 
 def tree_fingerprint(tree: Any) -> str:
-    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, whatever the mesh.
+    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, on any mesh.
 
-    Computed where the arrays lie, so that a large model need not be brought to one place. It tells checkpoints apart;
-    it is no protection against someone who wants to deceive.
+    Computed where the arrays reside, so that a large model need not be gathered. It tells checkpoints apart, but does
+    not protect against deliberate tampering.
     """
     flat = dict(sorted(_flatten(tree).items()))
-    # One at a time: sums over more virtual devices than there are cores wait for each other for ever.
+    # One at a time: with more virtual devices than cores, concurrent sums deadlock waiting for each other.
     sums = [int(_mixed_sum(leaf)) for leaf in flat.values()]
     lines = [f"{name} {_describe(leaf)} {total}" for (name, leaf), total in zip(flat.items(), sums, strict=True)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -225,7 +228,7 @@ def tree_fingerprint(tree: Any) -> str:
 
 @jax.jit
 def _mixed_sum(leaf: jax.Array) -> jax.Array:
-    """uint32 sum of every element's bits, each mixed with its place: whole numbers, so in any order the same."""
+    """uint32 sum of all elements' bits, each mixed with its index. Integer sums do not depend on the order."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if leaf.dtype == jnp.bool_:
@@ -256,19 +259,19 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
 
 
 def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
-    """{"arrays": name -> type and shape, "meta": what was saved beside them}."""
+    """{"arrays": name -> dtype and shape, "meta": the metadata saved beside them}."""
     try:
         record = orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
         return {"arrays": record["arrays"], "meta": record["meta"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        # Its bytes are as its manifest says, but manifests of before there was a seal may have lost lines.
+        # The bytes match the manifest, but manifests written by versions without a seal may have lost lines.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CheckpointError(f"checkpoint {path} is incomplete ({reason}): move this folder away to go on from the "
+        raise CheckpointError(f"checkpoint {path} is incomplete ({reason}): move this folder away to resume from the "
                               "step before it") from error
 
 
 def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
-    """Compare before a byte is read: Orbax casts a wrong dtype silently."""
+    """Compare names, shapes and dtypes before any bytes are read: Orbax would cast a wrong dtype silently."""
     names = sorted(saved.keys() | wanted.keys())
     differing = [name for name in names if saved.get(name) != wanted.get(name)]
     if not differing:
@@ -277,14 +280,13 @@ def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]
                for name in differing[:LISTED_DIFFERENCES]]
     if len(differing) > LISTED_DIFFERENCES:
         clauses.append(f"and {len(differing) - LISTED_DIFFERENCES} more")
-    raise CheckpointError(f"{path} is the checkpoint of another model/optimizer: {len(differing)} of {len(names)} "
+    raise CheckpointError(f"{path} is a checkpoint of another model or optimizer: {len(differing)} of {len(names)} "
                           f"arrays differ ({'; '.join(clauses)}). Start with the config it was saved with, or give "
                           "another directory")
 
 
 def _choose_step(directory: Path, below: str = "") -> int:
-    """The newest step that verifies; the first process reads the bytes and tells the others. `below`: see
-    `manifest.find_damage`."""
+    """The newest intact step, as read by the first process. For `below` see `manifest.find_damage`."""
     step = _from_first_process(newest_verified(directory, below) if _is_first_process() else NO_STEP)
     if step == ALL_DAMAGED:
         raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
@@ -293,7 +295,7 @@ def _choose_step(directory: Path, below: str = "") -> int:
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
-    """Arrays by slash-separated name, so that files on disk depend on no container type of this version."""
+    """Arrays by slash-separated name, so that files on disk do not depend on container types of this version."""
     leaves = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
               for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     flat = dict(leaves)
@@ -318,7 +320,7 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _make_orbax() -> ocp.Checkpointer:
-    # Arrays that several devices hold are written by one of them: dividing them up would compile slices in mid-run.
+    # Replicated arrays are written by one device: splitting the work would compile slices in the middle of the run.
     arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
     registry = ocp.type_handlers.create_type_handler_registry(
         (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
@@ -329,8 +331,11 @@ def _make_orbax() -> ocp.Checkpointer:
 
 @contextlib.contextmanager
 def _quiet_orbax():
-    """Orbax, asyncio and the threads that write print a traceback for every array that could not be written; the error
-    raised here says the same in one line. The threads fail after it as well, so after an error they stay quiet."""
+    """Silence the tracebacks that Orbax, asyncio and the writer threads print for every array that cannot be written.
+
+    The error raised here says the same in one line. The threads may fail after it, so they stay silenced after an
+    error.
+    """
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels, hook = [logger.level for logger in loggers], sys.unraisablehook
     for logger in loggers:
@@ -343,14 +348,14 @@ def _quiet_orbax():
 
 
 def _unraisable_but_for_writers(unraisable) -> None:
-    """A write that ends when Orbax has given up the others finds nobody who waits for it."""
+    """Ignore writes that finish after Orbax has given up the others: nothing awaits their result."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
 @contextlib.contextmanager
 def _interrupt_waits():
-    """Hold back one Ctrl-C until the block is done; a second one ends the block at once."""
+    """Defer a first Ctrl-C until the block is done; a second one interrupts the block at once."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield  # Python allows signal handlers in the main thread only

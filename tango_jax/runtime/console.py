@@ -9,13 +9,13 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 import rich.console
 from rich.box import SIMPLE
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -77,23 +77,23 @@ class Stage:
         self._started = 0.0
         self._printed_at: float | None = None
         self._printed_done = -1
-        self._live: Live | None = None
+        self._bar: LiveBar | None = None
 
     def __enter__(self) -> "Stage":
         self._console.doing = self._title
         self._started = self._console.clock()
         self._marks.append((self._started, self._done))
         if self._console.enabled and self._console.live:
-            self._live = Live(console=self._console.rich, get_renderable=self._render, refresh_per_second=4)
-            self._live.start()
+            self._bar = LiveBar(self._console.rich, self._title, self._total, self._done)
+            self._bar.start()
         elif self._done:
             self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}resuming at step "
                               f"{self._done}/{self._total}")
         return self
 
     def __exit__(self, *exception) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._bar is not None:
+            self._bar.stop()
         elif self._printed_done != self._done and not self._first_step:
             self._print_line()
         seconds = format_seconds(self._console.clock() - self._started)
@@ -109,7 +109,9 @@ class Stage:
             self._first_step = False
             self._marks.clear()
         self._marks.append((now, self._done))
-        if self._live is not None or not self._console.enabled:
+        if self._bar is not None:
+            self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
+        if self._bar is not None or not self._console.enabled:
             return
         waited = self._printed_at is None or now - self._printed_at >= self._console.interval_s
         if waited or self._done == self._total:
@@ -137,15 +139,24 @@ class Stage:
         self._console.log(self._console.separator.join(part for part in parts if part))
         self._printed_at, self._printed_done = self._console.clock(), self._done
 
-    def _render(self) -> Table:
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(Text(self._title, style="bold"), ProgressBar(total=self._total, completed=self._done, width=30),
-                    Text(f"{self._phase} {self._done}/{self._total}", style="cyan"),
-                    Text(self._console.separator.join(self._speed()), style="dim"))
-        both = Table.grid()
-        both.add_row(bar)
-        both.add_row(Text(f"  {self._numbers()}", style="green"))
-        return both
+
+class LiveBar(Progress):
+    """The bar of one stage, with its numbers on a line below."""
+
+    def __init__(self, console: rich.console.Console, title: str, total: int, done: int):
+        # Not rich's own estimates of speed and time, which would count the step that compiles.
+        texts = {"{task.description}": "bold", "{task.fields[phase]} {task.completed}/{task.total}": "cyan",
+                 "{task.fields[speed]}": "dim"}  # fmt: skip
+        columns = [TextColumn(text, style, markup=False) for text, style in texts.items()]
+        super().__init__(columns[0], BarColumn(30), *columns[1:], console=console, refresh_per_second=4)
+        self._shown = self.add_task(title, total=total, completed=done, phase="step", speed="", numbers="")
+
+    def show(self, done: int, phase: str, speed: str, numbers: str) -> None:
+        self.update(self._shown, completed=done, phase=phase, speed=speed, numbers=numbers)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(f"  {task.fields['numbers']}", style="green") for task in self.tasks)
 
 
 def format_number(value: Any) -> str:

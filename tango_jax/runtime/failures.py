@@ -1,7 +1,7 @@
-"""Errors that the surroundings or the user cause, as one line: what happened, to what, and what to do.
+"""One-line messages for errors caused by the environment or the user: what happened, to what, and what to do.
 
-In: an exception. Out: text for `error: ...`. A mistake of this program's own (AssertionError, AttributeError, ...) is
-none of these and keeps its traceback. Stage: the end of every command; nothing here imports jax.
+Takes an exception and returns the text for `error: ...`. A bug in this program (AssertionError, AttributeError, ...) is
+not handled here and keeps its traceback. Used at the end of every command; nothing here imports jax.
 """
 
 import errno
@@ -14,7 +14,7 @@ from tango_jax.runtime.model_text import error_line
 
 # FloatingPointError: a loss that is not finite. RuntimeError: XLA, jax and the grader.
 EXPECTED = (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError)
-_BUGS = (NotImplementedError, RecursionError)  # RuntimeErrors by inheritance
+_BUGS = (NotImplementedError, RecursionError)  # subclasses of RuntimeError
 
 _ADVICE = {
     errno.ENOSPC: "free some space",
@@ -23,18 +23,18 @@ _ADVICE = {
     errno.EROFS: "mount the file system for writing, or name another folder",
     errno.EACCES: "see its permissions",
     errno.EPERM: "see its permissions",
-    errno.ENOENT: "was it removed meanwhile?",
-    errno.ESTALE: "was it removed meanwhile?",
-    errno.EIO: "the disk or the network file system fails",
+    errno.ENOENT: "was it removed during the run?",
+    errno.ESTALE: "was it removed during the run?",
+    errno.EIO: "the disk or the network file system is failing",
     errno.EMFILE: "see `ulimit -n`",
 }
-_MEMORY = ("the memory does not suffice: `python -m tango_jax.plan` shows what a run needs; row_buckets, "
-           "rows_per_micro_batch and the lengths decide it")  # fmt: skip
-_MAX_LENGTH = 400  # of a library's message
+_MEMORY = ("`python -m tango_jax.plan` shows how much memory a run needs; it depends on row_buckets, "
+           "rows_per_micro_batch and the lengths")  # fmt: skip
+_MAX_LENGTH = 400  # of a library's message, in characters
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether the traceback matters more than one line."""
+    """Whether to show the traceback instead of one line."""
     return not isinstance(error, EXPECTED) or isinstance(error, _BUGS)
 
 
@@ -52,7 +52,7 @@ def describe(error: Exception) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """What a command says at its end, for `sys.exit`; a bug is raised again."""
+    """The last line that a command prints, for `sys.exit`; a bug is raised again."""
     if is_bug(error):
         raise error
     drop_broken_output()
@@ -66,7 +66,7 @@ def report(error: Exception, code: int) -> int:
 
 
 def drop_broken_output() -> None:
-    """Give up standard output if it takes nothing more (full disk, closed pipe): Python would complain at its end."""
+    """Discard standard output if it can no longer be written (full disk, closed pipe): Python would fail at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -74,7 +74,7 @@ def drop_broken_output() -> None:
 
 
 def _place(error: BaseException) -> str:
-    """File and function of this package in which it happened."""
+    """File and function of this package in which the error occurred."""
     package = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(package)] or frames

@@ -1,20 +1,24 @@
-"""Whether parameters and optimizer states can still be computed with. Stage: before every save, after every restore."""
+"""Checks that parameters and optimizer states are finite and of usable magnitude.
+
+Takes a pytree of arrays and returns the name of the first broken one, or raises. Runs before every save and after every
+restore.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-# Norms square what they are given, and the square of more than 1.8e19 is infinite in float32: a parameter near it is
-# the trace of a step that went wrong, although the number itself is finite.
+# Norms square their input, and the square of anything above 1.8e19 overflows float32: a parameter near that limit is
+# the result of a diverged update, even though the number itself is finite.
 LARGEST = 1e18
 BROKEN_VALUES = f"values that are NaN, infinite or above {LARGEST:g}"
 
 
 def first_not_finite(tree: Any) -> str | None:
-    """The slash-separated name of the first array that holds NaN, infinity or a magnitude above LARGEST; None if none.
+    """Return the slash-separated name of the first array with NaN, infinity or a magnitude above LARGEST, or None.
 
-    Every process must call it. The arrays are read where they lie, and only one flag for each of them is fetched.
+    Every process must call this. The arrays are reduced where they reside; only one flag per array is fetched.
     """
     named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
              for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -25,18 +29,17 @@ def first_not_finite(tree: Any) -> str | None:
 
 @jax.jit
 def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
-    # In float32: float16 cannot hold the limit. NaN compares false.
+    # In float32, since float16 cannot represent the limit. NaN compares false.
     return [jnp.all(jnp.abs(leaf.astype(jnp.float32)) <= LARGEST) for leaf in leaves]
 
 
 def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
-    """Arrays out of a checkpoint, as they are.
+    """Return arrays loaded from a checkpoint unchanged, after checking their values.
 
     Raises:
-        ValueError: a value is NaN, infinite or absurdly large; `otherwise` says what to do then.
+        ValueError: a value is NaN, infinite or absurdly large; `otherwise` tells the user what to do.
     """
     broken = first_not_finite(tree)
     if broken is not None:
-        raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, with which nothing can be computed: "
-                         f"{otherwise}")
+        raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, so it cannot be used: {otherwise}")
     return tree

@@ -26,7 +26,8 @@ PEER_LOST = 76  # exit code: another process is gone, start all again
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # jax's own assertion fails where a platform is asked for by name whose package is missing.
 _NO_DEVICE = (RuntimeError, AssertionError)
-_LETTER, _HEADER, _PARCEL = 4096, 8, 2**20  # bytes
+# Bytes of the two messages of an exchange, and of the length that the first one begins with.
+_FIRST_MESSAGE_BYTES, _CHUNK_BYTES, _LENGTH_BYTES = 4096, 2**20, 8
 
 
 class Preempted(Exception):
@@ -46,7 +47,7 @@ class Preemption:
 
     def is_due(self) -> bool:
         """Whether any process was told to stop; all of them must ask."""
-        return agree_max(termination.is_requested())[0]
+        return max_over_processes(termination.is_requested())[0]
 
     def check(self) -> None:
         """Raises Preempted if any process was told to stop; for places where nothing has been done since a save."""
@@ -160,7 +161,7 @@ def gather(items: Sequence) -> list:
     return [item for part in _exchange(list(items)) for item in part]
 
 
-def agree_max(*values: int) -> tuple[int, ...]:
+def max_over_processes(*values: int) -> tuple[int, ...]:
     """The largest of the processes' values, for each of them."""
     return tuple(map(max, zip(*gather([values]), strict=True)))
 
@@ -188,20 +189,23 @@ def in_first(work_fn: Callable[[], None]) -> None:
 
 def warm_up() -> None:
     """Compile both sizes of an exchange."""
-    gather([bytes(2 * _LETTER)])
+    gather([bytes(2 * _FIRST_MESSAGE_BYTES)])
 
 
 def _exchange(value: Any) -> list:
-    """Every process's value, in their order: a letter of fixed size that begins with the length of the message, then
-    parcels of fixed size for what did not fit. Two shapes, so that no message compiles anything new."""
-    message = pickle.dumps(value)
-    first = _allgather(struct.pack("<Q", len(message)) + message[: _LETTER - _HEADER], _LETTER)
-    sizes = [struct.unpack("<Q", letter[:_HEADER])[0] for letter in first]
-    messages = [letter[_HEADER:] for letter in first]
-    for start in range(_LETTER - _HEADER, max(sizes), _PARCEL):
-        parcels = _allgather(message[start : start + _PARCEL], _PARCEL)
-        messages = [done + parcel for done, parcel in zip(messages, parcels, strict=True)]
-    return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
+    """Every process's value, in their order.
+
+    A first message of fixed size holds the length of the pickled value and its beginning; chunks of another fixed size
+    follow where a value is longer. With these two shapes no value compiles anything new.
+    """
+    own, beginning = pickle.dumps(value), _FIRST_MESSAGE_BYTES - _LENGTH_BYTES
+    first = _allgather(struct.pack("<Q", len(own)) + own[:beginning], _FIRST_MESSAGE_BYTES)
+    sizes = [struct.unpack("<Q", message[:_LENGTH_BYTES])[0] for message in first]
+    pickled = [message[_LENGTH_BYTES:] for message in first]
+    for start in range(beginning, max(sizes), _CHUNK_BYTES):
+        chunks = _allgather(own[start : start + _CHUNK_BYTES], _CHUNK_BYTES)
+        pickled = [done + chunk for done, chunk in zip(pickled, chunks, strict=True)]
+    return [pickle.loads(data[:size]) for data, size in zip(pickled, sizes, strict=True)]
 
 
 def _allgather(data: bytes, size: int) -> list[bytes]:

@@ -1,8 +1,8 @@
-"""Files of the model hub at a revision that a config pins: `owner/name@revision`.
+"""Downloads files from the Hugging Face hub at a pinned revision: `owner/name@revision`.
 
-In: an id as a config or a command line has it. Out: the local folder of a download. A revision is a commit, a tag or a
-branch (refs/pr/N and refs/convert/NAME too); only a commit stays what it is, so for anything else one line names the
-commit that the files are of, and how to pin it. Stage: before anything else, wherever a checkpoint or data is opened.
+Takes an id from a config or a command line and returns the local folder of the download. A revision is a commit, a tag
+or a branch (also refs/pr/N and refs/convert/NAME). Only a commit is immutable, so for anything else a one-line warning
+names the commit of the files and how to pin it. Runs before anything else that opens a checkpoint or data.
 """
 
 import logging
@@ -19,42 +19,42 @@ _log = logging.getLogger(__name__)
 
 
 class HubId(NamedTuple):
-    """A repository of the hub, and which state of it."""
+    """A repository on the hub and its revision."""
 
     repo: str
-    revision: str | None  # None: whatever its main branch holds
+    revision: str | None  # None: the main branch
 
 
 def parse_hub_id(name: str) -> HubId | None:
-    """The parts of `owner/name` or `owner/name@revision`; None where it is neither. The hub is not asked.
+    """Parse `owner/name` or `owner/name@revision`; None if the text is neither. Does not contact the hub.
 
     Raises:
-        ValueError: a repository with something behind its @ that is no commit, tag or branch.
+        ValueError: the text after the @ of a repository is not a valid commit, tag or branch.
     """
     match = _ID.fullmatch(name)
     if match and ".." not in (match["revision"] or ""):
         return HubId(match["repo"], match["revision"])
     repo, at, revision = name.partition("@")
     if at and re.fullmatch(REPO, repo):
-        raise ValueError(f"{name!r}: {revision!r} is no revision; write {repo}@ and a commit (40 hexadecimal digits), "
-                         "a tag, or a branch without a slash")
+        raise ValueError(f"{name!r}: {revision!r} is not a revision; write {repo}@ and a commit (40 hexadecimal "
+                         "digits), a tag, or a branch without a slash")
     return None
 
 
 def download(
     hub_id: HubId, patterns: str | Sequence[str], repo_type: str | None = None, fallback: str | None = None, form="{}"
 ) -> Path:
-    """Fetch the files that match, or find them in the local cache; warns in one line unless a commit is pinned.
+    """Download the matching files, or find them in the local cache. Warns in one line unless a commit is pinned.
 
     Args:
-        repo_type: "dataset"; None: a model.
-        fallback: the revision where `hub_id` names none; by default the main branch.
-        form: how the config writes the id, with {} for `owner/name@revision`: for the warning.
+        repo_type: "dataset", or None for a model.
+        fallback: the revision to use if `hub_id` has none; default: the main branch.
+        form: how the config writes the id, with {} for `owner/name@revision`; used in the warning.
 
     Raises:
-        OSError, ValueError: those of huggingface_hub: no such repository or revision, no network, no permission.
+        OSError, ValueError: raised by huggingface_hub: no such repository or revision, no network, no permission.
     """
-    import huggingface_hub  # most runs never ask the hub for anything
+    import huggingface_hub  # imported here because most runs never contact the hub
 
     repo, revision = hub_id
     kind = {} if repo_type is None else {"repo_type": repo_type}
@@ -62,10 +62,10 @@ def download(
         repo, **kind, revision=revision or fallback, allow_patterns=patterns
     ))  # fmt: skip
     if not _COMMIT.fullmatch(revision or ""):
-        # The cache keeps each commit in a folder of its name.
+        # The cache stores each commit in a folder named by it.
         commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
         named = form.format(repo if revision is None else f"{repo}@{revision}")
-        found = f"is at commit {commit} now" if commit else "may be another one next time"
+        found = f"is now at commit {commit}" if commit else "may point to another commit next time"
         _log.warning("warning: %s is not pinned to a commit: it %s; write %s for the same files every time", named,
                      found, form.format(f"{repo}@{commit or 'COMMIT'}"))  # fmt: skip
     return folder

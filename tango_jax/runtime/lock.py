@@ -4,21 +4,21 @@ In: a workdir. Out: `<workdir>/run.lock`, which is there while a run goes on and
 start of every command that writes into a workdir (train, sft, ablate, generate, evaluate). Commands that only read need
 no lock.
 
-What decides is a lock of the operating system on that file (POSIX, `fcntl.lockf`). It ends with its process, however
-that ends: what SIGKILL, an abort or a power cut leaves behind is taken over by the next start on the same machine, and
+The lock proper is one of the operating system on that file (POSIX, `fcntl.lockf`). It ends with its process, whatever
+ends that: what SIGKILL, an abort or a power cut leaves behind is taken over by the next start on the same machine, and
 of several starts at the same moment exactly one gets it. Child processes do not inherit it, so a grading worker that
-outlives its parent does not keep it (`flock` would). A process must not open its own lock file a second time: closing
-that would drop the lock. NFS 4, Lustre with `-o flock`, GPFS and CephFS share such locks between hosts, and drop those
-of a host that is lost, NFS 4 after a lease of about 90 s.
+outlives its parent does not keep it (`flock` would). A process must not open its own lock file a second time, because
+closing that would drop the lock. NFS 4, Lustre with `-o flock`, GPFS and CephFS share such locks between hosts, and
+drop those of a host that is lost (NFS 4 after a lease of about 90 s).
 
-Other file systems keep them to one host (Lustre with `localflock`, NFS with `nolock`, most buckets), or have none.
-Therefore the holder also writes its name into the file, and touches it every HEARTBEAT_S. A start on another host
-watches it: it is refused as soon as the time of change moves, and takes over once that has stood still for SILENT_S (a
-job that is queued again after its host was lost waits no longer), so that no lock blocks a run for ever. Only a lock
-that the file system itself still keeps then, for a host that is silent, needs somebody who deletes the file: the error
-says so. Where there are no locks at all, the holder's process is looked up on the same machine, by its number and the
-time it began, because numbers are given again. What such file systems cannot do is tell apart two hosts that start at
-the same moment. With several processes in a job, the first one holds the lock.
+Other file systems keep such locks to one host (Lustre with `localflock`, NFS with `nolock`, most buckets), or have
+none. Therefore the holder also writes its name into the file, and touches the file every HEARTBEAT_S. A start on
+another host watches it: it is refused as soon as the file's time of change moves, and takes over once that has stood
+still for HEARTBEAT_TIMEOUT_S, so that no lock blocks a run for ever. (A job that is queued again after its host was
+lost waits no longer than that.) Only a lock that the file system itself still keeps by then, for a host that is silent,
+needs somebody who deletes the file; the error says so. Where there are no locks at all, the holder's process is looked
+up on the same machine by its number and its start, because numbers are used again. What cannot be told apart on such
+file systems is two hosts that start at the same moment. With several processes in a job, the first one holds the lock.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ from tango_jax.runtime.console import Console
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_S = 10.0
-SILENT_S = 120.0  # without a heartbeat for so long, a holder on another host is gone
-OLD_S = 1800.0  # a heartbeat so old needs no watching; the clocks of hosts that share a disk differ by less
+HEARTBEAT_TIMEOUT_S = 120.0  # a holder on another host that has sent no heartbeat for so long is gone
+STALE_S = 1800.0  # a file this old needs no watching: clocks of hosts that share a disk differ by less
 POLL_S = 0.5
-SETTLE_S = 2.0  # without locks: of several starts at the same moment, the last one to write stays
+CONFLICT_WAIT_S = 2.0  # where there are no locks: of several starts at the same moment, the last one to write stays
 _TAKEN, _UNSUPPORTED = (errno.EACCES, errno.EAGAIN), (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -68,39 +68,40 @@ def hold(workdir: Path, console: Console) -> Iterator[None]:
     Raises:
         ValueError: another run is at work there (names it), or the lock cannot be written.
     """
-    claim, said = _Claim(Path(workdir)), ""
+    lock, logged = _WorkdirLock(Path(workdir)), ""
     try:
-        # In rounds: the other processes of the job must not sit in one exchange until SILENT_S are over.
-        while (answer := hosts.from_first(claim.attempt() if hosts.is_first() else None)).state == "wait":
-            if answer.text != said:
-                console.log(said := answer.text)
+        # Repeated exchanges: the other processes of the job must not sit in a single one until the timeout is over.
+        while (attempt := hosts.from_first(lock.attempt() if hosts.is_first() else None)).state == "wait":
+            if attempt.text != logged:
+                console.log(logged := attempt.text)
             time.sleep(POLL_S)
-        if answer.state == "refused":
-            raise ValueError(answer.text)
-        if answer.text:
-            console.log(answer.text)
+        if attempt.state == "refused":
+            raise ValueError(attempt.text)
+        if attempt.text:
+            console.log(attempt.text)
         yield
     finally:
-        claim.release()
+        lock.release()
 
 
-class _Answer(NamedTuple):
-    """What an attempt came to."""
+class _Attempt(NamedTuple):
+    """The outcome of one try to take the lock."""
 
     state: str  # held, wait or refused
     text: str = ""
 
 
-class _Claim:
-    """The first process's side of a lock: tried until it is held or refused, then kept by a heartbeat."""
+class _WorkdirLock:
+    """The lock as the first process has it: tried until it is held or refused, then kept by heartbeats."""
 
     def __init__(self, workdir: Path):
         self._workdir, self._path = workdir, workdir / LOCK_FILE
-        self._own, self._descriptor, self._made_workdir = _this_process(), None, False
-        self._began, self._first_beat = time.monotonic(), None
-        self._stop, self._heart = threading.Event(), threading.Thread(target=self._beat, daemon=True)
+        self._this_holder, self._descriptor, self._made_workdir = _this_process(), None, False
+        self._began, self._first_heartbeat = time.monotonic(), None
+        self._stop = threading.Event()
+        self._heartbeat_thread = threading.Thread(target=self._send_heartbeats, daemon=True)
 
-    def attempt(self) -> _Answer:
+    def attempt(self) -> _Attempt:
         """One try."""
         descriptor = None
         try:
@@ -109,74 +110,74 @@ class _Claim:
                 self._made_workdir = True
             # Opened anew each time: on NFS that asks the server, and the file may be another one by now.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            answer = self._judge(descriptor)
+            attempt = self._decide(descriptor)
         except OSError as error:
-            answer = _Answer("refused", f"{self._workdir} cannot be locked ({error.strerror}): choose a folder that "
-                                        "can be written")
-        if answer.state == "held":
+            attempt = _Attempt("refused", f"{self._workdir} cannot be locked ({error.strerror}): choose a folder that "
+                                          "can be written")
+        if attempt.state == "held":
             self._descriptor = descriptor
-            self._heart.start()
+            self._heartbeat_thread.start()
         elif descriptor is not None:
             os.close(descriptor)  # which drops a lock on it
-        return answer
+        return attempt
 
     def release(self) -> None:
-        """Give the workdir free, if this claim holds it; one that was made for nothing goes as well."""
+        """Release the lock if it is held, and remove a workdir that was made for it and is still empty."""
         if self._descriptor is None:
             return
         self._stop.set()
-        self._heart.join()
+        self._heartbeat_thread.join()
         with contextlib.suppress(OSError):
-            # While it is locked: whoever has opened it meanwhile sees that it is no longer the file of that name.
-            if _is_at(self._path, self._descriptor):
+            # Removed while it is locked: whoever has opened it meanwhile sees that it no longer has that name.
+            if _is_file_at(self._path, self._descriptor):
                 self._path.unlink()
             if self._made_workdir:
                 self._workdir.rmdir()  # fails if anything is in it
         os.close(self._descriptor)
         self._descriptor = None
 
-    def _judge(self, descriptor: int) -> _Answer:
+    def _decide(self, descriptor: int) -> _Attempt:
         lock = _try_lock(descriptor)
-        if not _is_at(self._path, descriptor):
-            return _Answer("wait")  # its holder has just ended
+        if not _is_file_at(self._path, descriptor):
+            return _Attempt("wait")  # its holder has just ended
         holder, waited = _read(descriptor), time.monotonic() - self._began
-        life = self._life(holder, lock, os.fstat(descriptor).st_mtime_ns)
-        if life == "alive":
+        status = self._holder_status(holder, lock, os.fstat(descriptor).st_mtime_ns)
+        if status == "alive":
             return self._refuse(holder)
-        if life == "gone" and lock != "taken":
-            return self._take(descriptor, lock, holder)
+        if status == "gone" and lock != "taken":
+            return self._take_over(descriptor, lock, holder)
         if holder is None:  # it has the lock, and writes its name at once
-            return self._refuse(None) if waited > SETTLE_S else _Answer("wait")
-        if waited > SILENT_S:
-            return _Answer("refused", f"{self._workdir} is locked by {holder}, which cannot be asked from here and has "
-                                      f"been silent for {SILENT_S:.0f} s: if it is certain that nothing runs there, "
-                                      f"delete {self._path} and start again")
-        return _Answer("wait", f"{self._workdir} was taken by {holder}: watching for up to {SILENT_S:.0f} s whether it "
-                               "is still at work")
+            return self._refuse(None) if waited > CONFLICT_WAIT_S else _Attempt("wait")
+        if waited > HEARTBEAT_TIMEOUT_S:
+            return _Attempt("refused", f"{self._workdir} is locked by {holder}, which cannot be asked from here and "
+                                       f"has been silent for {HEARTBEAT_TIMEOUT_S:.0f} s: if it is certain that "
+                                       f"nothing runs there, delete {self._path} and start again")
+        return _Attempt("wait", f"{self._workdir} was taken by {holder}: watching for up to "
+                                f"{HEARTBEAT_TIMEOUT_S:.0f} s whether it is still at work")
 
-    def _life(self, holder: Holder | None, lock: str, mtime_ns: int) -> str:
-        """Of who wrote the file last: alive, gone or unknown."""
+    def _holder_status(self, holder: Holder | None, lock: str, mtime_ns: int) -> str:
+        """Whether the process that wrote the file last is "alive" or "gone", or "unknown"."""
         if holder is None:
             return "unknown" if lock == "taken" else "gone"
-        if holder.machine == self._own.machine and lock != "unsupported":
+        if holder.machine == self._this_holder.machine and lock != "unsupported":
             return "alive" if lock == "taken" else "gone"  # the system knows
-        if (holder.machine, holder.namespace) == (self._own.machine, self._own.namespace):
-            return "alive" if _start_of(holder.pid) == holder.began else "gone"
-        self._first_beat = self._first_beat or (holder, mtime_ns)
-        if (holder, mtime_ns) != self._first_beat:
+        if (holder.machine, holder.namespace) == (self._this_holder.machine, self._this_holder.namespace):
+            return "alive" if _process_start(holder.pid) == holder.began else "gone"
+        self._first_heartbeat = self._first_heartbeat or (holder, mtime_ns)
+        if (holder, mtime_ns) != self._first_heartbeat:
             return "alive"
-        is_old = time.time() - mtime_ns / 1e9 > OLD_S or time.monotonic() - self._began > SILENT_S
+        is_old = time.time() - mtime_ns / 1e9 > STALE_S or time.monotonic() - self._began > HEARTBEAT_TIMEOUT_S
         return "gone" if is_old else "unknown"
 
-    def _take(self, descriptor: int, lock: str, holder: Holder | None) -> _Answer:
+    def _take_over(self, descriptor: int, lock: str, holder: Holder | None) -> _Attempt:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(self._own._asdict()).encode(), 0)
+        os.pwrite(descriptor, json.dumps(self._this_holder._asdict()).encode(), 0)
         os.fsync(descriptor)
         if lock == "unsupported":
-            time.sleep(SETTLE_S)
-            if (last := self._read_anew()) != self._own:
+            time.sleep(CONFLICT_WAIT_S)
+            if (last := self._read_anew()) != self._this_holder:
                 return self._refuse(last)
-        return _Answer("held", f"{self._workdir} was left by {holder}, which is gone" if holder else "")
+        return _Attempt("held", f"{self._workdir} was left by {holder}, which is gone" if holder else "")
 
     def _read_anew(self) -> Holder | None:
         descriptor = os.open(self._path, os.O_RDONLY)
@@ -185,18 +186,18 @@ class _Claim:
         finally:
             os.close(descriptor)
 
-    def _refuse(self, holder: Holder | None) -> _Answer:
+    def _refuse(self, holder: Holder | None) -> _Attempt:
         name = holder or "a process that has just started"
-        return _Answer("refused", f"{self._workdir} is in use by {name}: let it end, or choose another folder")
+        return _Attempt("refused", f"{self._workdir} is in use by {name}: let it end, or choose another folder")
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):  # whatever is wrong with the disk, the run finds out for itself
                 os.utime(self._descriptor)
 
 
 def _try_lock(descriptor: int) -> str:
-    """ours, taken or unsupported."""
+    """Try to take the system's lock: "ours", "taken" or "unsupported"."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -208,7 +209,7 @@ def _try_lock(descriptor: int) -> str:
     return "ours"
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_file_at(path: Path, descriptor: int) -> bool:
     """Whether the open file is still the one of that name."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
@@ -229,7 +230,7 @@ def _this_process() -> Holder:
     return Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
-        began=_start_of(os.getpid()),
+        began=_process_start(os.getpid()),
         machine=boot_id.read_text().strip() if boot_id.exists() else socket.gethostname(),
         namespace=os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else "",
         since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
@@ -237,7 +238,7 @@ def _this_process() -> Holder:
     )
 
 
-def _start_of(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """When a process began; "dead" if there is none of that number, "" where the system does not tell."""
     try:
         # The name, in brackets, may hold anything; after it come the state and, as 20th, the start.

@@ -1,4 +1,4 @@
-"""The machine at hand: what it is, and how fast it multiplies and reads."""
+"""Describes the machine and measures its matmul and memory-read rates, for logs and benchmarks."""
 
 import os
 import statistics
@@ -11,19 +11,19 @@ import jax.numpy as jnp
 
 def describe_machine() -> str:
     device = jax.devices()[0]
-    # Those that this process may use, where the system tells: containers and launchers give it a part.
+    # Only the cores that this process may use, if the system tells: containers and launchers may restrict them.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"
 
 
 def median_seconds(fn: Callable[[int], object], runs: int) -> float:
-    """Median time of `fn(i)` after two calls that are not counted."""
+    """Median time of `fn(i)` over `runs` calls, after two uncounted warm-up calls."""
     return medians_of_alternating_runs([fn], runs)[0]
 
 
 def medians_of_alternating_runs(fns: list[Callable[[int], object]], runs: int) -> list[float]:
-    """Median time of each function; they take turns, so that a slow minute of the machine does not favour one."""
+    """Median time of each function. Their calls alternate, so that a temporary slowdown affects all alike."""
     times = [[] for _ in fns]
     for i in range(runs + 2):
         for fn, seconds in zip(fns, times, strict=True):
@@ -34,7 +34,7 @@ def medians_of_alternating_runs(fns: list[Callable[[int], object]], runs: int) -
 
 
 def machine_rates() -> dict[str, float]:
-    """Float32 matmul rate at 2048^3 and the rate of reading a large array once: what the shapes can hope for."""
+    """Float32 matmul rate at 2048^3 and the rate of reading a large array once, as upper bounds for real workloads."""
     x = jnp.ones((2048, 2048), jnp.float32)
     matmul = jax.jit(jnp.matmul)
     big = jnp.ones((2**28,), jnp.float32)

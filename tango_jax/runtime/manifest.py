@@ -1,8 +1,8 @@
-"""Seals a folder with the sha256 of every file in it, gives it its number, and finds the newest one still intact.
+"""Seals a folder with the sha256 of every file in it, renames it to its step, and finds the newest intact step.
 
-In: a folder that is fully written. Out: `manifest.sha256` inside it, in the format `sha256sum -c` reads too, and
-`seal.json`, one of the files in it, which says which step the folder holds and how many files it has.
-Stage: the end of a save of a checkpoint and the start of its restore. Array stores miss a flipped byte: this does not.
+Takes a fully written folder, and adds `manifest.sha256`, in the format of `sha256sum -c`, and `seal.json`, which the
+manifest covers too and which stores the step and the number of files. Runs at the end of a checkpoint's save and at the
+start of its restore. Array stores do not detect a flipped byte; this does.
 """
 
 import hashlib
@@ -19,19 +19,21 @@ from tango_jax.runtime.atomic import sync_directory, write_atomically
 log = logging.getLogger(__name__)
 
 MANIFEST, SEAL = "manifest.sha256", "seal.json"
-SAVING, REPLACED, REMOVED = ".saving", ".replaced", ".removed"  # folders on their way in, aside and out
+SAVING, REPLACED, REMOVED = ".saving", ".replaced", ".removed"  # suffixes of temporary folders
 NO_STEP, ALL_DAMAGED = -1, -2
-HASH_THREADS = 8  # hashing releases the interpreter lock
+HASH_THREADS = 8  # hashing releases the GIL
 
 
 def write_seal(folder: Path, step: int) -> None:
-    """Write the number that the folder will have, so that another step's content under it is seen. Comes before
-    `write_manifest`, and after everything else."""
+    """Write the step number that the folder will have, so that a folder renamed to another step is detected.
+
+    Call it after everything else has been written, and before `write_manifest`.
+    """
     write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest so that it either exists whole, on disk, or not at all."""
+    """Write the manifest atomically: on disk there is either all of it or none."""
     names = _file_names(folder)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = list(pool.map(lambda name: _sha256(folder / name), names))
@@ -39,10 +41,11 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path, below: str = "") -> str | None:
-    """None if the folder holds the files of its manifest, byte for byte, and no others, and is the step that its name
-    says; else one clause that names the first difference. Folders of before there was a seal pass without one.
+    """Return None if the folder is intact, else one clause that names the first difference.
 
-    `below`: verify the bytes of the seal and of the files below this subfolder only, to be quick.
+    A folder is intact if it holds exactly the files of its manifest, byte for byte, and the step of its name. Folders
+    written by versions without a seal need none. `below` restricts the check of the bytes to the seal and the files
+    whose path starts with it, to be quick.
     """
     try:
         expected = _read_manifest(folder)
@@ -58,8 +61,7 @@ def find_damage(folder: Path, below: str = "") -> str | None:
 
 
 def newest_verified(directory: Path, below: str = "") -> int:
-    """The newest step whose bytes are intact, or NO_STEP or ALL_DAMAGED; each damaged one is logged in one line.
-    `below`: see `find_damage`."""
+    """Return the newest intact step, NO_STEP or ALL_DAMAGED; log damaged steps. For `below` see `find_damage`."""
     steps = complete_steps(directory)
     for position in reversed(range(len(steps))):
         path = directory / str(steps[position])
@@ -72,19 +74,21 @@ def newest_verified(directory: Path, below: str = "") -> int:
 
 
 def complete_steps(directory: Path) -> list[int]:
-    """The numbers of the folders named by one, smallest first. Each was sealed before it got its number; one that has
-    no manifest is damaged, not unfinished."""
+    """Return the steps of the numbered folders, in ascending order.
+
+    Folders are sealed before they get their number, so one without a manifest is damaged, not unfinished.
+    """
     return sorted(int(path.name) for path in _numbered_folders(directory))
 
 
 def fingerprint_of_files(folder: Path) -> tuple:
-    """Names, sizes and times of change of a folder's files: equal as long as nobody has touched them."""
+    """Names, sizes and modification times of a folder's files, to detect later changes."""
     stats = [(name, (folder / name).stat()) for name in _file_names(folder)]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
 
 
 def commit(saving: Path, final: Path) -> None:
-    """Give a sealed folder its name; a folder that has the name already can be put back until that is done."""
+    """Rename a sealed folder to its final name. A folder with that name can be put back until the rename is done."""
     replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
         os.replace(final, replaced)
@@ -94,7 +98,7 @@ def commit(saving: Path, final: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder, first out of sight: a kill half-way leaves nothing that looks complete."""
+    """Delete a folder, renaming it first, so that a kill half-way leaves nothing that looks complete."""
     removed = folder.with_name(f"{folder.name}{REMOVED}")
     os.replace(folder, removed)
     shutil.rmtree(removed)
@@ -108,7 +112,7 @@ def clean_up(directory: Path) -> None:
             os.replace(replaced, final)
     for suffix in (SAVING, REPLACED, REMOVED):
         for leftover in directory.glob(f"[0-9]*{suffix}*"):
-            # Writer threads of an interrupted save may still add files; what remains then goes at the next start.
+            # Writer threads of an interrupted save may still add files; these are removed at the next start.
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -121,19 +125,19 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     text = (folder / MANIFEST).read_bytes().decode("utf-8")
     expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
     if not expected or _manifest_text(expected) != text:
-        raise ValueError("it is not as it was written")
+        raise ValueError("it has changed since it was written")
     return expected
 
 
 def _seal_damage(folder: Path, num_files: int) -> str | None:
-    seal = json.loads((folder / SEAL).read_bytes())  # its bytes are as they were written
+    seal = json.loads((folder / SEAL).read_bytes())  # its sha256 has been verified
     if seal["files"] != num_files:
         return f"{MANIFEST} lists {num_files} of {seal['files']} files"
     return None if str(seal["step"]) == folder.name else f"it holds step {seal['step']}"
 
 
 def _file_names(folder: Path) -> list[str]:
-    """All files below a folder but its manifest, relative to it."""
+    """Relative paths of all files below a folder, except the manifest."""
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     return sorted(names - {MANIFEST})
 

@@ -1,18 +1,17 @@
-r"""Text that models and data files wrote, made safe to show to a person: on a terminal, in a log, in Markdown.
+r"""Makes text from models and data files safe to display: on a terminal, in a log, in Markdown.
 
-In: any string. Out: a string that only says what it says. Whatever could move a cursor, recolour a terminal, reorder or
-hide letters, or end the block that the text stands in is shown as an escape such as \x1b or \u202e; letters, blanks
-and LaTeX stay as they are. A backslash is not doubled, for the sake of LaTeX, so what is shown cannot always be turned
-back: rollouts/*.jsonl has the text as it was sampled. Applied twice, `for_terminal` changes nothing more. Stage:
-wherever a command prints or writes for people; JSON files are data and keep the text itself. The report's page does
-the same in its own script (viewer/text.js).
+Takes any string and returns one in which everything that could move the cursor, recolour the terminal, reorder or hide
+letters, or end the enclosing block is replaced by an escape such as \x1b or \u202e. Letters, blanks and LaTeX are
+unchanged. Backslashes are not doubled, for the sake of LaTeX, so escapes cannot always be reversed; rollouts/*.jsonl
+has the text as sampled. `for_terminal` is idempotent. Used wherever a command prints or writes for people; JSON files
+keep the original text. The report's page applies the same rules in its own script (viewer/text.js).
 """
 
 import re
 import unicodedata
 
-# Characters without a shape of their own that Python counts as printable: joiners, fillers, variation selectors
-# (Unicode's Default_Ignorable_Code_Point without the categories that `_is_shown` refuses anyway).
+# Invisible characters that Python counts as printable: joiners, fillers, variation selectors (Unicode's
+# Default_Ignorable_Code_Point without the categories that `_is_shown` rejects anyway).
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -20,46 +19,46 @@ _LINE_SIGNS = str.maketrans({"\n": "↵", "\t": "→"})
 
 
 def for_terminal(text: str, encoding: str = "utf-8") -> str:
-    r"""Text for a terminal or a log file; only newlines and tabs remain of what is no letter, sign or blank.
+    r"""Return text for a terminal or a log file; the only control characters that remain are newlines and tabs.
 
-    Escaped are controls (C0 but \n and \t, DEL, C1), format characters (bidi overrides, zero-width joiners, tags), line
-    and paragraph separators, invisible fillers, lone surrogates, private and unassigned code points, and what
-    `encoding`, that of the stream, cannot write.
+    Escaped are control characters (C0 except \n and \t, DEL, C1), format characters (bidi overrides, zero-width
+    joiners, tags), line and paragraph separators, invisible fillers, lone surrogates, private and unassigned code
+    points, and whatever `encoding`, that of the stream, cannot represent.
     """
     shown = _escaped(text)
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def on_one_line(text: str, encoding: str = "utf-8") -> str:
-    """The same for a cell of a table: newlines and tabs are blanks."""
+    """Like `for_terminal`, but for a table cell: newlines and tabs become blanks."""
     return for_terminal(re.sub(r"[\n\t]", " ", text), encoding)
 
 
 def error_line(error: object) -> str:
-    """`error: ...` as one line: what an error quotes of a file or a model's text cannot forge a second one."""
+    """Return `error: ...` as one line, so that text quoted from a file or a model cannot forge a second one."""
     return on_one_line(f"error: {error}")
 
 
 def markdown_fence(text: str) -> str:
-    """A fenced code block that holds the text and that nothing in the text can end; it stands on lines of its own."""
+    """Return a fenced code block that nothing in the text can end; it must stand on lines of its own."""
     shown = _escaped(text)
     fence = "`" * max(3, _longest_run(shown) + 1)
     return f"{fence}text\n{shown}\n{fence}"
 
 
 def markdown_code(text: str) -> str:
-    """A code span, for the middle of a line: newlines are shown as ↵ and tabs as →. It holds no markup or HTML."""
+    """Return a code span for use within a line, free of markup and HTML: newlines are shown as ↵, tabs as →."""
     shown = _escaped(text).translate(_LINE_SIGNS)
     if not shown.strip(" "):
-        return f"`{shown or ' '}`"  # no code span is empty
+        return f"`{shown or ' '}`"  # a code span cannot be empty
     ticks = "`" * (_longest_run(shown) + 1)
-    # A backtick at an end would join the delimiter. A blank at both ends is taken away by the renderer.
+    # A backtick at an end would merge with the delimiter. Renderers strip one blank from both ends.
     blank = " " if shown[0] in " `" or shown[-1] in " `" else ""
     return f"{ticks}{blank}{shown}{blank}{ticks}"
 
 
 def markdown_cell(text: str) -> str:
-    """A code span for a cell of a Markdown table, where a pipe would begin the next cell if it were not escaped."""
+    """Return a code span for a cell of a Markdown table, where an unescaped pipe would start the next cell."""
     return markdown_code(text).replace("|", r"\|")
 
 
@@ -70,7 +69,7 @@ def _escaped(text: str) -> str:
 
 
 def _is_shown(char: str) -> bool:
-    # isprintable refuses every blank but the ASCII one; the others take room and appear in ordinary prose.
+    # isprintable rejects every blank but the ASCII one; the others have a width and occur in ordinary prose.
     return (char.isprintable() or unicodedata.category(char) == "Zs") and not _INVISIBLE.match(char)
 
 

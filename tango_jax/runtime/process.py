@@ -1,4 +1,4 @@
-"""Settings of the process that are made once at start: the memory allocator and the compile cache; and the machine."""
+"""Process-wide settings made once at start: the memory allocator and the compilation cache."""
 
 import ctypes
 import os
@@ -15,10 +15,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory instead of giving it back to the system; True where that was possible.
+    """Make glibc keep freed memory instead of returning it to the system; returns whether that was possible.
 
-    XLA takes large temporaries for every step on CPU. With glibc's defaults each step pays a page fault for every page
-    of them, which can double its time. Results do not change. Environment variables of the same meaning
+    On CPU, XLA allocates large temporaries in every step. With glibc's defaults each step takes a page fault for every
+    page of them, which can double its time. Results do not change. The equivalent environment variables
     (MALLOC_MMAP_MAX_ ...) work only if set before the process starts; this works from inside.
     """
     if not sys.platform.startswith("linux"):
@@ -31,7 +31,7 @@ def keep_freed_memory() -> bool:
 
 
 def use_compile_cache(name: str) -> str:
-    """Keep compiled programs in this folder. One that cannot be written costs time and nothing else: a warning then."""
+    """Set the folder of the persistent compilation cache. Returns a warning if it is not writable, else ."""
     folder = Path(os.path.expanduser(name))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def use_compile_cache(name: str) -> str:
             probe.write(b"can this be written?")
     except OSError as error:
         return (f"warning: compile_cache={name} cannot be used ({failures.describe(error)}): this run compiles "
-                "everything itself. Name a folder that can be written, or none")
+                "everything itself. Name a writable folder, or leave the setting empty")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

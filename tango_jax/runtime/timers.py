@@ -1,4 +1,4 @@
-"""Seconds and memory of each phase of a step, and the programs that XLA was asked to compile."""
+"""Measures time and memory of each phase of a step, and counts the programs that XLA compiles."""
 
 import contextlib
 import resource
@@ -13,16 +13,16 @@ BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilation(NamedTuple):
-    """One program handed to XLA: the name of the jitted function and the seconds it took."""
+    """One program handed to XLA: the name of the jitted function and the compile time in seconds."""
 
     name: str
     seconds: float
 
 
 class CompileCounter:
-    """Counts the programs XLA is asked for, from construction to close().
+    """Counts the programs handed to XLA, from construction to close().
 
-    JAX times `compile_or_get_cached` as one event, so a hit in the persistent cache counts like a compilation: both
+    JAX times `compile_or_get_cached` as one event, so a hit in the persistent cache counts like a compilation. Both
     mean that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up.
     """
 
@@ -41,12 +41,12 @@ class CompileCounter:
         return len(self.compilations)
 
     def mark_warm(self) -> None:
-        """Every later compilation is one too many; a second call moves the mark."""
+        """Mark the end of warm-up: no compilation should follow. A second call moves the mark."""
         self._warm_at = self.total
 
     @property
     def after_warmup(self) -> int:
-        """Compilations since mark_warm(), 0 before it."""
+        """Number of compilations since mark_warm(), or 0 before it."""
         return len(self.late())
 
     def late(self) -> list[Compilation]:
@@ -65,7 +65,10 @@ class CompileCounter:
 
 
 class PhaseTimer:
-    """Adds up wall seconds per named phase of a step, and notes its memory: `with timer("sample"): ...`, then pop()."""
+    """Accumulates wall-clock seconds per named phase of a step, and records the peak memory after it.
+
+    Use it as `with timer("sample"): ...`, then call pop().
+    """
 
     def __init__(self):
         self._seconds: dict[str, float] = {}
@@ -73,7 +76,7 @@ class PhaseTimer:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a block; blocks of one name add up, and a block that raises still counts."""
+        """Time a block. Blocks with the same name add up; a block that raises still counts."""
         start = time.perf_counter()
         try:
             yield
@@ -82,15 +85,15 @@ class PhaseTimer:
             self._memory |= {f"memory/{name}_{kind}_gib": gib for kind, gib in memory_gib().items()}
 
     def pop(self) -> dict[str, float]:
-        """{"time/<name>_s": seconds} since the last pop, and {"memory/<name>_<kind>_gib": ...} as each phase ended."""
+        """Return {"time/<name>_s": seconds since the last pop, "memory/<name>_<kind>_gib": peak as the phase ended}."""
         popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()} | self._memory
         self._seconds, self._memory = {}, {}
         return popped
 
 
 def memory_gib() -> dict[str, float]:
-    """Peaks since the start: `host`, of this process, and `device`, of its fullest one, where the platform tells."""
-    # ru_maxrss is in KiB on Linux, in bytes on macOS.
+    """Peak memory since the start, in GiB: `host` of this process and, if reported, `device` of its fullest one."""
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**30 if sys.platform == "darwin" else 2**20
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [item["peak_bytes_in_use"] / 2**30 for item in stats if "peak_bytes_in_use" in item]

@@ -1,7 +1,7 @@
-"""A user's own functions, named in the configuration: `FILE.py:name`, or `package.module:name` of an installed package.
+"""Loads user-defined functions named in the configuration: `FILE.py:name`, or `package.module:name` if installed.
 
-In: the setting's text. Out: the function. Stage: the start of a run. Config files are code already, so that nothing is
-run here that a user has not chosen to run.
+Takes the text of a setting and returns the function, at the start of a run. Config files are code already, so this
+executes nothing that the user has not chosen to run.
 """
 
 import functools
@@ -15,20 +15,20 @@ from tango_jax.runtime.model_text import on_one_line
 
 
 def is_user_code(text: str) -> bool:
-    """Whether a setting names a function of the user's, and not something that this package knows by a name."""
+    """Whether a setting names a user-defined function rather than a built-in name."""
     return ":" in text
 
 
 def load_function(key: str, text: str) -> Callable:
-    """The function that the setting `key` names.
+    """Return the function that the setting `key` names.
 
     Raises:
-        ValueError: no such file, module or function, or an error while it is loaded; names the setting.
+        ValueError: no such file, module or function, or an error while loading it; the message names the setting.
     """
     place, _, name = text.rpartition(":")
     try:
         module = _run_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # whatever a file can raise is a mistake in that file
+    except Exception as error:  # a user's file can raise anything
         raise ValueError(f"{key}={cut(text)}: {type(error).__name__}: {on_one_line(str(error))}") from error
     function = getattr(module, name, None)
     if not callable(function):

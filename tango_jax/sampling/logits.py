@@ -7,6 +7,7 @@ the vocabulary.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
@@ -20,6 +21,11 @@ class SamplingParams:
     temperature: jax.Array
     top_p: jax.Array
     top_k: jax.Array
+
+
+def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:
+    """The scalars in fixed types, so that Python's own do not cause a second trace."""
+    return SamplingParams(np.float32(temperature), np.float32(top_p), np.int32(top_k))
 
 
 def keep_mask_BV(logits_BV: jax.Array, params: SamplingParams) -> jax.Array:

@@ -1,1 +1,1 @@
-"""What is learned: settings in; problems by index, gold step labels and text to imitate out."""
+"""Tasks: take settings; return problems by index and, where available, gold step labels and text to imitate."""

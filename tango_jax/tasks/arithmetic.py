@@ -1,6 +1,6 @@
-"""Exact arithmetic on short expressions in text: finding numbers, replacing them, computing `(48+2)/2`.
+"""Exact arithmetic on text: finds numbers, replaces them, and evaluates short expressions such as `(48+2)/2`.
 
-Stage of the loop: SFT data made from worked answers (`gsm8k.py`).
+Stage of the loop: before stage 1, when SFT data is made from worked answers (`gsm8k.py`).
 """
 
 import ast
@@ -11,16 +11,16 @@ from fractions import Fraction
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_MAX_DECIMALS = 2  # more are the sign of a division that does not come out even
+_MAX_DECIMALS = 2  # more of them come from a division that leaves a remainder
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """The numbers of a text, in order; the comma of 1,000 separates nothing."""
+    """Return the numbers in a text, in order; 1,000 is one number."""
     return [_value(token) for token in _NUMBER.findall(text)]
 
 
 def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
-    """The text with the numbers that are keys replaced; a comma every three digits stays where there was one."""
+    """Replace the numbers that are keys of `replacement`; a number written with thousands separators keeps them."""
 
     def replace(match: re.Match) -> str:
         new = replacement.get(_value(match[0]))
@@ -30,21 +30,21 @@ def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
 
 
 def number_text(number: Fraction, has_commas: bool = False) -> str:
-    """The number in decimal digits; it must be even (see `is_even`)."""
-    assert is_even(number), number
+    """The number in decimal digits, of which it must need few (see `has_short_decimals`)."""
+    assert has_short_decimals(number), number
     value = int(number) if number.denominator == 1 else float(number)
     return f"{value:,}" if has_commas else str(value)
 
 
-def is_even(number: Fraction) -> bool:
-    """Whether two decimals write the number exactly."""
+def has_short_decimals(number: Fraction) -> bool:
+    """Whether the number is below 10^12 and its decimal expansion ends after at most two places."""
     return (number * 10**_MAX_DECIMALS).denominator == 1 and abs(number) < 10**12
 
 
 def evaluate(expression: str) -> Fraction | None:
-    """The exact value of an expression of numbers, + - * / and brackets; None for any other text."""
+    """Return the exact value of an expression of numbers, + - * / and brackets; None for any other text."""
     try:
-        # Python refuses leading zeros and reads a comma as a pair.
+        # Python rejects leading zeros and would read a comma as a tuple.
         plain = _NUMBER.sub(lambda match: match[0].replace(",", "").lstrip("0") or "0", expression.strip())
         return _evaluate(ast.parse(plain, mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

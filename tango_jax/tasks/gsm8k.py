@@ -1,7 +1,8 @@
-r"""Stage-1 text from GSM8K's own worked answers: rows in; tagged solutions and brief verifications of them out.
+r"""Stage-1 text made from the worked answers of GSM8K.
 
-Stage of the loop: SFT of both roles, where no teacher is at hand. A worked answer is lines of text in which every
-computation is repeated for a calculator, `She sold 48/2 = <<48/2=24>>24 clips.`, and a last line `#### 72`.
+Takes rows; returns tagged solutions and short verifications of them. Stage of the loop: SFT of both roles when there is
+no teacher. A worked answer consists of lines in which every computation is repeated for a calculator, such as `She sold
+48/2 = <<48/2=24>>24 clips.`, and of a last line `#### 72`.
 """
 
 import re
@@ -12,41 +13,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tango_jax.data.row_fields import GSM8K_MARK, answer_text
-from tango_jax.tasks.arithmetic import evaluate, is_even, number_text, numbers_in, replace_numbers
+from tango_jax.tasks.arithmetic import evaluate, has_short_decimals, number_text, numbers_in, replace_numbers
 
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")  # expression, value
 _OPERATION = re.compile(r"[\d)]\s*[-+*/]")
 
 
 class VerifierExample(NamedTuple):
-    """What the verifier imitates."""
+    """One example for the verifier to imitate."""
 
     solution: str
     verification: str
-    is_right: tuple[bool, ...]  # per step
+    is_right: tuple[bool, ...]  # one per step
 
 
 class _Worked(NamedTuple):
-    """A worked answer, right or with a mistake in it."""
+    """A worked answer, either correct or with an injected mistake."""
 
-    lines: tuple[str, ...]  # with calculator marks
+    lines: tuple[str, ...]  # including the calculator's marks
     answer: str
 
 
 def gsm8k_solution_text(row: dict[str, Any]) -> str:
-    r"""The generator's response: each line of the worked answer is a step, the calculator's marks are removed.
+    r"""Return the generator's response: each line of the worked answer becomes a step without the calculator's marks.
 
-    The row must be one that `row_formats` reads as gsm8k. Fewer than three lines cost format score, as everywhere.
+    The row must have the gsm8k format of `row_formats`. As everywhere, fewer than three lines cost format score.
     """
     return _solution_text(_worked(row))
 
 
 def gsm8k_verifier_example(row: dict[str, Any], seed: int, index: int) -> VerifierExample:
-    """A solution, right or with one wrong step, and its verification; the same for the same (row, seed, index).
+    """Return a solution, correct or with one wrong step, and its verification; deterministic in (row, seed, index).
 
-    Half of the solutions get one wrong result. The steps after it go on with the wrong number, as a person would: they
-    follow from what stands before them and count as right, and the final answer is wrong. So the verdict is always the
-    grade of the answer. A row in which no such mistake can be made stays right.
+    Half of the solutions get one wrong result. The later steps continue with the wrong number, as a person would: they
+    follow from the steps before them and count as correct, but the final answer is wrong. The verdict is therefore
+    always the grade of the answer. A row into which no such mistake can be injected stays correct.
     """
     rng = np.random.default_rng((seed, index))
     worked, wrong_position, remarks = _worked(row), None, {}
@@ -89,23 +90,23 @@ def _remark_on(line: str, mistaken: str) -> str:
 
 
 def _result_mark(line: str) -> re.Match | None:
-    """The last computation of the line; `<<24=24>>` is none."""
+    """Return the last computation of the line, or None; `<<24=24>>` is not a computation."""
     marks = [mark for mark in _MARK.finditer(line) if _OPERATION.search(mark[1])]
     return marks[-1] if marks else None
 
 
 def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.Generator) -> _Worked | None:
-    """The worked answer with a wrong result in one line, carried on to the answer; None where that cannot be done."""
+    """Put a wrong result into one line and carry it through to the answer; return None if that is impossible."""
     mark = _result_mark(worked.lines[position])
     value = None if mark is None else evaluate(mark[2])
     if value is None or value <= 0 or evaluate(mark[1]) != value:
         return None
-    # A number that also means something else would be replaced in the wrong places.
+    # A number that also occurs with another meaning would be replaced in the wrong places.
     known = {*numbers_in(question), *(number for line in worked.lines[:position] for number in numbers_in(line))}
     if position + 1 < len(worked.lines) and value in known:
         return None
     for wrong in rng.permutation([value + 1, value - 1, value + 2, value + 10, value - 10, value * 2, value / 2]):
-        mistaken = _carry_on(worked, position, value, wrong, known) if wrong > 0 and is_even(wrong) else None
+        mistaken = _carry_on(worked, position, value, wrong, known) if wrong > 0 and has_short_decimals(wrong) else None
         if mistaken is not None:
             return mistaken
     return None
@@ -114,7 +115,7 @@ def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.
 def _carry_on(
     worked: _Worked, position: int, value: Fraction, wrong: Fraction, known: set[Fraction]
 ) -> _Worked | None:
-    """Replace `value` from the result of line `position` on, and recompute everything that depends on it."""
+    """Replace `value` from the result of line `position` onwards, and recompute everything that depends on it."""
     changed = {value: wrong}
     head, mark = worked.lines[position], _result_mark(worked.lines[position])
     rest = replace_numbers(head[mark.end() :], changed)
@@ -131,13 +132,15 @@ def _carry_on(
 
 
 def _recomputed(line: str, changed: dict[Fraction, Fraction], known: set[Fraction]) -> str | None:
-    """The line with the changed numbers in place, its results added to `changed`; None where that is unclear."""
+    """Return the line with the changed numbers and add its results to `changed`; None if that is ambiguous."""
     parts, end = [], 0
     for mark in _MARK.finditer(line):
         parts.append(replace_numbers(line[end : mark.start()], changed))
         expression, value, end = replace_numbers(mark[1], changed), evaluate(mark[2]), mark.end()
         result = evaluate(expression) if expression != mark[1] else value
-        if value is None or result is None or result <= 0 or not is_even(result) or not is_even(value):
+        if value is None or result is None or result <= 0:
+            return None
+        if not has_short_decimals(result) or not has_short_decimals(value):
             return None
         if evaluate(mark[1]) != value or changed.get(value, result) != result:
             return None

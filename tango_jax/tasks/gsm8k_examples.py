@@ -1,7 +1,7 @@
-"""Stage-1 examples and the verifier's fixed pool from GSM8K rows: raw rows in, pure functions of an index out.
+"""Stage-1 examples and the verifier's fixed pool, made from GSM8K rows.
 
-Stage of the loop: SFT of both roles, and the evaluation of the verifier. The rows are parted once by seed: what is held
-out for the loss and for the pool is never imitated.
+Takes raw rows; returns pure functions of an index. Stage of the loop: SFT of both roles, and the evaluation of the
+verifier. The rows are split once by seed: rows that are held out for the loss and for the pool are never imitated.
 """
 
 import dataclasses
@@ -19,21 +19,21 @@ from tango_jax.tasks.splits import make_problem_order, split_examples
 from tango_jax.tasks.task import SftExample
 
 _POOL = "/pool/"
-_POOL_SEED = 1 << 20  # apart from the examples that are imitated
+_POOL_SEED = 1 << 20  # offset that separates the pool's seeds from those of the examples to imitate
 
 
 class Gsm8kExamples(NamedTuple):
-    """The functions that a task needs of worked answers (see `problems.Task`)."""
+    """What a task needs from worked answers (see `task.Task`)."""
 
     sft_example: Callable[[str, str, int], SftExample]
     pool_solution: Callable[[int], tuple[Problem, str]]
-    gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None]  # None but for the pool's solutions
+    gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None]  # None except for the pool's solutions
     num_train: int
     num_heldout: int
     num_too_long: int
-    num_shortened: int  # of them, for the verifier's prompt
+    num_shortened: int  # of those that are too long: their solutions would be cut off in the verifier's prompt
     num_excluded: int  # of the rows with enough lines
-    heldout: frozenset[str]  # `question_key` of the problems of the held-out loss and the pool
+    heldout: frozenset[str]  # `question_key` of the problems used for the held-out loss and the pool
 
 
 def make_gsm8k_examples(
@@ -44,13 +44,14 @@ def make_gsm8k_examples(
     over_fn: Callable[[str, SftExample], Over] = lambda role, example: Over(),
     excluded: frozenset[str] = frozenset(),
 ) -> Gsm8kExamples:
-    """Examples of rows that have at least `min_steps` lines, so that none shows a solution that loses format score.
+    """Make examples from rows with at least `min_steps` lines, so that no solution to imitate loses format score.
 
-    `over_fn` (see `prompt_lengths.make_over`): rows that are over a limit are left out. `excluded`: `question_key` of
-    what must not be imitated.
+    Args:
+        over_fn: by how much an example is over each limit (see `prompt_lengths.make_over`); such rows are left out.
+        excluded: `question_key` of the problems that must not be imitated.
 
     Raises:
-        ValueError: a row is not GSM8K's, or too few rows have that many lines.
+        ValueError: a row is not in the GSM8K format, or too few rows have that many lines.
     """
     fields_of, problems, num_excluded = {}, [], 0
     for row in rows:

@@ -1,7 +1,8 @@
-"""Last-letter concatenation, the synthetic task that runs anywhere: problems, gold step labels, SFT text.
+"""Last-letter concatenation, a synthetic task that runs anywhere.
 
-A problem numbers its words (`cat#1 dog#2`); a solution names each word's last letter in a step, then joins the letters.
-Every example is a pure function of (seed, split, index), so a data cursor is one integer.
+Takes settings and an index; returns problems, gold step labels and SFT text. A problem numbers its words (`cat#1
+dog#2`); a solution names the last letter of each word in a step of its own, then joins the letters. Every example is a
+pure function of (seed, split, index), so the data cursor is one integer.
 
 The SFT teacher is imperfect on purpose: for words ending in a "hard" letter it usually names the letter's successor in
 the alphabet, and the verifier's teacher often reads that successor too. Reinforcement learning has to correct both.
@@ -37,21 +38,21 @@ class LastLetterConfig:
 
     words: tuple[int, int]
     letters: tuple[int, int]
-    hard_error: float  # how often the teacher names the wrong letter for a hard ending
-    easy_error: float
-    reading_error: float  # how often the verifier's teacher misreads a hard ending
-    claim_noise: float = 0.0  # how often a solution to be verified names any letter at all
+    hard_error: float  # probability that the teacher names the wrong letter for a hard ending
+    easy_error: float  # the same for all other endings
+    reading_error: float  # probability that the verifier's teacher misreads a hard ending
+    claim_noise: float = 0.0  # probability that a step of a solution to be verified names a random letter
 
 
 def symbols(max_words: int) -> list[str]:
-    """User-defined symbols of the task's tokenizer."""
+    """Return the user-defined symbols of the task's tokenizer."""
     numbers = [f"#{k}" for k in range(1, max_words + 1)]
-    # Their order fixes the token ids, and with them every seed's run.
+    # Their order determines the token ids, and with them the result of every seed.
     return [*CONTRACT_SYMBOLS[:-3], *numbers, *CONTRACT_SYMBOLS[-3:], " ends in ", " reads ", ", says "]
 
 
 def tokenizer_model(task: ConfigDict) -> bytes:
-    """A SentencePiece model with the letters, and the symbols that problems of the config's sizes need."""
+    """Return a SentencePiece model with the letters, and the symbols that problems of the configured sizes need."""
     return train_sentencepiece(ALPHABET, symbols(max(task.sft_words[1], task.rl_words[1], task.test_words[1])))
 
 
@@ -59,7 +60,7 @@ ALPHABET = string.ascii_lowercase + string.digits + "}\n "
 
 
 def confuse(letter: str) -> str:
-    """The letter that a mistaken reading gives: the next one of the alphabet."""
+    """Return the letter that a misreading produces: the next one in the alphabet."""
     return chr((ord(letter) - ord("a") + 1) % 26 + ord("a"))
 
 
@@ -83,13 +84,13 @@ def _problem(words: list[str], problem_id: str) -> Problem:
 
 
 def problem(config: LastLetterConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
-    """Problem number `index` of a split; the same arguments always give the same problem. Runs with another `stream`
-    see other problems of the same kind."""
+    """Return problem number `index` of a split. It is deterministic in the arguments; a run with another `stream` sees
+    other problems of the same kind."""
     return _problem(_words(_rng(seed, split, index, stream), config), f"last_letter/{split}/{index}")
 
 
 def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
-    """Step k is right when it names number k and the last letter of word k."""
+    """Label each step: step k is correct if it names number k and the last letter of word k."""
     words = question_words(problem.question)
     labels = []
     for k, step in enumerate(steps, 1):
@@ -125,7 +126,7 @@ def verification_text(readings: list[str], claims: list[str]) -> str:
 
 
 def generator_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
-    """(problem, the teacher's solution) for SFT of the generator."""
+    """Return (problem, the teacher's solution) for SFT of the generator."""
     rng = _rng(seed, split, index)
     words = _words(rng, config)
     letters = [_named_letter(rng, word[-1], config.hard_error, config.easy_error) for word in words]
@@ -135,10 +136,11 @@ def generator_example(config: LastLetterConfig, seed: int, split: str, index: in
 def mixed_solution(
     config: LastLetterConfig, seed: int, split: str, index: int
 ) -> tuple[Problem, str, np.random.Generator]:
-    """A problem with a solution whose error rate is drawn anew each time, so that right and wrong ones are common.
+    """Return a problem, a solution and the random generator; both correct and wrong solutions are common.
 
-    Half of the solutions err on hard letters at a rate drawn from U(0, 1), half not at all. `claim_noise` is for
-    stage 1: where nearly every claim is right, copying it is as good as reading the word, and some models learn that.
+    Half of the solutions err on hard letters at a rate drawn from U(0, 1), the other half not at all. `claim_noise` is
+    meant for stage 1: if nearly every claim is correct, copying the claim is as good as reading the word, and some
+    models learn to copy.
     """
     rng = _rng(seed, split, index)
     words = _words(rng, config)
@@ -149,7 +151,7 @@ def mixed_solution(
 
 
 def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
-    """(problem, solution, the teacher's verification) for SFT of the verifier."""
+    """Return (problem, solution, the teacher's verification) for SFT of the verifier."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]

@@ -1,6 +1,7 @@
-"""The math task: problem files, text to imitate and a fixed pool, put together for one run.
+"""The math task: combines problem files, text to imitate and a fixed pool for one run.
 
-In: the `task` part of a config and each role's tokenizer. Out: a Task. Stage of the loop: once, at the start of a run.
+Takes the `task` part of a config and the tokenizer of each role; returns a Task. Stage of the loop: once, at the start
+of a run.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,27 +22,27 @@ from tango_jax.text.tokenizer import Tokenizer
 
 
 class _StageOne(NamedTuple):
-    """Text to imitate, and what is measured on it."""
+    """Text to imitate, and the problems that are held out from it."""
 
     sft_example: Callable
     roles: tuple[str, ...]
     note: str
-    heldout: frozenset[str] = frozenset()  # `question_key` of what is measured on
+    heldout: frozenset[str] = frozenset()  # `question_key` of the problems used for measurements
     pool_solution: Callable | None = None
     gold_steps: Callable | None = None
 
 
 def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
-    """The task of `config.task` with name math.
+    """Make the math task from the settings in `config.task`.
 
     Raises:
-        ValueError: a file that cannot be read, too few problems within the limits, or two sets that are graded
-            differently.
+        ValueError: a file cannot be read, too few problems are within the limits, or the training and test sets are
+            graded in different ways.
     """
     task, limit = config.task, config.generator.max_prompt
     num_tokens_fn, row_format = make_num_tokens(config, tokenizers), task.row_format or None
     train_set = load_problems(task.train, row_format)
-    # Nothing that is measured on is trained on, in either stage: neither as it stands nor in another row.
+    # A question that is used for measurements is not trained on in either stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
     validation = draw_questions(train_set.problems, num_validation, task.data_seed)
     stage_one = _make_stage_one(config, tokenizers, validation)
@@ -54,11 +55,11 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         test_set = load_problems(task.test, row_format)
         if test_set.grade_kind != train_set.grade_kind:
             raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
-                             f"{test_set.grade_kind}: take two sets that are graded alike")
+                             f"{test_set.grade_kind}: choose two sets with the same kind of grading")
         test_split = split_problems(test_set.problems, num_tokens_fn, limit, 0, 1, seed=task.data_seed)
         test = test_split.train
-        notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out for their length; "
-                     f"evaluation takes {min(len(test), config.eval.problems)}")
+        notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out because of their "
+                     f"length; evaluation uses {min(len(test), config.eval.problems)}")
         if known := _shared(test, split.train):
             notes.append(f"warning: {known} of the test problems of {task.test} are also in {task.train}")
     return Task(
@@ -66,7 +67,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         grade_kind=train_set.grade_kind,
         min_steps=task.min_steps,
         train_problem=make_problem_order(split.train, config.seed),
-        # Shuffled too: some files are sorted by subject, and an evaluation may take the first few only.
+        # Also shuffled, because some files are sorted by subject and an evaluation may use only the first few.
         test_problem=make_problem_order(test, task.data_seed),
         num_test=len(test),
         pool_solution=stage_one.pool_solution,
@@ -78,13 +79,13 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
 
 
 def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
-    """How many of the problems have a question of the others."""
+    """Return how many of the problems have the same question as one of the others."""
     known = {question_key(problem.question) for problem in others}
     return sum(question_key(problem.question) in known for problem in problems)
 
 
 def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], excluded: frozenset[str]) -> _StageOne:
-    """`excluded`: `question_key` of the problems that the generator is evaluated on."""
+    """Make stage 1; `excluded` holds the `question_key` of the problems on which the generator is evaluated."""
     task = config.task
     if not task.stage_one:
 
@@ -97,8 +98,8 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
         source, row_format = resolve(task.train, task.row_format or None)
         rows = read_rows(source)
         if row_format not in (None, "gsm8k"):
-            raise ValueError(f"task.stage_one=gsm8k needs worked answers with #### n, and the rows of {task.train} "
-                             f"are of the kind {row_format}: give a file of tagged solutions")
+            raise ValueError(f"task.stage_one=gsm8k needs worked answers with #### n, but the rows of {task.train} "
+                             f"have the format {row_format}: give a file of tagged solutions")
         made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, over_fn, excluded)
         return _StageOne(
             made.sft_example,
@@ -122,9 +123,9 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
 
 
 def _left_out(made: Gsm8kExamples | TaggedExamples) -> str:
-    text = f"{made.num_too_long} left out for their length"
+    text = f"{made.num_too_long} left out because of their length"
     if made.num_shortened:
         text += f", {made.num_shortened} of them because the verifier's prompt would cut off the solution"
     if made.num_excluded:
-        text += f"; {made.num_excluded} left out because something is measured on their questions"
+        text += f"; {made.num_excluded} left out because their questions are used for evaluation"
     return text

@@ -1,6 +1,7 @@
-"""Which problems and examples fit the limits of both roles, by their own tokenizers and templates.
+"""Length checks: which problems and examples fit the limits of both roles.
 
-Stage of the loop: once, at start, before a problem set is parted and shuffled.
+Takes the config and the tokenizer of each role; returns functions that count tokens. Stage of the loop: once, at the
+start of a run, before a problem set is split and shuffled.
 """
 
 from collections.abc import Callable
@@ -15,24 +16,24 @@ from tango_jax.text.tokenizer import Tokenizer
 
 _NO_LIMIT = 1 << 30
 _EMPTY = Problem("", "", "")
-# A mistake that is carried through a solution may add a digit here and there.
+# Spare tokens, because a mistake that is carried through a solution may lengthen some of its numbers.
 _SPARE = 64
-# A byte is at most one token, and composing characters (Unicode's NFC) makes at most three of one.
+# A byte is at most one token, and Unicode's normalization NFC makes at most three bytes of one.
 _TOKENS_PER_BYTE = 3
 
 
 class Over(NamedTuple):
-    """Tokens by which a stage-1 example is over each limit; at most 0: within it."""
+    """The number of tokens by which a stage-1 example is over each limit; 0 or less means within the limit."""
 
-    prompt: int = 0  # of the problem alone, for either role
-    response: int = 0  # of the text to imitate
-    solution: int = 0  # of the verifier's prompt with the whole solution
+    prompt: int = 0  # the prompt with the problem alone, for either role
+    response: int = 0  # the text to imitate
+    solution: int = 0  # the verifier's prompt with the whole solution
 
 
 def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[Problem], int]:
-    """num_tokens_fn(problem): tokens of the generator's prompt, to be compared with generator.max_prompt.
+    """Return num_tokens_fn(problem): tokens of the generator's prompt, to be compared with generator.max_prompt.
 
-    A problem that the verifier cannot read, even with an empty solution, counts as too long by what is over there.
+    If the verifier's prompt is too long even with an empty solution, the problem counts as too long by that excess.
     """
     templates = {role: load_template(role, config[role].template) for role in tokenizers}
     limit, verifier_limit = config.generator.max_prompt, config.verifier.max_prompt
@@ -46,7 +47,7 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
 
     def num_tokens(problem: Problem) -> int:
         count = len(generator_prompt(templates["generator"], tokenizers["generator"], problem))
-        # Most problems are so short that they need not be counted.
+        # Most problems are so short that their tokens need not be counted.
         if empty + _TOKENS_PER_BYTE * len(problem.question.encode()) + _SPARE > verifier_limit:
             over = verifier_tokens(problem) - verifier_limit
             return max(count, limit + over) if over > 0 else count
@@ -56,7 +57,7 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
 
 
 def make_over(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[str, SftExample], Over]:
-    """over_fn(role, example): how far a stage-1 example of a role is over each limit."""
+    """Return over_fn(role, example): by how many tokens a stage-1 example of a role is over each limit."""
     num_tokens = make_num_tokens(config, tokenizers)
     template = load_template("verifier", config.verifier.template)
 

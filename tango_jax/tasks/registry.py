@@ -1,4 +1,7 @@
-"""The tasks by name, and a user's own. Stage of the loop: once, at the start of a run."""
+"""Registry of the tasks, including those that users define.
+
+Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the start of a run.
+"""
 
 from ml_collections import ConfigDict
 
@@ -13,15 +16,19 @@ from tango_jax.text.tokenizer import Tokenizer
 
 TASKS = ("last_letter", "math")
 ROLES = ("generator", "verifier")
-LOOKED_AT = 64  # problems of a user's own task whose prompts are counted at the start
+Range = tuple[int, int]  # low and high, both inclusive
+LOOKED_AT = 64  # problems of a user-defined task whose prompt lengths are checked at the start
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
-    """The task named by `config.task`; `tokenizers`: each role's, by which lengths are measured.
+    """Make the task that `config.task.name` specifies.
+
+    Args:
+        tokenizers: the tokenizer of each role, with which prompt lengths are measured.
 
     Raises:
-        ValueError: files that cannot be read, limits that leave too few problems, or a task without what the settings
-            ask for.
+        ValueError: a file cannot be read, the limits leave too few problems, or the task lacks something that the
+            settings require.
     """
     task = _make(config, tokenizers)
     for role in ROLES:
@@ -32,8 +39,7 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
 
 
 def tokenizer_model(config: ConfigDict) -> bytes:
-    """The SentencePiece model of a role that starts without a checkpoint: made for last_letter, or else of printable
-    characters."""
+    """Return the SentencePiece model of a role without a checkpoint: last_letter's, or else printable characters."""
     return last_letter.tokenizer_model(config.task) if config.task.name == "last_letter" else printable_model()
 
 
@@ -41,34 +47,34 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     if config.task.name == "math":
         return make_math(config, tokenizers)
     if is_user_code(config.task.name):
-        return _make_own(config, tokenizers)
+        return _make_user_task(config, tokenizers)
     is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
-    if tokenizers and not is_counted:  # validation counted the tokens of the template and tokenizer made for this task
+    if tokenizers and not is_counted:  # config validation counts the tokens of this task's own template and tokenizer
         _check_last_letter_prompts(config, tokenizers)
     return _make_last_letter(config)
 
 
-def _make_own(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
-    """The result of a user's function of the configuration; the prompts of its first problems must fit."""
+def _make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+    """Call a user's function with the config and check that the prompts of the first problems fit."""
     name = config.task.name
     task = load_function("task.name", name)(config)
     if not isinstance(task, Task):
-        raise ValueError(f"task.name={name}: the function returned {type(task).__name__}, and not a Task of "
-                         "tango_jax.tasks.task")
+        raise ValueError(f"task.name={name}: the function must return a tango_jax.tasks.task.Task, not "
+                         f"{type(task).__name__}")
     num_tokens_fn, limit = make_num_tokens(config, tokenizers), config.generator.max_prompt
     num_test = LOOKED_AT if task.num_test is None else min(task.num_test, LOOKED_AT)
     problems = [task.train_problem(index) for index in range(LOOKED_AT)]
     problems += [task.test_problem(index) for index in range(num_test)]
     longest = max(map(num_tokens_fn, problems))
     if longest > limit:
-        raise ValueError(f"task.name={name} makes prompts of {longest} tokens, or as much over verifier.max_prompt="
-                         f"{config.verifier.max_prompt} as that is over generator.max_prompt={limit}: raise the limits "
-                         "or shorten the problems")
+        raise ValueError(f"task.name={name} makes prompts of {longest} tokens, more than generator.max_prompt={limit}, "
+                         f"or exceeds verifier.max_prompt={config.verifier.max_prompt} by as many tokens: raise the "
+                         "limits or shorten the problems")
     return task
 
 
 def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
-    """The prompts of a few problems of the largest size, counted by tokenizers that split words as they like."""
+    """Check that the largest problems fit the limits when other tokenizers split their words."""
     task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
     for split in ("sft", "rl", "test"):
         words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
@@ -78,16 +84,16 @@ def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokeniz
         if longest > config.generator.max_prompt:
             raise ValueError(
                 f"task.{split}_words={tuple(task[f'{split}_words'])} and task.{split}_letters="
-                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, or as much over "
-                f"verifier.max_prompt={config.verifier.max_prompt} as that is over generator.max_prompt="
-                f"{config.generator.max_prompt}: raise the limits or shorten the problems"
+                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, more than generator.max_prompt="
+                f"{config.generator.max_prompt}, or exceed verifier.max_prompt={config.verifier.max_prompt} by as many "
+                "tokens: raise the limits or shorten the problems"
             )
 
 
 def _make_last_letter(config: ConfigDict) -> Task:
     task = config.task
 
-    def ranges(words, letters, claim_noise=0.0):
+    def ranges(words: Range, letters: Range, claim_noise: float = 0.0) -> last_letter.LastLetterConfig:
         rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
         return last_letter.LastLetterConfig(words, letters, *rates)
 

@@ -1,7 +1,8 @@
-"""Problems parted into those that are trained on and those that are measured on, and the order of the former.
+"""Splits of problems into training and validation parts, and the order in which training reads them.
 
-Stage of the loop: before the first turn. Training reads `make_problem_order(...)(cursor)`, so that the data cursor is
-one integer, the number of problems seen since the start: a checkpoint that holds it restores the order exactly.
+Takes problems and a seed; returns the parts, or a function from a cursor to a problem. Stage of the loop: before the
+first turn. Training reads `make_problem_order(...)(cursor)`, so the data cursor is one integer, the number of problems
+seen since the start, and a checkpoint that stores it restores the order exactly.
 """
 
 from collections import Counter
@@ -20,26 +21,26 @@ _VALIDATION_STREAM = 1
 
 
 class ProblemSplit(NamedTuple):
-    """What remains for training and for validation."""
+    """The problems that remain for training and for validation."""
 
     train: tuple[Problem, ...]
     validation: tuple[Problem, ...]
     num_too_long: int
-    longest_prompt: int  # tokens, of all prompts, those left out included
-    num_shortened: int = 0  # stage-1 examples among them whose solution the verifier's prompt would have cut off
+    longest_prompt: int  # in tokens; over all prompts, including those that were left out
+    num_shortened: int = 0  # of those that are too long: stage-1 solutions that the verifier's prompt would cut off
 
     def describe(self) -> str:
-        """One line for the start of a run."""
+        """Return one line for the log at the start of a run."""
         return (
             f"{len(self.train)} training and {len(self.validation)} validation problems; {self.num_too_long} left out "
-            f"for their length, the longest prompt has {self.longest_prompt} tokens"
+            f"because of their length, the longest prompt has {self.longest_prompt} tokens"
         )
 
 
 def draw_questions(problems: Sequence[Problem], count: int, seed: int) -> frozenset[str]:
-    """`question_key` of whole questions, drawn by `seed`: as many as hold at least `count` of the problems.
+    """Draw questions by `seed` until they cover at least `count` of the problems; return their `question_key`.
 
-    A question that stands in several rows is set aside with all of them, or its answer would be known from the others.
+    A question that occurs in several rows is drawn with all of them; otherwise training would see its answer.
     """
     sizes = Counter(question_key(problem.question) for problem in problems)
     questions, drawn, held = list(sizes), [], 0
@@ -60,13 +61,13 @@ def split_problems(
     seed: int,
     validation: frozenset[str] | None = None,
 ) -> ProblemSplit:
-    """Set validation problems aside and drop those of both parts whose prompt is over `max_tokens`.
+    """Split off validation problems, and drop the problems of both parts whose prompt is over `max_tokens`.
 
-    The validation problems are drawn by `seed` (`draw_questions`) before the filter, so that another limit or tokenizer
-    never moves a problem from one part to the other; or they are those of the questions in `validation`.
+    The validation problems are those with a question in `validation`. By default they are drawn by `seed`
+    (`draw_questions`) before the filter, so that another limit or tokenizer never moves a problem to the other part.
 
     Raises:
-        ValueError: fewer than `batch_size` training problems remain, or no validation problem although some are asked.
+        ValueError: fewer than `batch_size` training problems remain, or no validation problem although some are needed.
     """
     if validation is None:
         validation = draw_questions(problems, num_validation, seed)
@@ -81,15 +82,15 @@ def split_problems(
         needed = _limit_for((lengths[~is_validation], batch_size), (lengths[is_validation], min(num_validation, 1)))
         by = "" if needed is None else f" by {needed - max_tokens} tokens"
         raise ValueError(
-            f"too few problems: {split.describe()}; a batch takes {batch_size}, the limit is {max_tokens} tokens, and "
+            f"too few problems: {split.describe()}; a batch needs {batch_size}, the limit is {max_tokens} tokens, and "
             f"{num_validation} are for validation: raise the limit{by} (max_prompt of the role whose prompt is too "
-            f"long), lower the others or give more than {len(problems)}"
+            f"long), lower the other numbers, or give more than {len(problems)} problems"
         )
     return split
 
 
 def _limit_for(*parts: tuple[np.ndarray, int]) -> int | None:
-    """The smallest limit that leaves `count` problems of the lengths in each part; None where there are not as many."""
+    """Return the smallest limit that leaves `count` problems in each part (lengths, count); None if one has fewer."""
     if any(len(lengths) < count for lengths, count in parts):
         return None
     return max(int(np.sort(lengths)[count - 1]) for lengths, count in parts if count)
@@ -102,21 +103,23 @@ def split_examples(
     seed: int,
     heldout: Sequence[Problem] = (),
 ) -> ProblemSplit:
-    """The same for stage-1 examples: `over_fn` says how far one is over each limit; over none, and it stays.
+    """Split stage-1 examples in the same way, keeping those that are over no limit.
 
-    Where there are `heldout` problems, with questions of their own, they are the ones set aside.
+    Args:
+        over_fn: the number of tokens by which the example of a problem is over each limit.
+        heldout: problems with other questions that form the held-out part; if empty, it is drawn from `problems`.
 
     Raises:
-        ValueError: too few remain.
+        ValueError: too few examples remain.
     """
     over = {problem.id: over_fn(problem) for problem in (*problems, *heldout)}
     fitting = sum(max(tokens) <= 0 for tokens in over.values())
     wanted = 1 if heldout else num_heldout
     if fitting <= wanted:
         raise ValueError(
-            f"stage 1: {fitting} of {len(over)} examples are within the limits, the others up to "
-            f"{max(map(max, over.values()), default=0)} tokens over one, and {wanted} are to be held out: raise "
-            "max_prompt, max_response or sft.pack_length, lower task.validation, or give more"
+            f"stage 1: {fitting} of {len(over)} examples are within the limits, the others are up to "
+            f"{max(map(max, over.values()), default=0)} tokens too long, and {wanted} must be held out: raise "
+            "max_prompt, max_response or sft.pack_length, lower task.validation, or give more examples"
         )
     validation = frozenset(question_key(problem.question) for problem in heldout) or None
     split = split_problems(
@@ -126,16 +129,17 @@ def split_examples(
 
 
 def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int], Problem]:
-    """problem_fn(cursor): problem number `cursor` since the start of training, in any order of calls.
+    """Return problem_fn(cursor): problem number `cursor` since the start of training, for any order of calls.
 
-    Each epoch, of len(problems) cursors, holds every problem once, shuffled anew by (seed, epoch).
+    Each epoch of len(problems) cursors contains every problem once, reshuffled by (seed, epoch).
 
     Raises:
-        ValueError: no problems, or a seed that is not in 0 .. 2**32 - 1.
+        ValueError: there are no problems, or the seed is not in 0 .. 2**32 - 1.
     """
     if not problems or not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"{len(problems)} problems with seed={seed}; there must be one, and a seed in 0 .. {MAX_SEED}")
-    # grain computes each place of its permutation directly: nothing is stored, at any number of problems or epochs.
+        raise ValueError(f"{len(problems)} problems and seed={seed}; there must be at least one problem, and the seed "
+                         f"must be in 0 .. {MAX_SEED}")
+    # grain computes each element of its permutation directly, so nothing is stored for any number of epochs.
     order = grain.MapDataset.range(len(problems)).seed(seed).shuffle().repeat()
 
     def problem_fn(cursor: int) -> Problem:

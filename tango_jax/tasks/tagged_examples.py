@@ -1,11 +1,11 @@
-"""Stage-1 examples from a file of tagged solutions (stage 0's, say): rows in, a function of an index out.
+"""Stage-1 examples from a file of tagged solutions, such as the output of stage 0.
 
-A row has `question` (or `problem`), `solution` in the generator's format and, where the verifier has a stage 1 of its
-own, `verification` in the verifier's.
+Takes rows; returns a function of an index. Stage of the loop: stage 1 (SFT). A row has `question` (or `problem`),
+`solution` in the generator's format and, if the verifier has a stage 1 of its own, `verification` in the verifier's.
 
-`task.stage_one` names a file, or the workdir of stage 0, which stands for the train.parquet in it. Where a
-validation.parquet stands beside a train.parquet, the held-out loss is measured on it. Otherwise rows of the file itself
-are set aside, whole questions at a time.
+`task.stage_one` names a file, or the workdir of stage 0, which stands for the train.parquet in it. If there is a
+validation.parquet beside the train.parquet, the held-out loss is measured on it. Otherwise rows of the file itself are
+held out, whole questions at a time.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tango_jax.tasks.task import SftExample
 
 
 class TaggedRow(NamedTuple):
-    """One example for each role; `verification` is empty where the file has none."""
+    """One example for each role; `verification` is empty if the file has none."""
 
     problem: Problem
     solution: str
@@ -32,21 +32,21 @@ class TaggedRow(NamedTuple):
     verification: str
 
     def example(self, role: str) -> SftExample:
-        """What the role is to imitate."""
+        """Return the example that the role imitates."""
         if role == "generator":
             return SftExample(self.problem, "", 0, self.solution)
         return SftExample(self.problem, self.solution, self.num_steps, self.verification)
 
 
 class TaggedRows(NamedTuple):
-    """What `task.stage_one` names."""
+    """The rows of the files that `task.stage_one` names."""
 
     rows: list[TaggedRow]
-    heldout: list[TaggedRow]  # of a file of their own; empty: some of the rows are to be set aside
+    heldout: list[TaggedRow]  # from a file of their own; if empty, some of `rows` are held out
 
 
 def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
-    """The rows to imitate and, where they have a file of their own, those of the held-out loss.
+    """Read the rows to imitate and, if they have a file of their own, the rows for the held-out loss.
 
     Raises:
         ValueError: see `read_tagged_rows`.
@@ -62,15 +62,16 @@ def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
     try:
         return TaggedRows(rows, read_tagged_rows(str(beside), is_for_verifier, may_be_empty=True))
     except ValueError as error:
-        raise ValueError(f"{error} (read for the held-out loss, since it stands beside {FILES[0]}; move it elsewhere "
-                         f"to have rows of {FILES[0]} set aside instead)") from error
+        raise ValueError(f"{error} (read for the held-out loss because it is beside {FILES[0]}; move it elsewhere to "
+                         f"hold out rows of {FILES[0]} instead)") from error
 
 
 def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = False) -> list[TaggedRow]:
-    """Every row of a file or hub id.
+    """Read every row of a file or hub id.
 
     Raises:
-        ValueError: no such file, or a row without question, tagged solution or (for the verifier) verification.
+        ValueError: the file does not exist, or a row lacks its question, its tagged solution or (for the verifier) its
+            verification.
     """
     rows = []
     for row in read_rows(source, may_be_empty):
@@ -85,25 +86,25 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
         parsed = parse_solution(solution)
         if not parsed.steps or parsed.answer is None:
             raise ValueError(f"{row.where}: the solution is not tagged: it has {len(parsed.steps)} <step> blocks and "
-                             f"the answer {parsed.answer!r}; filter such rows, or give worked answers as "
-                             "task.stage_one=gsm8k")
+                             f"the answer {parsed.answer!r}; filter out such rows, or use task.stage_one=gsm8k for "
+                             "worked answers")
         if verification and not parse_verification(verification, len(parsed.steps)).aligned:
             raise ValueError(f"{row.where}: the verification does not judge each of the {len(parsed.steps)} steps; "
-                             "filter such rows")
+                             "filter out such rows")
         rows.append(TaggedRow(Problem(row.id, question, parsed.answer), solution, len(parsed.steps), verification))
     return rows
 
 
 class TaggedExamples(NamedTuple):
-    """What a task needs of such a file."""
+    """What a task needs from such a file."""
 
     sft_example: Callable[[str, str, int], SftExample]
     num_train: int
     num_heldout: int
     num_too_long: int
-    num_shortened: int  # of them, for the verifier's prompt
+    num_shortened: int  # of those that are too long: their solutions would be cut off in the verifier's prompt
     num_excluded: int  # of the rows to imitate
-    heldout: frozenset[str]  # `question_key` of the problems of the held-out loss
+    heldout: frozenset[str]  # `question_key` of the problems used for the held-out loss
 
 
 def make_tagged_examples(
@@ -113,9 +114,11 @@ def make_tagged_examples(
     over_fn: Callable[[str, SftExample], Over],
     excluded: frozenset[str] = frozenset(),
 ) -> TaggedExamples:
-    """Part the rows by seed, unless those held out have a file of their own; those over the limits are left out.
+    """Split the rows by seed, unless the held-out rows have a file of their own; rows over a limit are left out.
 
-    `over_fn`: see `prompt_lengths.make_over`. `excluded`: `question_key` of what must not be imitated.
+    Args:
+        over_fn: see `prompt_lengths.make_over`.
+        excluded: `question_key` of the problems that must not be imitated.
 
     Raises:
         ValueError: too few rows remain.
@@ -127,7 +130,7 @@ def make_tagged_examples(
         roles = ("generator", "verifier") if row.verification else ("generator",)
         return Over(*map(max, zip(*(over_fn(role, row.example(role)) for role in roles), strict=True)))
 
-    # The held-out loss may be measured on what the generator is evaluated on.
+    # `excluded` applies only to imitation: the held-out loss may be measured on evaluation problems.
     heldout = [row.problem for row in tagged.heldout]
     set_aside = excluded | {question_key(problem.question) for problem in heldout}
     imitated = [row.problem for row in tagged.rows if question_key(row.problem.question) not in set_aside]

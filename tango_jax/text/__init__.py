@@ -1,1 +1,1 @@
-"""Words and token ids: prompts and tokenizers; text in, ids out, and back with the span of each token."""
+"""Prompts and tokenizers: convert text to token ids, and ids back to text with the span of each token."""

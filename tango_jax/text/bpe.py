@@ -1,5 +1,7 @@
-"""Byte-pair tokenizers as objects of the `tokenizers` library, built from what a model's file holds: pieces with their
-merges or scores. Used where there is no tokenizer.json to read: GGUF files and bare SentencePiece models."""
+"""Byte-pair tokenizers for models without a tokenizer.json: GGUF files and bare SentencePiece models.
+
+Takes the contents of a model file, pieces with their merges or scores; returns objects of the `tokenizers` library.
+"""
 
 import enum
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from typing import NamedTuple
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-METASPACE = "\u2581"  # SentencePiece's blank
+METASPACE = "\u2581"  # stands for a space in SentencePiece
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -17,7 +19,7 @@ SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
 
 
 class PieceKind(enum.IntEnum):
-    """What a piece is, numbered as in SentencePiece models and in GGUF files."""
+    """The kind of a piece, numbered as in SentencePiece models and GGUF files."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -28,22 +30,25 @@ class PieceKind(enum.IntEnum):
 
 
 class Pieces(NamedTuple):
-    """A vocabulary: one entry per id in each."""
+    """A vocabulary; both fields have one entry per token id."""
 
     texts: Sequence[str]
     kinds: Sequence[int]
 
 
 def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tokenizer:
-    """GPT-2's kind: bytes written as letters, text cut into words by `split` before merging.
+    """Build a byte-level BPE tokenizer like GPT-2's: bytes are written as letters, and words are split before merging.
+
+    Args:
+        split: how text is split into words, one of SPLITS.
 
     Raises:
-        ValueError: unknown split, or merges that do not fit the pieces.
+        ValueError: the split is unknown, or the merges do not match the pieces.
     """
     if split not in SPLITS:
         raise ValueError(f"pre-tokenizer {split!r} is not one of {', '.join(SPLITS)}")
     vocab = _vocab(pieces)
-    # Llama-3 looks a whole word up before it merges its letters.
+    # Llama-3 looks up the whole word before it merges.
     backend = Tokenizer(models.BPE(vocab, _pairs(merges, vocab), ignore_merges=split == "llama-bpe"))
     if split == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -54,10 +59,12 @@ def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tok
 
 
 def sentencepiece_backend(pieces: Pieces, scores: Sequence[float], has_prefix: bool) -> Tokenizer:
-    """SentencePiece's kind of BPE: blanks written as a letter, unknown characters as bytes.
+    """Build a BPE tokenizer like SentencePiece's: spaces are written as a letter, unknown characters as bytes.
 
-    `has_prefix`: a blank is put before the text, and taken away again when decoding. The pair that makes the piece with
-    the highest score is merged first.
+    The pair that forms the piece with the highest score is merged first.
+
+    Args:
+        has_prefix: whether a space is added before the text and removed again by decoding.
     """
     blanks = normalizers.Replace(" ", METASPACE)
     model = models.BPE(
@@ -78,21 +85,21 @@ def sentencepiece_backend(pieces: Pieces, scores: Sequence[float], has_prefix: b
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
-    """The tokenizer of a SentencePiece model file, as Llama-2 and Mistral ship; it starts prompts with its BOS.
+    """Load a SentencePiece model file, as shipped with Llama-2 and Mistral. The tokenizer starts prompts with its BOS.
 
     Raises:
-        ValueError: not a SentencePiece model, or one that is not BPE or rewrites the text.
+        ValueError: the file is not a SentencePiece model, or its model is not BPE or rewrites the text.
     """
     proto = sentencepiece_model_pb2.ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
-    except Exception as error:  # protobuf's DecodeError has another home in each of its implementations
+    except Exception as error:  # each implementation of protobuf defines DecodeError in a different module
         raise ValueError(f"{path} is not a SentencePiece model ({error}): copy it from its page again") from error
     normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
     if not proto.pieces or trainer.model_type != trainer.BPE:
         raise ValueError(f"{path} is not a SentencePiece model of type BPE: use the model's tokenizer.json instead")
     if normalizer.precompiled_charsmap or normalizer.remove_extra_whitespaces:
-        raise ValueError(f"{path} rewrites characters or blanks of the text: use the model's tokenizer.json instead")
+        raise ValueError(f"{path} rewrites characters or spaces of the text: use the model's tokenizer.json instead")
     pieces = Pieces([piece.piece for piece in proto.pieces], [piece.type for piece in proto.pieces])
     backend = sentencepiece_backend(pieces, [piece.score for piece in proto.pieces], normalizer.add_dummy_prefix)
     if trainer.bos_id >= 0:
@@ -101,7 +108,7 @@ def read_sentencepiece(path: Path) -> Tokenizer:
 
 
 def add_bos(backend: Tokenizer, bos: str) -> None:
-    """Start every sequence that is encoded with special tokens with `bos`."""
+    """Prepend `bos` to every sequence that is encoded with special tokens."""
     backend.post_processor = processors.TemplateProcessing(
         single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, backend.token_to_id(bos))]
     )
@@ -118,11 +125,11 @@ def _byte_level_split(split: str) -> list:
 
 
 def _vocab(pieces: Pieces) -> dict[str, int]:
-    """Every piece and its id; rows that only fill the embedding have no text to encode."""
+    """Map every piece to its id, except unused pieces, which only fill rows of the embedding."""
     vocab = {}
     for token, (text, kind) in enumerate(zip(*pieces, strict=True)):
         if kind != PieceKind.UNUSED and vocab.setdefault(text, token) != token:
-            raise ValueError(f"the vocabulary has {text!r} twice, as ids {vocab[text]} and {token}")
+            raise ValueError(f"the vocabulary contains {text!r} twice, as ids {vocab[text]} and {token}")
     return vocab
 
 
@@ -131,13 +138,13 @@ def _pairs(merges: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]
     for merge in merges:
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocab.keys():
-            raise ValueError(f"the merge {merge!r} is not two pieces of the vocabulary that make a third")
+            raise ValueError(f"the merge {merge!r} does not join two pieces of the vocabulary into a third one")
         pairs.append((left, right))
     return pairs
 
 
 def _merges_of_scores(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece out of two others, those of the best piece first."""
+    """Return every way to form a piece from two others, those of the piece with the highest score first."""
     normal = {text: score for text, kind, score in zip(*pieces, scores, strict=True) if kind == PieceKind.NORMAL}
     merges = []
     for text, _ in sorted(normal.items(), key=lambda item: -item[1]):
@@ -147,7 +154,7 @@ def _merges_of_scores(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str
 
 
 def _add_tokens(backend: Tokenizer, pieces: Pieces) -> None:
-    """Control pieces and user-defined ones are found in the text before anything else."""
+    """Register control and user-defined pieces, which are matched in the text before anything else."""
     special = {PieceKind.CONTROL: True, PieceKind.UNKNOWN: True, PieceKind.USER_DEFINED: False}
     found = [(text, special[kind]) for text, kind in zip(*pieces, strict=True) if kind in special]
     backend.add_tokens([AddedToken(text, normalized=False, special=is_special) for text, is_special in found])

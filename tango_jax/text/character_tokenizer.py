@@ -1,6 +1,6 @@
-"""Tokenizers of models from scratch: characters, and symbols that stand for longer texts.
+"""Tokenizers for models trained from scratch: single characters, and symbols that stand for longer texts.
 
-In: an alphabet and symbols. Out: a SentencePiece model for the loop, or the files of a tokenizer beside an export.
+Takes an alphabet and symbols; returns a SentencePiece model for the loop, or writes tokenizer files for an export.
 """
 
 import io
@@ -16,16 +16,17 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from tango_jax.text.bpe import METASPACE
 
 _TAGS = ("think", "step", "answer", "step_verification", "final_verification")
-# What both roles write whatever the task is (the text contract of arXiv 2505.15034).
+# Text that both roles write in every task (the text contract of arXiv 2505.15034).
 CONTRACT_SYMBOLS = (
     *(mark for tag in _TAGS for mark in (f"<{tag}>", f"</{tag}>")), "\\boxed{", "INCORRECT", "CORRECT",
 )  # fmt: skip
 
 
 def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
-    """A character-level SentencePiece model: one piece per letter of `alphabet`, one per symbol. Returns its bytes.
+    """Train a character-level SentencePiece model and return its bytes.
 
-    Symbols may contain blanks; they are matched longest first, before anything else.
+    It has one piece per letter of `alphabet` and one per symbol. Symbols may contain spaces; they are matched longest
+    first, before anything else.
     """
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -49,17 +50,17 @@ def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
 
 
 def printable_model() -> bytes:
-    """A SentencePiece model of the printable ASCII characters and the symbols of the text contract."""
+    """Return a SentencePiece model of the printable ASCII characters and the symbols of the text contract."""
     return train_sentencepiece(string.printable[:95] + "\n", CONTRACT_SYMBOLS)
 
 
 def write_character_tokenizer(model: bytes, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json of a SentencePiece model without merges.
+    """Write tokenizer.json and tokenizer_config.json for a SentencePiece model without merges.
 
-    Such a model takes the longest symbol at each place and a letter where there is none, which is what a pattern of
-    alternatives, longest first, does.
+    Such a model takes the longest symbol at each position, or a letter if no symbol matches. A regular expression with
+    the alternatives sorted longest first does the same.
     """
-    from transformers import PreTrainedTokenizerFast  # a second to import, and only exports need it
+    from transformers import PreTrainedTokenizerFast  # takes a second to import, and only exports need it
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(token) for token in range(processor.vocab_size())]

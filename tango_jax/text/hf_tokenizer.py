@@ -1,8 +1,8 @@
-"""Tokenizers of published models: a Hugging Face folder in, the loop's `Tokenizer` out. Read once, at start.
+"""Tokenizers of published models.
 
-Two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM2) and SentencePiece's BPE with byte fallback (Llama-2,
-Mistral). Text that holds special tokens is encoded as transformers does with `add_special_tokens=False`: they are found
-and become their ids.
+Takes a Hugging Face folder; returns the loop's `Tokenizer`. Stage of the loop: once, at the start of a run. It supports
+two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM2) and SentencePiece's BPE with byte fallback (Llama-2,
+Mistral). Special tokens that occur in a text become their ids, as in transformers with `add_special_tokens=False`.
 """
 
 import functools
@@ -18,21 +18,21 @@ from tango_jax.text.bpe import METASPACE, read_sentencepiece
 from tango_jax.text.tokenizer import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_ANSWER = "an answer"  # to find where a template puts it
-# Letters, blanks, digits, an accent, Chinese, an emoji, LaTeX: what a tokenizer must give back as it got it.
+_ANSWER = "an answer"  # placeholder that shows where a template puts the answer
+# Letters, spaces, digits, an accent, Chinese, an emoji, LaTeX: our decoding must agree with the library's on this text.
 _PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
 
 
 def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = False) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder: tokenizer.json, or else the SentencePiece model tokenizer.model.
+    """Load the tokenizer of a Hugging Face folder: tokenizer.json, or else the SentencePiece model tokenizer.model.
 
     Args:
-        vocab_size: rows of the model's embedding; ids above the tokenizer's own stand for no text.
+        vocab_size: rows of the model's embedding; ids beyond the tokenizer's own stand for no text.
         use_chat: wrap every prompt, as the user's turn, in the model's chat template.
 
     Raises:
-        ValueError: files missing, broken or of another family; more tokens than `vocab_size`; no end-of-sequence id; no
-            chat template where one is asked for.
+        ValueError: files are missing, broken or of another family; there are more tokens than `vocab_size`, no
+            end-of-sequence id, or no chat template although `use_chat` is set.
     """
     folder = Path(folder)
     settings = _read_json(folder / "tokenizer_config.json")
@@ -51,12 +51,12 @@ def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = Fals
 class Chat(NamedTuple):
     """A model's chat template, reduced to one user turn and the answer to it."""
 
-    wrap_fn: Callable[[str], str]  # the text as the user's turn of a new conversation, up to where the answer begins
-    end_ids: tuple[int, ...]  # the special token that closes the answer; empty where that is plain text
+    wrap_fn: Callable[[str], str]  # formats text as the first user turn of a conversation, up to the answer's start
+    end_ids: tuple[int, ...]  # the special token that closes the answer; empty if plain text closes it
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
-    """The `tokenizers` object of a folder."""
+    """Load the `tokenizers` object of a folder."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         if (folder / "tokenizer.model").is_file():
@@ -64,7 +64,7 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
         raise ValueError(f"{folder} has neither tokenizer.json nor tokenizer.model: copy one from the model's page")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{path} is not a tokenizer ({error}): copy it from the model's page again") from error
     backend.no_truncation()
     backend.no_padding()
@@ -79,13 +79,13 @@ def make_tokenizer(
     chat: Chat | None = None,
     source: str = "the tokenizer",
 ) -> Tokenizer:
-    """Reduce a `tokenizers` object to what the loop needs, and see that its text comes back.
+    """Reduce a `tokenizers` object to what the loop needs, and check that our decoding agrees with the library's.
 
-    The first of `stop_ids` ends the responses of stage 1. With `chat` it is the token that the template closes an
-    answer with, which a base model's `stop_ids` need not have: sampling then stops at either.
+    The first of `stop_ids` ends the responses of stage 1. With `chat`, this is the token with which the template closes
+    an answer, which may be missing from a base model's `stop_ids`; sampling then stops at any of them.
 
     Raises:
-        ValueError: more tokens than `vocab_size`, stop ids outside it, or a family whose bytes are not understood.
+        ValueError: there are more tokens than `vocab_size`, stop ids outside of it, or tokens of an unsupported family.
     """
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > vocab_size:
@@ -117,8 +117,8 @@ def make_tokenizer(
     ids = encode_fn(_PROBE)
     if tokenizer.decode(ids) != backend.decode(ids, skip_special_tokens=True):
         raise ValueError(
-            f"{source} decodes {_PROBE!r} to {backend.decode(ids)!r}, its tokens' bytes say {tokenizer.decode(ids)!r}: "
-            "only byte-level BPE and SentencePiece BPE with byte fallback are supported"
+            f"{source} decodes {_PROBE!r} to {backend.decode(ids)!r}, but the bytes of its tokens decode to "
+            f"{tokenizer.decode(ids)!r}: only byte-level BPE and SentencePiece BPE with byte fallback are supported"
         )
     return tokenizer
 
@@ -126,15 +126,15 @@ def make_tokenizer(
 def make_chat(
     backend: tokenizers.Tokenizer, template: str | None, special_tokens: dict[str, str], source: str
 ) -> Chat:
-    """The chat template of a model.
+    """Build the chat template of a model.
 
-    What `wrap_fn` returns holds special tokens as text, BOS included where the template writes it: encode it without
-    adding any.
+    The text that `wrap_fn` returns contains the special tokens, including BOS if the template writes it, so it must be
+    encoded without adding any.
 
     Raises:
-        ValueError: there is no template, or it does not accept a conversation that is one user turn.
+        ValueError: there is no template, or it does not accept a conversation of one user turn.
     """
-    from transformers import PreTrainedTokenizerFast  # a second to import, and only chat prompts need it
+    from transformers import PreTrainedTokenizerFast  # takes a second to import, and only chat prompts need it
 
     if not template:
         raise ValueError(f"{source} has no chat template: use raw prompts, or the instruction-tuned model's tokenizer")
@@ -153,23 +153,12 @@ def _answer_end(backend: tokenizers.Tokenizer, renderer) -> tuple[int, ...]:
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = renderer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # a template is a program: one for a single user turn will do for prompts
+    except Exception:  # a template is a program; one that accepts only a user turn is still good enough for prompts
         return ()
     _, found, rest = text.rpartition(_ANSWER)
     ids = backend.encode(rest.lstrip(), add_special_tokens=False).ids if found else []
     added = backend.get_added_tokens_decoder()
     return tuple(ids[:1]) if ids and ids[0] in added and added[ids[0]].special else ()
-
-
-def apply_chat(folder: str | Path, user_text: str) -> str:
-    """One prompt in a folder's chat template; for many, load the tokenizer with `use_chat=True`.
-
-    Raises:
-        ValueError: as `load_hf_tokenizer`.
-    """
-    folder = Path(folder)
-    chat = _chat_of_folder(folder, _read_json(folder / "tokenizer_config.json"), load_backend(folder))
-    return chat.wrap_fn(user_text)
 
 
 def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer) -> Chat:
@@ -184,7 +173,7 @@ def _render(renderer, text: str) -> str:
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) -> tuple[bytes, ...]:
-    """The bytes of every id; none for special tokens and for ids that the tokenizer does not have."""
+    """Return the bytes of every id; empty for special tokens and for ids that the tokenizer does not have."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     decoders = [state, *state.get("decoders", [])]
     if any(decoder.get("type") == "ByteLevel" for decoder in decoders):
@@ -206,7 +195,7 @@ def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) ->
 
 
 def byte_letters() -> str:
-    """The letter that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's alphabet)."""
+    """Return the letters that stand for the 256 bytes in a byte-level vocabulary (GPT-2's alphabet)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256))
@@ -224,7 +213,7 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """What the model's own tokenizer puts before a text: by `add_bos_token`, else by its post-processor."""
+    """Return the ids that the model's own tokenizer prepends, by `add_bos_token` or else by its post-processor."""
     adds_bos = settings.get("add_bos_token")
     if adds_bos is None:
         bare = backend.encode("a", add_special_tokens=False).ids
@@ -236,8 +225,11 @@ def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tup
 
 
 def _stop_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: the tokenizer's own, which a response is trained to end with, and all that the model's
-    generation stops at. Llama-3.1-Instruct lists <|end_of_text|> first there, and closes its turns with <|eot_id|>."""
+    """Return the end-of-sequence ids: the tokenizer's own, with which training ends responses, then the model's.
+
+    The order matters: Llama-3.1-Instruct's generation config lists <|end_of_text|> first, but its turns close with
+    <|eot_id|>.
+    """
     settings = _read_json(folder / "special_tokens_map.json") | settings
     own_text = _token_text(settings.get("eos_token"))
     for name in ("generation_config.json", "config.json"):
@@ -253,19 +245,19 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None, name: str, folder: P
     token = None if text is None else backend.token_to_id(text)
     if token is None:
         raise ValueError(
-            f"{folder / 'tokenizer_config.json'} names {text!r} as {name}, which is no token: set {name} there, or "
+            f"{folder / 'tokenizer_config.json'} names {text!r} as {name}, which is not a token: set {name} there, or "
             "eos_token_id in generation_config.json"
         )
     return token
 
 
 def _token_text(token: str | dict | None) -> str | None:
-    """A special token is written as its text or as a record with its text."""
+    """Return the text of a special token, which files store either as a string or as a record."""
     return token["content"] if isinstance(token, dict) else token
 
 
 def _chat_template(folder: Path, settings: dict) -> str | None:
-    """The folder's template, from the three places where it may be; of several named ones the default."""
+    """Return the folder's chat template from any of three possible files; of several named templates, the default."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")

@@ -1,9 +1,11 @@
-"""Prompt text of both roles, and its tokens. Comes before sampling.
+"""Prompts of both roles.
 
-A template is the name of one below or the path of a text file. It may use {problem}, {solution}, {num_steps}; they are
-replaced literally, so LaTeX braces need no escaping.
+Takes a problem and, for the verifier, a solution; returns the token ids of the prompt. Stage of the loop: before
+sampling. A template is specified by one of the names below or by the path of a text file. It may use {problem},
+{solution} and {num_steps}, which are replaced literally, so LaTeX braces need no escaping.
 """
 
+import bisect
 import re
 
 from tango_jax.records import Problem
@@ -52,24 +54,24 @@ Solution in {num_steps} steps:
 Verification:
 """
 
-# The last_letter task trains its models from scratch: wording would teach them nothing and cost tokens, so the prompt
-# is the material alone. The format is learned in stage 1.
+# The last_letter task trains its models from scratch: instructions would teach them nothing and cost tokens, so the
+# prompt contains only the problem and the solution. The format is learned in stage 1.
 TEMPLATES = {
     ("generator", "math"): GENERATOR_MATH,
     ("verifier", "math"): VERIFIER_MATH,
     ("generator", "last_letter"): "{problem}\n",
     ("verifier", "last_letter"): "{problem}\n{solution}\n{num_steps}\n",
 }
-# The number of steps that a problem is counted with when problems are filtered by the length of their prompts.
+# The number of steps that is assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99
 FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
 
 
 def load_template(role: str, name: str) -> str:
-    """The template's text.
+    """Return the text of a template.
 
     Raises:
-        ValueError: neither a known name nor a readable file, or a field that the role needs is missing from it.
+        ValueError: `name` is neither known nor a readable file, or the template lacks a field that the role needs.
     """
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
@@ -88,7 +90,7 @@ def load_template(role: str, name: str) -> str:
 
 
 def _fill(template: str, **fields: str) -> str:
-    # In one pass: a problem or a solution that happens to contain a field's name must stay as it is.
+    # In one pass, so that a problem or a solution that happens to contain a field's name is left unchanged.
     return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
 
 
@@ -99,13 +101,13 @@ def generator_prompt(template: str, tokenizer: Tokenizer, problem: Problem) -> l
 def verifier_prompt(
     template: str, tokenizer: Tokenizer, problem: Problem, solution: str, num_steps: int, max_prompt: int
 ) -> tuple[list[int], bool]:
-    """Prompt ids, and whether the solution had to be shortened (from its end) to fit `max_prompt` tokens.
+    """Return the prompt ids, and whether the end of the solution was cut off to fit `max_prompt` tokens.
 
-    What a model wrote never makes it fail. A number of steps that takes more tokens than MANY_STEPS may leave no room
-    even for an empty solution: the prompt then says MANY_STEPS, with which the problem was found to be short enough.
+    Model text never causes an error. If the number of steps takes more tokens than MANY_STEPS and leaves no room even
+    for an empty solution, the prompt states MANY_STEPS instead, with which the problem has passed the length filter.
 
     Raises:
-        ValueError: the prompt is too long with MANY_STEPS and without the solution.
+        ValueError: the prompt is too long even with MANY_STEPS and without the solution.
     """
 
     def build(text: str, count: int) -> list[int]:
@@ -121,8 +123,6 @@ def verifier_prompt(
             f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
             f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
         )
-    low, high = 0, len(solution)  # longest prefix that fits
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(build(solution[:middle], stated)) <= max_prompt else (low, middle - 1)
-    return build(solution[:low], stated), True
+    prefixes = range(1, len(solution) + 1)
+    longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(solution[:length], stated)))
+    return build(solution[:longest], stated), True

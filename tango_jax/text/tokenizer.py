@@ -1,10 +1,11 @@
-"""Text to token ids and back, with the character span of every token. Used before sampling and right after it.
+"""Conversion of text to token ids and back, with the character span of every token.
 
-The text of a response is the UTF-8 decoding of its tokens' bytes. Spans therefore come from the sampled ids themselves
-and never from tokenizing the text a second time, and a character whose bytes are spread over two tokens ends in the
-second of them.
+Stage of the loop: before sampling and right after it. The text of a response is the UTF-8 decoding of the bytes of its
+tokens. Spans therefore come from the sampled ids themselves, never from tokenizing the text again, and a character
+whose bytes are split across two tokens ends in the second one.
 """
 
+import bisect
 import codecs
 import dataclasses
 import re
@@ -21,10 +22,10 @@ class Tokenizer:
     """A tokenizer reduced to what the loop needs."""
 
     encode_fn: Callable[[str], list[int]]
-    token_bytes: tuple[bytes, ...]  # bytes each id stands for; control tokens stand for none
-    bos_ids: tuple[int, ...]  # put before every prompt; empty where the model has no BOS
-    stop_ids: tuple[int, ...]  # any of them ends a response; stage 1 trains on the first
-    strips_blank: bool = False  # encode_fn puts a blank before the text, so decoding takes one away from its start
+    token_bytes: tuple[bytes, ...]  # the bytes that each id stands for; empty for control tokens
+    bos_ids: tuple[int, ...]  # prepended to every prompt; empty if the model has no BOS
+    stop_ids: tuple[int, ...]  # each of them ends a response; stage 1 trains on the first
+    strips_blank: bool = False  # encode_fn prepends a space to the text, so decoding removes one from its start
     chat_fn: Callable[[str], str] | None = None  # wraps a prompt in the model's chat template, BOS included
 
     @property
@@ -37,14 +38,14 @@ class Tokenizer:
         return [*self.bos_ids, *self.encode_fn(text)]
 
     def encode_response(self, text: str) -> list[int]:
-        """Ids of a text to imitate, with the stop id that is its last token."""
+        """Return the ids of a text to imitate, ending with the stop id."""
         return [*self.encode_fn(text), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_with_ends(ids)[0]
 
     def decode_with_ends(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """The text and, for each token, how many characters are complete once it has been read."""
+        """Return the text and, for each token, the number of characters that are complete after it."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces, ends, total = [], [], 0
         may_strip = self.strips_blank
@@ -56,7 +57,7 @@ class Tokenizer:
             pieces.append(piece)
             ends.append(total)
         tail = decoder.decode(b"", final=True)
-        if tail and ends:  # an unfinished character at the end belongs to the last token
+        if tail and ends:  # an incomplete character at the end belongs to the last token
             pieces.append(tail)
             ends[-1] += len(tail)
         return "".join(pieces), ends
@@ -64,15 +65,12 @@ class Tokenizer:
 
 def token_of_character(ends: Sequence[int], character: int) -> int:
     """Index of the token that completes the given character; -1 if the text does not reach it."""
-    low, high = 0, len(ends)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if ends[middle] <= character else (low, middle)
-    return low if low < len(ends) else -1
+    token = bisect.bisect_right(ends, character)
+    return token if token < len(ends) else -1
 
 
 def load_sentencepiece(model: bytes) -> Tokenizer:
-    """A tokenizer from a SentencePiece model's bytes."""
+    """Load a tokenizer from the bytes of a SentencePiece model."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     def piece_bytes(token: int) -> bytes:

@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: metrics of each turn in; files, figures, alarms and logs out."""
+"""What a run records and reports: takes the metrics of each turn and writes files, figures, alarms and logs."""

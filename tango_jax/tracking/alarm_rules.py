@@ -1,8 +1,8 @@
-"""The rules behind the alarms: each looks at the rows so far and says what it found wrong, or None.
+"""The rules behind the alarms. Each rule inspects the metrics so far and returns what is wrong, or None.
 
-In: rows of metrics.jsonl, oldest first; the limits (`alarms.*` in defaults.py); and `ease`, 1 or below, which makes the
-limits stricter. Out: a `Finding`, or None, also while there are too few rows to judge. Stage: alarms.py asks them all
-after every turn.
+A rule takes the rows of metrics.jsonl (oldest first), the limits (`alarms.*` in defaults.py), and `ease`, a factor of
+at most 1 that tightens the limits. It returns a `Finding`, or None if all is well or there are too few rows to judge.
+alarms.py evaluates every rule at the end of each turn.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,35 +13,35 @@ import numpy as np
 from ml_collections import ConfigDict
 
 ROLES = ("generator", "verifier")
-Finding = tuple[str, str, str]  # what was seen; the limit, with the config key that sets it; what to try
+Finding = tuple[str, str, str]  # what was observed; the limit, with the config key that sets it; what to try
 Rule = Callable[[Sequence[dict], ConfigDict, float], Finding | None]
 
 
 def values(rows: Iterable[dict], name: str, count: int) -> list[float]:
-    """The metric in the first `count` rows that have it; a value that was not finite is null there and left out."""
+    """The metric in the first `count` rows that have it. Non-finite values are stored as null and are skipped."""
     return list(islice((row[name] for row in rows if row.get(name) is not None), count))
 
 
 def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> float | None:
-    """Mean of the last `count` values; None while there are fewer than `least`."""
+    """Mean of the last `count` values, or None if there are fewer than `least` values."""
     found = values(reversed(rows), name, count)
     return float(np.mean(found)) if len(found) >= least else None
 
 
-def _truncation(role: str, rows, limits, ease: float) -> Finding | None:
+def _truncation(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     mean = recent_mean(rows, f"{role}/truncation_rate", limits.window, least=limits.window)
     if mean is None or mean <= limits.truncation * ease:
         return None
     return (
         f"{mean:.1%} of the {role}'s responses ended at the length limit",
         f"alarms.truncation={limits.truncation}",
-        f"read some: if they never end, the stop token or stage 1 is at fault; if they are sound, raise "
-        f"{role}.max_response, or leave them out of the loss with {role}.loss.mask_overlong",
+        "read a few of them: if they never end, the stop token or stage 1 is at fault; if they are sound, raise "
+        f"{role}.max_response, or mask them out of the loss with {role}.loss.mask_overlong",
     )
 
 
-def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
-    # From the first turn on: it is the sampler that is wrong then, not the run.
+def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+    # Checked from the first turn on: a gap this early points to a bug in the sampler, not to the training.
     mean = recent_mean(rows, f"{role}/logprob_gap_mean", limits.window, least=1)
     share = recent_mean(rows, f"{role}/logprob_gap_share", limits.window, least=1)
     if mean is None or share is None:
@@ -53,40 +53,42 @@ def _logprob_gap(role: str, rows, limits, ease: float) -> Finding | None:
         f"{share:.1%} of the tokens",
         f"alarms.logprob_gap={limits.logprob_gap}, alarms.logprob_gap_share={limits.logprob_gap_share}",
         f"set {role}.top_p=1 and {role}.top_k=0; compare with {role}.model.compute_dtype=float32 and, in the "
-        "environment, JAX_DEFAULT_MATMUL_PRECISION=highest: a gap that stays is a wrong mask, position or cache; one "
-        f"that goes is rounding, for which there is {role}.loss.importance_cap=2",
+        "environment, JAX_DEFAULT_MATMUL_PRECISION=highest: if the gap remains, a mask, position or cache is wrong; if "
+        f"it disappears, it is rounding, which {role}.loss.importance_cap=2 corrects for",
     )
 
 
-def _reference(role: str, rows, limits, ease: float) -> Finding | None:
+def _reference(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     first = next((row for row in rows if row.get(f"{role}/kl") is not None), None)
     if first is None:
         return None
-    # Rows of earlier versions have the KL of a batch's last update alone.
+    # Earlier versions logged only the KL of the last update on a batch.
     kl = first.get(f"{role}/kl_first", first[f"{role}/kl"])
     if kl is None or kl <= limits.first_kl * ease:
         return None
     return (
         f"the KL of the {role} to its reference was {kl:.3g} at its first update, where both have the same weights",
         f"alarms.first_kl={limits.first_kl}",
-        f"the two are scored differently: compare with {role}.model.compute_dtype=float32",
+        f"the two models are scored differently: compare with {role}.model.compute_dtype=float32",
     )
 
 
-def _kl(role: str, rows, limits, ease: float) -> Finding | None:
+def _kl(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     mean = recent_mean(rows, f"{role}/kl", limits.window, least=limits.window)
     if mean is None or mean <= limits.kl * ease:
         return None
     return (
         f"the KL of the {role} to its reference is {mean:.3g} nats per token",
         f"alarms.kl={limits.kl}",
-        f"lower {role}.optimizer.lr or raise {role}.loss.kl_coef, and read what it writes: it may have found a way to "
-        "please the reward without solving anything",
+        f"lower {role}.optimizer.lr or raise {role}.loss.kl_coef, and read its responses: it may have found a way to "
+        "hack the reward without solving anything",
     )
 
 
-def _ratio_to_start(rows, name: str, limits, floor: float) -> tuple[float, float, float] | None:
-    """(ratio, mean of the first values, mean of the last ones); below `floor` a mean counts as `floor`."""
+def _ratio_to_start(
+    rows: Sequence[dict], name: str, limits: ConfigDict, floor: float
+) -> tuple[float, float, float] | None:
+    """(ratio, mean of the first values, mean of the last values). Means below `floor` are raised to `floor`."""
     last = recent_mean(rows, name, limits.window, least=limits.window)
     if last is None:
         return None
@@ -94,7 +96,7 @@ def _ratio_to_start(rows, name: str, limits, floor: float) -> tuple[float, float
     return max(last, floor) / max(first, floor), first, last
 
 
-def _entropy(role: str, rows, limits, ease: float) -> Finding | None:
+def _entropy(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     compared = _ratio_to_start(rows, f"{role}/entropy", limits, floor=1e-6)
     if compared is None:
         return None
@@ -104,19 +106,20 @@ def _entropy(role: str, rows, limits, ease: float) -> Finding | None:
         return (
             seen,
             f"alarms.entropy_low={limits.entropy_low}",
-            f"it explores no more: raise {role}.loss.entropy_coef, set {role}.loss.clip_high above clip_low, or lower "
-            f"{role}.optimizer.lr",
+            f"the policy no longer explores: raise {role}.loss.entropy_coef, set {role}.loss.clip_high above clip_low, "
+            f"or lower {role}.optimizer.lr",
         )
     if ratio > limits.entropy_high * ease:
         return (
             seen,
             f"alarms.entropy_high={limits.entropy_high}",
-            f"it falls apart: lower {role}.optimizer.lr or {role}.loss.entropy_coef, or raise {role}.loss.kl_coef",
+            f"the policy is degenerating: lower {role}.optimizer.lr or {role}.loss.entropy_coef, or raise "
+            f"{role}.loss.kl_coef",
         )
     return None
 
 
-def _steps(rows, limits, ease: float) -> Finding | None:
+def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     compared = _ratio_to_start(rows, "generator/steps_mean", limits, floor=1.0)
     if compared is None:
         return None
@@ -126,21 +129,21 @@ def _steps(rows, limits, ease: float) -> Finding | None:
         return (
             seen,
             f"alarms.steps_high={limits.steps_high}",
-            "read some: steps that say nothing win approval without work. Lower rl.alpha_initial, or train the "
-            "verifier more (rl.verifier_turns_per_cycle)",
+            "read a few: empty steps can earn step rewards without doing any work. Lower rl.alpha_initial, or train "
+            "the verifier more (rl.verifier_turns_per_cycle)",
         )
     if ratio < limits.steps_low / ease:
         return (
             seen,
             f"alarms.steps_low={limits.steps_low}",
-            "read some: with everything in few steps the verifier judges little. Raise rl.format_weight or "
+            "read a few: with everything in a few steps, the verifier has little to judge. Raise rl.format_weight or "
             "task.min_steps, or lower generator.optimizer.lr",
         )
     return None
 
 
-def _one_verdict(rows, limits, ease: float) -> Finding | None:
-    """The verifier's own turns and its answers in the generator's turns count alike."""
+def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+    """Counts the verifier's own turns and its verdicts in the generator's turns alike."""
     found = []
     for row in reversed(rows):
         if len(found) == limits.window:
@@ -154,15 +157,16 @@ def _one_verdict(rows, limits, ease: float) -> Finding | None:
     correct, invalid, accuracy = np.mean(found, axis=0)
     rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
     verdict = max(rates, key=rates.get)
-    # Where nearly all solutions are of one kind, one verdict is right, and balanced accuracy is high.
+    # If nearly all solutions belong to one class, giving one verdict is right, and the balanced accuracy is high.
     if rates[verdict] <= limits.verdict_rate * ease or accuracy >= limits.verdict_accuracy / ease:
         return None
     advice = (
-        "its responses are cut or malformed: see verifier/truncation_rate and verifier/format, and give stage 1 of the "
-        "verifier more steps"
+        "its responses are truncated or malformed: see verifier/truncation_rate and verifier/format, and give the "
+        "verifier's stage 1 more steps"
         if verdict == "INVALID"
-        else "a verifier that cannot tell solutions apart settles for one answer: give its stage 1 more steps, use a "
-        "stronger checkpoint, lower verifier.optimizer.lr, and see in verifier/solutions_correct that both kinds occur"
+        else "a verifier that cannot tell solutions apart collapses to one verdict: give its stage 1 more steps, use a "
+        "stronger checkpoint, lower verifier.optimizer.lr, and check in verifier/solutions_correct that both classes "
+        "occur"
     )
     return (
         f"{rates[verdict]:.1%} of the verdicts are {verdict}, with a balanced accuracy of {accuracy:.2f}",
@@ -171,7 +175,7 @@ def _one_verdict(rows, limits, ease: float) -> Finding | None:
     )
 
 
-def _grader(rows, limits, ease: float) -> Finding | None:
+def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
     errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
     graded = sum(round(row["generator/tokens_sampled"] / row["generator/length_mean"]) for row in recent)
@@ -181,40 +185,40 @@ def _grader(rows, limits, ease: float) -> Finding | None:
         f"the grader failed on {errors + timeouts} of {graded} answers ({errors} errors, {timeouts} timeouts), which "
         "count as wrong",
         f"alarms.grader_failures={limits.grader_failures}",
-        "grade a file of such answers alone (python -m tango_jax.grade); gold answers that are no mathematics need "
-        "another grader kind; a timeout is an answer that took seconds of processor time, twice",
+        "grade a file of such answers on its own (python -m tango_jax.grade); gold answers that are not mathematical "
+        "need another grader kind; a timeout means that grading took seconds of processor time, twice",
     )
 
 
-def _shortened(rows, limits, ease: float) -> Finding | None:
+def _shortened(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     mean = recent_mean(rows, "verifier/shortened_rate", limits.window, least=limits.window)
     if mean is None or mean <= limits.shortened * ease:
         return None
     return (
-        f"{mean:.1%} of the solutions were cut to fit the verifier's prompt: it judges what it does not see",
+        f"{mean:.1%} of the solutions were cut to fit the verifier's prompt: it judges steps that it cannot see",
         f"alarms.shortened={limits.shortened}",
         "raise verifier.max_prompt, or lower generator.max_response",
     )
 
 
-def _standing_still(role: str, reward: str, rows, limits, ease: float) -> Finding | None:
+def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
     if share is not None and share > limits.groups_without_signal * ease:
         mean = recent_mean(rows, f"{role}/reward/{reward}", limits.window, least=1)
         known = "" if mean is None else f" ({role}/reward/{reward} is {mean:.2f})"
         return (
-            f"in {share:.1%} of the {role}'s groups all samples have the same reward{known}: they teach nothing",
+            f"in {share:.1%} of the {role}'s groups all samples have the same reward{known}: no learning signal",
             f"alarms.groups_without_signal={limits.groups_without_signal}",
-            "a reward near 0 means that the task is too hard, or that parser or grader reject everything; one near 1 "
-            f"that it is too easy; else raise {role}.temperature or rl.samples_per_prompt",
+            "a reward near 0 means that the task is too hard, or that the parser or grader rejects everything; one "
+            f"near 1 means that it is too easy; otherwise raise {role}.temperature or rl.samples_per_prompt",
         )
     kls = values(reversed(rows), f"{role}/kl", 2 * limits.window)
     largest = max(map(abs, kls[: limits.window]), default=0.0)
-    # The first values are those of a policy that had no time to move.
+    # The first values are skipped: the policy had no time to move yet.
     if len(kls) == 2 * limits.window and largest < limits.still_kl / ease:
         return (
             f"the KL of the {role} to its reference was at most {largest:.2g} in its last {limits.window} turns: its "
-            "weights hardly move",
+            "weights barely change",
             f"alarms.still_kl={limits.still_kl}",
             f"raise {role}.optimizer.lr, and keep {role}.model.param_dtype=float32: bfloat16 loses small updates",
         )

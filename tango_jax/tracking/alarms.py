@@ -1,12 +1,12 @@
-"""Alarms: what the metrics of the turns say about a run that is going wrong, with what to try.
+"""Alarms: detect from the metrics that a run is going wrong, and suggest what to try.
 
-In: rows of metrics.jsonl, oldest first, and the limits (`alarms.*` in defaults.py). Out: an `Alarm` for everything that
-is wrong at the last row. Stage: the end of every turn (loggers.py), which writes `alarm/<name>` 0 or 1 into the row and
-tells a person when an alarm starts and when it is over. All of it is a function of the rows (the rules are those of
-alarm_rules.py), so a resumed run, which has them, goes on with the same alarms, and a report can tell the whole story
-from the file (`periods`).
+Takes the rows of metrics.jsonl (oldest first) and the limits (`alarms.*` in defaults.py), and returns an `Alarm` for
+everything that is wrong at the last row. loggers.py calls this at the end of every turn: it writes `alarm/<name>` as 0
+or 1 into the row and logs when an alarm starts and when it clears. Alarms depend on the rows alone (see
+alarm_rules.py), so a resumed run continues with the same alarms, and a report can reconstruct their history from the
+file (`periods`).
 
-Rows are kept from the first one on, since some limits are relative to how a role began; a run has hundreds of them.
+All rows are kept, because some limits are relative to a role's first turns; a run has only hundreds of rows.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,32 +16,32 @@ from ml_collections import ConfigDict
 
 from tango_jax.tracking.alarm_rules import RULES
 
-TURN_PHASES = ("warmup", "generator", "verifier")  # evaluations, which are greedy, ring nothing
+TURN_PHASES = ("warmup", "generator", "verifier")  # evaluations are greedy and raise no alarms
 
 
 class Alarm(NamedTuple):
-    """One thing that is wrong."""
+    """One problem that was detected."""
 
     name: str  # the metric is alarm/<name>
     seen: str
-    limit: str  # with the config key that sets it
+    limit: str  # including the config key that sets it
     advice: str
 
 
 class Period(NamedTuple):
-    """An alarm from its first turn to its last; `last` is None while it rings."""
+    """The turns during which an alarm was active; `last` is None if it still is."""
 
     name: str
     first: int
     last: int | None
-    alarm: Alarm | None  # as it was at its first turn; None if it does not ring with these limits
+    alarm: Alarm | None  # as reported at its first turn; None if the given limits would not raise it
 
 
 def check(rows: Sequence[dict], limits: ConfigDict, ringing: Collection[str] = ()) -> list[Alarm]:
-    """Everything that is wrong at the last row.
+    """Return an alarm for everything that is wrong at the last row.
 
-    An alarm in `ringing`, which rang one row before, goes on until what it saw is inside the limit by a share of
-    `alarms.margin`: a value that hovers about its limit does not start an alarm again and again.
+    An alarm in `ringing`, i.e. one that was active at the row before, clears only once its value is inside the limit by
+    a margin (`alarms.margin`), so that a value hovering around the limit does not raise the alarm again and again.
     """
     found = []
     for name, rule in RULES.items():
@@ -52,18 +52,18 @@ def check(rows: Sequence[dict], limits: ConfigDict, ringing: Collection[str] = (
 
 
 def as_metrics(alarms: Sequence[Alarm]) -> dict[str, int]:
-    """{"alarm/<name>": 1 if it rings else 0} for all there are."""
+    """Return {"alarm/<name>": 1 if the alarm is active else 0} for every rule."""
     names = {alarm.name for alarm in alarms}
     return {f"alarm/{name}": int(name in names) for name in RULES}
 
 
 def ringing_at(row: dict) -> frozenset[str]:
-    """Names of the alarms that rang when the row was written."""
+    """Names of the alarms that were active when the row was written."""
     return frozenset(name for name in RULES if row.get(f"alarm/{name}"))
 
 
 def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Alarm]) -> list[str]:
-    """Lines for a person: alarms that start with the last row, and those that were ringing and are over."""
+    """Log lines for the alarms that start with the last row and for those that clear with it."""
     step, now = rows[-1]["step"], {alarm.name for alarm in alarms}
     lines = [
         f"alarm {alarm.name} (turn {step}): {alarm.seen}; the limit is {alarm.limit}. What to try: {alarm.advice}"
@@ -78,7 +78,7 @@ def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Ala
 
 
 def periods(rows: Sequence[dict], limits: ConfigDict) -> list[Period]:
-    """When each alarm rang, in order of their starts, from all rows of a run (or of the part that there is)."""
+    """When each alarm was active, in order of their starts, given all rows of a run (or the rows so far)."""
     turns = [row for row in rows if row["phase"] in TURN_PHASES]
     found: list[Period] = []
     open_at: dict[str, int] = {}  # name -> index in `found`

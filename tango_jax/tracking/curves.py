@@ -1,6 +1,6 @@
-"""The numbers of figures, whoever draws them: points of a curve out of metrics rows, running means, seeds side by side.
+"""Data behind the figures: curves extracted from metrics rows, running means, and curves aggregated over seeds.
 
-In: rows of metrics.jsonl as dicts. Out: NumPy arrays. Stage: after a run, before plots.py (PNG) and viewer/ (HTML).
+Takes rows of metrics.jsonl as dicts and returns NumPy arrays. Used after a run by plots.py (PNG) and viewer/ (HTML).
 """
 
 import itertools
@@ -11,21 +11,21 @@ import numpy as np
 
 from tango_jax.arms import ARMS, GREY, SKY, Look
 
-# Names of markers in plotly -> in Matplotlib.
+# Marker names of plotly -> those of Matplotlib.
 MARKERS = {
     "circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X",
 }  # fmt: skip
 SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
-SMOOTHING_SHARE = 12  # a curve is smoothed over one twelfth of its points
+SMOOTHING_SHARE = 12  # the smoothing window is one twelfth of a curve's points
 
 
 def label_of(arm: str) -> str:
-    """The name of an arm in a legend; that of an arm which this version does not know is its label."""
+    """The legend label of an arm; an arm that this version does not know is labelled by its name."""
     return ARMS[arm].label if arm in ARMS else arm
 
 
 def looks_of(arms: Iterable[str]) -> dict[str, Look]:
-    """How the curve of each arm is drawn; arms that this version does not know get what is left."""
+    """How to draw the curve of each arm; arms that this version does not know get the spare looks."""
     spare = itertools.cycle(SPARE_LOOKS)
     return {arm: ARMS[arm].look if arm in ARMS else next(spare) for arm in arms}
 
@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 
 def series(rows: Iterable[dict], phases: set[str], x_name: str, y_name: str) -> Series:
-    """Points that have both values, in order of x; of two with the same x the later row counts."""
+    """Points that have both values, sorted by x; if two rows share an x, the later row wins."""
     points = {row[x_name]: row[y_name] for row in rows
               if row.get("phase") in phases and row.get(x_name) is not None and row.get(y_name) is not None}
     x = sorted(points)
@@ -46,7 +46,7 @@ def series(rows: Iterable[dict], phases: set[str], x_name: str, y_name: str) -> 
 
 
 def smooth(y: np.ndarray) -> np.ndarray:
-    """Centred running mean whose window shrinks at the ends, so that the first and last points are not invented."""
+    """Centred running mean whose window shrinks towards the ends, so that no points are extrapolated."""
     half = len(y) // SMOOTHING_SHARE // 2
     sums = np.concatenate([[0.0], np.cumsum(y)])
     middle = np.arange(len(y))
@@ -55,7 +55,7 @@ def smooth(y: np.ndarray) -> np.ndarray:
 
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The x that every seed has, and the values [seed, point] there; seeds without the metric are left out."""
+    """The x values common to all seeds, and the values [seed, point] there; seeds without the metric are left out."""
     curves = [series(from_warmup(rows), {"eval"}, "x", name) for rows in seeds]
     curves = [curve for curve in curves if curve.x.size]
     if not curves:
@@ -67,7 +67,7 @@ def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.n
 
 
 def from_warmup(rows: Iterable[dict]) -> list[dict]:
-    """The evaluations with an `x`: generator steps, and before the first one the verifier's warm-up, down from 0."""
+    """Evaluation rows with an added `x`: the generator step, or a negative turn count during the verifier's warm-up."""
     evaluations = [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
     warmup = max((row["step"] for row in evaluations if row["generator_step"] == 0), default=0)
     return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in evaluations]

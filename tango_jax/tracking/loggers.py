@@ -1,12 +1,13 @@
-"""The log of a run: metrics.jsonl, the alarms, and, where the config asks, TensorBoard and Weights & Biases.
+"""The log of a run: metrics.jsonl, the alarms, and optionally TensorBoard and Weights & Biases.
 
-In: flat records of scalars, as MetricsWriter takes them. Out: a line of metrics.jsonl with `alarm/<name>` added, the
-same names in the other loggers, and alarms on the console. Stage: the end of every step; the first process alone.
+Takes flat records of scalars, like MetricsWriter. Writes a line of metrics.jsonl with `alarm/<name>` added, logs the
+same names to the other loggers, and reports alarms on the console. Runs at the end of every step, in the first process
+only.
 
-metrics.jsonl is the truth and the others follow it, row by row in its order. A killed run leaves them with too few rows
-(what they had not sent yet) or too many (turns after the last checkpoint, which are made again). So at its start a run
-hands them all rows that it kept, and each leaves out what it has already. The same fills in the rows of before for a
-logger that is switched on later.
+metrics.jsonl is the source of truth, and the other loggers mirror it row by row. After a kill they may have too few
+rows (not sent yet) or too many (turns after the last checkpoint, which will be repeated). So when a run starts, it
+replays all rows that it kept, and each logger skips those that it already has. This also backfills a logger that is
+switched on later.
 """
 
 import importlib.util
@@ -27,17 +28,17 @@ from tango_jax.tracking import alarms
 from tango_jax.tracking.metrics import MetricsWriter, make_row, read_metrics
 from tango_jax.tracking.run_config import keep_config
 
-# Config key -> (module, what pip installs); imported only where they are asked for.
+# Config key -> (module, requirement for pip). The modules are imported only if the logger is switched on.
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}
 
 
 def check_installed(loggers: ConfigDict) -> None:
-    """ValueError if a logger is asked for whose package is not there, with the command that installs it."""
+    """Raise ValueError, with the install command, if the package of a requested logger is missing."""
     for key, (module, requirement) in PACKAGES.items():
         if not loggers[key]:
             continue
         found = importlib.util.find_spec(module)
-        # W&B leaves a folder `wandb` behind, which Python takes for a package without files.
+        # W&B creates a folder named `wandb`, which Python treats as a namespace package without files.
         if found is None or found.origin is None:
             raise ValueError(
                 f"loggers.{key}={loggers[key]} needs the package {module}: pip install '{requirement}', or switch the "
@@ -46,34 +47,34 @@ def check_installed(loggers: ConfigDict) -> None:
 
 
 class Follower(Protocol):
-    """A logger beside metrics.jsonl."""
+    """A logger that mirrors metrics.jsonl."""
 
     name: str
 
     def write(self, index: int, row: dict[str, Any]) -> None:
-        """Log the row with this index in metrics.jsonl, unless it is there."""
+        """Log the row with this index in metrics.jsonl, unless it has been logged already."""
 
     def flush(self) -> None:
-        """Send or store what was written, as far as that can be asked for."""
+        """Send or store what was written, as far as the logger supports it."""
 
     def close(self, has_failed: bool) -> None:
-        """End, noting whether the run ended with an error."""
+        """Finish, recording whether the run ended with an error."""
 
 
 class RunLog:
-    """MetricsWriter for a whole run, with its interface. In every process but the first it does nothing."""
+    """The log of a whole run, with the interface of MetricsWriter. It does nothing except in the first process."""
 
     def __init__(
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
         settings_file: Path | None = None,
     ):  # fmt: skip
-        """Open <directory>/metrics.jsonl, cut to `resume_at` bytes, and bring all that follows it to the same row.
+        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up.
 
-        `settings_file` (by default <directory>/config.json) gets the config together with the first row or position:
-        a start that comes to nothing must not bind the next one to its settings.
+        The config is written to `settings_file` (default: <directory>/config.json) together with the first row or
+        position, so that a run that fails before then does not bind the next one to its settings.
 
         Raises:
-            ValueError: the file is not as the checkpoint says, or Weights & Biases refuses.
+            ValueError: the file does not match the checkpoint, or Weights & Biases could not be started.
         """
         self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at, enabled=hosts.is_first())
         self._limits, self._console, self._followers = config.alarms, console, []
@@ -92,10 +93,10 @@ class RunLog:
         for index, row in enumerate(rows):
             self._follow(index, row)
         if self._ringing:
-            console.log(f"alarms that go on from before: {', '.join(sorted(self._ringing))}")
+            console.log(f"alarms still active from before: {', '.join(sorted(self._ringing))}")
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
-        """Write one row everywhere; that of a turn is judged first."""
+        """Write one row to all loggers; the alarms of a turn are evaluated first."""
         if not hosts.is_first():
             return
         row = make_row(step, phase, metrics)
@@ -103,8 +104,8 @@ class RunLog:
             row = self._judge(row)
         elif failed := {name: row[f"grader/eval_{name}"] for name in FAILURES if row.get(f"grader/eval_{name}")}:
             counts = ", ".join(f"{count} {name}" for name, count in failed.items())
-            self._console.log(f"warning: the evaluation after turn {step} counts answers as wrong that the grader "
-                              f"could not judge: {counts}")
+            self._console.log(f"warning: the grader could not judge some answers of the evaluation after turn {step}; "
+                              f"they count as wrong: {counts}")
         self._begin()
         self._writer.append(row)
         self._follow(self._num_rows, row)
@@ -116,7 +117,7 @@ class RunLog:
             self._has_begun = True
 
     def _judge(self, row: dict) -> dict:
-        """The row with its alarms; says which of them start or end with it."""
+        """Return the row with its alarms, and log which alarms start or clear with it."""
         found = alarms.check([*self._turns, row], self._limits, self._ringing)
         row |= alarms.as_metrics(found)
         self._turns.append(row)
@@ -126,17 +127,18 @@ class RunLog:
         return row
 
     def position(self) -> int:
-        """Bytes of metrics.jsonl, forced to disk, for the checkpoint."""
+        """Size of metrics.jsonl in bytes, after an fsync, to be stored in the checkpoint."""
         if hosts.is_first():
             self._begin()
         self._each(lambda follower: follower.flush())
         return self._writer.position()
 
     def close(self, has_failed: bool = False) -> None:
-        """Close everything; a second call does nothing.
+        """Close all loggers; a second call does nothing.
 
         Raises:
-            ValueError: metrics.jsonl was removed or changed since the last checkpoint, which nobody would notice later.
+            ValueError: metrics.jsonl was removed or changed since the last checkpoint, which would go unnoticed
+                otherwise.
         """
         try:
             if not has_failed:
@@ -156,20 +158,20 @@ class RunLog:
         self._each(lambda follower: follower.write(index, row))
 
     def _each(self, call: Callable[[Follower], None]) -> None:
-        """Call every follower. One that fails is left behind: it must not end hours of training."""
+        """Call every follower. A follower that fails is dropped, since it must not end hours of training."""
         for follower in list(self._followers):
             try:
                 call(follower)
-            except Exception as error:  # whatever a library raises when its service dies or its disk is full
+            except Exception as error:  # whatever a library raises if its service is down or the disk is full
                 self._followers.remove(follower)
                 self._console.log(
-                    f"warning: logging to {follower.name} failed and is off now ({type(error).__name__}: {error}); "
-                    "metrics.jsonl goes on, and a resumed run catches up from there"
+                    f"warning: logging to {follower.name} failed and is now off ({type(error).__name__}: {error}); "
+                    "metrics.jsonl is still written, and a resumed run catches up from it"
                 )
 
 
 class _TensorBoard:
-    """Event files, made anew from the first row whenever a run starts: rows are never missing there, nor twice."""
+    """Event files, rewritten from the first row whenever a run starts, so that no row is missing or duplicated."""
 
     name = "TensorBoard"
 
@@ -179,7 +181,7 @@ class _TensorBoard:
         folder = directory / "tensorboard"
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        # A TensorBoard that is looking on forgets what it read before, from this step on.
+        # Tells a TensorBoard that is already open to drop what it has read from this step on.
         self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=20)
 
     def write(self, index: int, row: dict[str, Any]) -> None:
@@ -195,11 +197,11 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    """One W&B run for the run's whole life; its id is kept in the folder.
+    """One W&B run for the lifetime of the run; its id is stored in the workdir.
 
-    W&B takes every step once, in rising order, and two rows share a turn where an evaluation follows it. So W&B's own
-    step is the number of the row, and `step`, the turn, is the x axis of all charts. Offline there is nothing to
-    resume: each start writes a folder with all rows, and the newest one is the one to sync.
+    W&B requires increasing steps, each logged once, but a turn and the evaluation after it share a turn number. So
+    W&B's own step is the row index, and `step`, the turn, is the x axis of all charts. Offline runs cannot be resumed:
+    each start writes a new folder with all rows, and the newest folder is the one to sync.
     """
 
     name = "W&B"
@@ -228,7 +230,7 @@ class _WeightsAndBiases:
                 "login`, or set WANDB_MODE=offline, or switch the logger off"
             ) from error
         self._run.define_metric("*", step_metric="step")
-        self._next_row = self._run.starting_step  # `step` is 0 until the first row is logged, also when resumed
+        self._next_row = self._run.starting_step  # `step` is 0 until the first row is logged, even after a resume
         folder = Path(self._run.dir).parent
         console.log(f"W&B: {f'offline in {folder}' if self._run.offline else self._run.url or 'disabled'}")
 
@@ -238,7 +240,7 @@ class _WeightsAndBiases:
         self._run.log({name: value for name, value in row.items() if value is not None}, step=index, commit=True)
 
     def flush(self) -> None:
-        pass  # it sends in the background; what a kill keeps from it is sent again at the next start
+        pass  # W&B sends in the background; rows lost to a kill are replayed at the next start
 
     def close(self, has_failed: bool) -> None:
         self._run.finish(exit_code=int(has_failed))

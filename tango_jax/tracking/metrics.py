@@ -1,7 +1,7 @@
-"""Numbers of a run on their way to disk.
+"""Writes and reads the metrics file of a run.
 
-In: flat records of scalars, one per step of the loop. Out: `<workdir>/metrics.jsonl`, one JSON object a line, which a
-resumed run continues at the byte its checkpoint names. Stage: the end of every step.
+Takes flat records of scalars, one per step of the loop, and appends them to `<workdir>/metrics.jsonl`, one JSON object
+per line. A resumed run continues at the byte position stored in its checkpoint. Runs at the end of every step.
 """
 
 import json
@@ -15,41 +15,41 @@ from tango_jax.runtime.checkpoint import Restored
 
 
 class MetricsWriter:
-    """Appends one JSON object a line; with `enabled` false (every process but the first) it does nothing.
+    """Appends one JSON object per line; with `enabled` false (every process but the first) it does nothing.
 
-    A checkpoint names a position in the file. So each write makes sure that the file is still the one that was opened,
-    and as long: what others do to it meanwhile must not become a gap that nobody notices.
+    A checkpoint refers to a position in the file. So each write verifies that the file is still the one that was opened
+    and has the expected size: if another program modifies it meanwhile, the gap must not go unnoticed.
     """
 
     def __init__(self, path: str | os.PathLike, resume_at: int | None = None, enabled: bool = True):
-        """Open for appending, after cutting the file to `resume_at` bytes (0 starts afresh) if that is given."""
+        """Open the file for appending, after truncating it to `resume_at` bytes if given (0: start afresh)."""
         self._file = None
         if not enabled:
             return
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer: what could not be written shall not be tried again when the file is closed.
+        # Unbuffered, so that a failed write is not retried when the file is closed.
         self._file = open(self._path, "a+b", buffering=0)
         self._size = _whole_lines(self._path) if resume_at is None else check_resume(self._path, resume_at)
         self._file.truncate(self._size)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
-        """Write one line, see `make_row`."""
+        """Write one line; see `make_row`."""
         self.append(make_row(step, phase, metrics))
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write a row of `make_row`; it is with the operating system when this returns.
+        """Write a row made by `make_row`; the data has been handed to the operating system when this returns.
 
         Raises:
-            OSError: it cannot be written.
-            ValueError: the file was removed, replaced or changed since the row before.
+            OSError: the row cannot be written.
+            ValueError: the file was removed, replaced or changed since the previous row.
         """
         if self._file is None:
             return
         self._check()
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
-            while line:  # a disk that fills up takes a part
+            while line:  # a nearly full disk may accept only a part
                 written = self._file.write(line)
                 self._size += written
                 line = line[written:]
@@ -57,8 +57,7 @@ class MetricsWriter:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def position(self) -> int:
-        """Bytes written so far, forced to disk: a checkpoint that names this position can rely on it. Raises like
-        `append`."""
+        """Bytes written so far, after an fsync, so that a checkpoint can rely on it. Raises like `append`."""
         if self._file is None:
             return 0
         self._check()
@@ -69,21 +68,21 @@ class MetricsWriter:
         return self._size
 
     def _check(self) -> None:
-        """Raises ValueError if the file is not as this writer left it. One that was removed is put back before."""
+        """Raise ValueError if the file is not as this writer left it. A file that was removed is restored first."""
         own = os.fstat(self._file.fileno())
         try:
             found = os.stat(self._path)
         except FileNotFoundError as error:
             if not self._path.parent.is_dir():
-                raise ValueError(f"{self._path.parent} was removed while the run was going on: nothing of it is left. "
+                raise ValueError(f"{self._path.parent} was removed during the run: nothing of it is left. "
                                  "The same command starts afresh") from error
             write_atomically(self._path, os.pread(self._file.fileno(), self._size, 0))
-            raise ValueError(f"{self._path} was removed while the run was going on. Its rows are back: the same "
-                             "command goes on from the last checkpoint") from error
+            raise ValueError(f"{self._path} was removed during the run. Its rows have been restored: the "
+                             "same command resumes from the last checkpoint") from error
         if not os.path.samestat(own, found) or found.st_size != self._size:
-            raise ValueError(f"{self._path} was replaced or changed while the run was going on: it has {found.st_size} "
-                             f"bytes, and the run had written {self._size}. Restore it from a copy; the same command "
-                             "then goes on from the last checkpoint")
+            raise ValueError(f"{self._path} was replaced or changed during the run: it has {found.st_size} bytes, but "
+                             f"the run had written {self._size}. Restore it from a copy; the same command then "
+                             "resumes from the last checkpoint")
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -99,12 +98,12 @@ class MetricsWriter:
 
 
 def make_row(step: int, phase: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """One flat object: 0-d arrays become numbers, and NaN and infinity, which JSON lacks, become null."""
+    """Return one flat object: 0-d arrays become numbers; NaN and infinity, which JSON lacks, become null."""
     return {"step": int(step), "phase": phase} | {name: _scalar(name, value) for name, value in metrics.items()}
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """All rows of a metrics file; the half line of a run that is still writing, or was killed, is left out."""
+    """Read all rows of a metrics file, without an incomplete last line (the run is still writing, or was killed)."""
     data = Path(path).read_bytes()
     rows = []
     for number, line in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), start=1):
@@ -116,18 +115,18 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
 
 
 def check_resume(path: str | os.PathLike, resume_at: int) -> int:
-    """`resume_at`, the bytes that a metrics file had when a checkpoint was saved, if a run can go on from there.
+    """Return `resume_at`, the size in bytes that the file had at the checkpoint, if a run can be resumed from there.
 
     Raises:
-        ValueError: the file is missing, shorter, or was edited.
+        ValueError: the file is missing, too short, or was edited.
     """
     path = Path(path)
     data = path.read_bytes() if path.exists() else b""
-    mend = "put back a copy of the file, or start with another workdir"
+    mend = "restore the file from a copy, or choose another workdir"
     if len(data) < resume_at:
         has = f"has {len(data)} bytes" if path.exists() else "is missing"
-        raise ValueError(f"{path} {has}, but the checkpoint was saved when it had {resume_at}; rows of turns before it "
-                         f"are lost: {mend}")
+        raise ValueError(f"{path} {has}, but the checkpoint was saved when it had {resume_at}; earlier rows are "
+                         f"lost: {mend}")
     if resume_at and data[resume_at - 1:resume_at] != b"\n":
         raise ValueError(f"{path}: byte {resume_at}, where the checkpoint resumes, is inside a line; the file was "
                          f"edited: {mend}")
@@ -136,7 +135,7 @@ def check_resume(path: str | os.PathLike, resume_at: int) -> int:
 
 def _scalar(name: str, value: Any) -> Any:
     value = json_value(value)
-    assert value is None or isinstance(value, (bool, int, float, str)), f"metric {name} is no scalar: {value!r}"
+    assert value is None or isinstance(value, (bool, int, float, str)), f"metric {name} is not a scalar: {value!r}"
     return value
 
 
@@ -146,12 +145,13 @@ def _whole_lines(path: Path) -> int:
 
 
 def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
-    """Insist that metrics.jsonl and checkpoints of a directory belong together, before any work; nothing is written.
+    """Check before any work that metrics.jsonl and the checkpoints of a directory belong together; nothing is written.
 
-    `restored`: the newest checkpoint. `save_every`: steps, or turns, between two of them. All processes must call it.
+    All processes must call this. `restored` is the newest checkpoint; `save_every` is the number of steps, or turns,
+    between two checkpoints.
 
     Raises:
-        ValueError: rows that the checkpoint relies on are missing, or the rows tell of checkpoints that are gone.
+        ValueError: rows that the checkpoint relies on are missing, or the rows imply checkpoints that no longer exist.
     """
     hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
 
@@ -160,9 +160,9 @@ def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
     if restored is not None:
         check_resume(path, restored.meta["metrics_bytes"])
     rows = read_metrics(path) if path.exists() else []
-    # Its checkpoint is complete before the next row is written.
+    # A checkpoint is complete before the next row is written, so a later row proves that one existed.
     if restored is None and rows and rows[-1]["step"] > save_every:
         raise ValueError(
-            f"{path} reaches step {rows[-1]['step']}, but there is no checkpoint beside it, and one is saved every "
-            f"{save_every} steps: put {path.parent / 'checkpoints'} back, or move {path} away to start afresh"
+            f"{path} reaches step {rows[-1]['step']}, but there is no checkpoint beside it, although one is saved "
+            f"every {save_every} steps: restore {path.parent / 'checkpoints'}, or move {path} away to start afresh"
         )

@@ -1,7 +1,7 @@
 """Figures for a README: the curves of one run, and the arms of an ablation side by side.
 
-In: rows of metrics.jsonl as dicts. Out: PNG files 1200 pixels wide. Stage: after a run. Names that a run did not log,
-and runs with one point or none, leave a gap and no error.
+Takes rows of metrics.jsonl as dicts and writes PNG files 1200 pixels wide, after a run. Metrics that a run did not log,
+and runs with at most one point, leave a gap instead of raising an error.
 """
 
 import io
@@ -24,12 +24,12 @@ ABLATION_PANELS = [
     ("verifier/pool/outcome_f1", "Verifier: outcome F1"),
 ]
 SIZE_INCHES, DPI = (8.0, 3.3), 150
-LEAST_SPAN = 0.2  # of a score's axis: a flat curve shall look flat
+LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat
 MAX_MARKERS = 12
 
 
 def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: str) -> None:
-    """Draw one run: the generator's accuracy, the verifier's F1 on the fixed pool, and the verifier's verdicts."""
+    """Plot one run: the generator's accuracy, the verifier's F1 on the fixed pool, and the verifier's verdicts."""
     figure, (left, middle, right) = _make_figure(title)
     _draw_generator(left, metrics_rows)
     _draw_verifier_f1(middle, metrics_rows)
@@ -48,14 +48,14 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
 
 
 def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:
-    """Draw the arms over generator steps, like figure 4 of the paper: mean over seeds, band from worst to best."""
+    """Plot the arms over generator steps, like figure 4 of the paper: mean over seeds, with a min-max band."""
     figure, panels = _make_figure()
     looks = looks_of(runs)
     drawn = {}
     for axes, (name, heading) in zip(panels, ABLATION_PANELS, strict=True):
         axes.set_title(heading)
         axes.set_xlabel("generator step (below 0: warm-up)")
-        for arm in reversed(runs):  # the first arm is drawn last, on top
+        for arm in reversed(runs):  # so that the first arm is drawn last, on top
             x, values = over_seeds(runs[arm].values(), name)
             if x.size:
                 drawn[arm] = _draw_arm(axes, x, values, looks[arm])
@@ -106,13 +106,13 @@ def _draw_entropy(axes: Axes, rows: Sequence[dict]) -> None:
 
 
 def _draw_arm(axes: Axes, x: np.ndarray, values: np.ndarray, look: Look):
-    """Mean over the rows of `values` [seed, point], and the band between the lowest and the highest row."""
+    """Draw the mean over the seeds of `values` [seed, point], and the band between the lowest and the highest seed."""
     if len(values) > 1:
         axes.fill_between(x, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
     return _line(axes, Series(x, values.mean(0)), look.colour, look.dash, MARKERS[look.marker])
 
 
-def _line(axes: Axes, curve: Series, colour: str, style, marker: str, label: str | None = None):
+def _line(axes: Axes, curve: Series, colour: str, style: str, marker: str, label: str | None = None):
     if not curve.x.size:
         return None
     every = max(1, len(curve.x) // MAX_MARKERS)
@@ -120,7 +120,7 @@ def _line(axes: Axes, curve: Series, colour: str, style, marker: str, label: str
 
 
 def _noisy(axes: Axes, curve: Series, colour: str, label: str, style="-") -> None:
-    """A value per batch: faint as it is, and a running mean over it."""
+    """Draw a per-batch metric: the raw values faintly, and their running mean on top."""
     if not curve.x.size:
         return
     axes.plot(curve.x, curve.y, color=colour, alpha=0.22, linewidth=0.7)
@@ -145,7 +145,7 @@ def _make_figure(title: str | None = None) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _finish(axes: Axes) -> None:
-    """One look for all panels."""
+    """Apply the common style to a panel."""
     axes.title.set_fontsize(9)
     axes.xaxis.label.set_fontsize(8)
     axes.tick_params(labelsize=8, length=3, color=GREY)
@@ -166,7 +166,7 @@ def _finish(axes: Axes) -> None:
 
 
 def _limit_scores(axes: Axes) -> None:
-    """Limits for shares and scores: never beyond 0 and 1, and never so narrow that noise looks like progress."""
+    """Set y limits for scores: never beyond 0 and 1, and never so narrow that noise looks like progress."""
     if not axes.lines:
         return
     low, high = axes.get_ylim()

@@ -1,4 +1,7 @@
-"""What a finished run leaves behind for people: summary.json, curves.png and transcripts.md."""
+"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md.
+
+Takes the run's metrics rows and its final solutions and verifications; runs once, after the last turn.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +20,7 @@ FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in whic
 
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
-    """The summary of a run from the run's metrics; the verifier's figures are on the fixed pool."""
+    """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
     gaps = [
@@ -28,7 +31,7 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
     ]
     verifier = {}
     for kind in ("step_f1", "outcome_f1"):
-        name = f"verifier/pool/{kind}"  # a task without a fixed pool, or without step labels for it, has no such figure
+        name = f"verifier/pool/{kind}"  # missing for tasks without a fixed pool or without step labels
         verifier |= {f"{kind}_initial": first.get(name), f"{kind}_final": last.get(name)}
     return {
         "arm": config.arm,
@@ -53,7 +56,7 @@ def write_results(
     compiles: int,
     seconds: float,
 ) -> dict:
-    """Write all three files; returns the summary, which is written last: it is the sign of a finished run."""
+    """Write all three files and return the summary. summary.json is written last: it marks the run as finished."""
     summary = summarize(config, rows, compiles, seconds)
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
     draw_curves(config, rows, workdir)
@@ -70,8 +73,11 @@ def has_results(workdir: Path) -> bool:
 
 
 def is_finished(workdir: Path, num_turns: int) -> bool:
-    """Whether nothing is left to do. Without its transcripts a run evaluates once more from its last checkpoint, where
-    it still has that: runs used to write the summary first, and a kill could leave nothing else."""
+    """Whether the run is complete.
+
+    A run with a summary but without transcripts evaluates once more from its last checkpoint, if that still exists:
+    earlier versions wrote the summary first, so a kill could leave the other files missing.
+    """
     if not (workdir / "summary.json").exists():
         return False
     last = max(complete_steps(workdir / "checkpoints"), default=None)
@@ -79,20 +85,21 @@ def is_finished(workdir: Path, num_turns: int) -> bool:
 
 
 def redraw_missing(config: ConfigDict, workdir: Path, console: Console) -> None:
-    """Draw the curves of a finished run if they are gone and its metrics are there."""
+    """Redraw curves.png of a finished run from its metrics if the figure is missing."""
     metrics = workdir / "metrics.jsonl"
     if metrics.exists() and not (workdir / "curves.png").exists():
-        console.log(f"{workdir / 'curves.png'} was missing and is drawn anew")
+        console.log(f"{workdir / 'curves.png'} was missing and has been redrawn")
         draw_curves(config, read_metrics(metrics), workdir)
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:
-    """Markdown of a few held-out problems: every step with its judgement, the verdict, the grade.
+    """Return Markdown for `count` held-out problems: every step with its judgement, the verdict and the grade.
 
-    Chosen for what they show: first disagreements between verdict and grade, then wrong solutions, then right ones.
+    Takes one problem of each kind in turn: those where verdict and grade disagree first, then wrong, then right
+    solutions.
     """
 
-    def interest(pair) -> tuple:
+    def interest(pair: tuple[Solution, Verification]) -> tuple:
         solution, verification = pair
         agrees = (verification.verdict == "CORRECT") == solution.is_correct
         return agrees, solution.is_correct
@@ -113,7 +120,7 @@ def _transcript(solution: Solution, verification: Verification) -> str:
     marks = {True: "CORRECT", False: "INCORRECT", None: "no judgement"}
     judged = verification.judgements if verification.is_aligned else (None,) * len(solution.steps)
     gold = solution.gold_steps or (None,) * len(solution.steps)
-    lines = ["| step | the generator wrote | the verifier judged | in fact |", "|---|---|---|---|"]
+    lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
         fact = marks[label] if label is not None else "unknown"
         lines.append(f"| {k} | {markdown_cell(step)} | {marks[judgement]} | {fact} |")

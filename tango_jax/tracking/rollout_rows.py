@@ -1,8 +1,8 @@
-"""One turn's rollouts as JSON objects, each of which stands alone: what was asked, written, judged, graded, and how
-that became an advantage.
+"""One turn's rollouts as self-contained JSON objects, from the question to the advantages.
 
-In: the turn's place in the schedule and its TurnResult. Out: a dict per response of the role that learns, prompt-major.
-Stage: after a turn, on its way to rollouts/*.jsonl (rollout_dump.py), which `tango_jax.report` reads.
+Takes the turn's place in the schedule and its TurnResult, and returns one dict per response of the role that is
+updated, prompt-major. Runs after a turn, before rollout_dump.py writes the rows to rollouts/*.jsonl, which
+`tango_jax.report` reads.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
-from tango_jax.records import Signal, Solution, Verification
-from tango_jax.rl.rewards import step_reward_BT
+from tango_jax.records import Signal, Solution, TurnResult, Verification
+from tango_jax.rl.credit import step_reward_BT
 from tango_jax.rl.schedule import Turn
 
 
-def turn_rows(config: ConfigDict, turn: Turn, result) -> list[dict]:
-    """Every rollout of a turn. `result` is cycle.TurnResult and holds the whole batch."""
+def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult) -> list[dict]:
+    """Return every rollout of a turn. `result` holds the whole batch."""
     role_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = role_rows(config.rl, result.solutions, result.verifications, result.signal)
     M = config.rl.samples_per_prompt
@@ -40,7 +40,9 @@ def turn_rows(config: ConfigDict, turn: Turn, result) -> list[dict]:
     return [place | row for place, row in zip(places, rows, strict=True)]
 
 
-def _generator_rows(rl: ConfigDict, solutions, verifications, signal: Signal) -> list[dict]:
+def _generator_rows(
+    rl: ConfigDict, solutions: Sequence[Solution], verifications: Sequence[Verification] | None, signal: Signal
+) -> list[dict]:
     count = len(verifications) // len(solutions) if verifications else 0
     steps_by_label = [
         step_reward_BT(labels, [solution.step_ends for solution in solutions], signal.adv_BT.shape[1])
@@ -54,7 +56,8 @@ def _generator_rows(rl: ConfigDict, solutions, verifications, signal: Signal) ->
             "format": solution.format_score,
             "format_weight": rl.format_weight,
             "total": _number(signal.reward_B[b]),
-            # One list per verification of the solution (or of the task's labels): y_k / K; null without step rewards.
+            # One list per verification of the solution (or of the task's labels), y_k / K each; null without step
+            # rewards.
             "steps": [
                 _step_rewards(labels[b]) if is_end_BT[b].any() else None
                 for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)
@@ -68,7 +71,9 @@ def _generator_rows(rl: ConfigDict, solutions, verifications, signal: Signal) ->
     return rows
 
 
-def _verifier_rows(rl: ConfigDict, solutions, verifications, signal: Signal) -> list[dict]:
+def _verifier_rows(
+    rl: ConfigDict, solutions: Sequence[Solution], verifications: Sequence[Verification] | None, signal: Signal
+) -> list[dict]:
     rows = []
     for b, verification in enumerate(verifications):
         solution = solutions[b * len(solutions) // len(verifications)]
@@ -120,7 +125,7 @@ def _verification(verification: Verification) -> dict:
 
 
 def block_spans(text: str) -> list[list[int]]:
-    """Characters of the blocks that the parser read: those of the first closed section."""
+    """Character spans of the blocks that the parser reads: those of the first closed section."""
     opening, closing = "<step_verification>", "</step_verification>"
     start = text.find(opening)
     end = text.find(closing, start + len(opening))
@@ -135,8 +140,11 @@ def _step_rewards(labels: Sequence[bool]) -> list[float]:
 
 
 def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
-    """Each kind as runs of equal values: [tokens, value]; of the one that the update gets, [tokens, value, characters]
-    with the characters up to the run's end."""
+    """Run-length encoded advantages: [tokens, value] for each component.
+
+    `total`, which the update uses, has [tokens, value, characters], the last being the text offset at the end of the
+    run.
+    """
     length = len(token_ends)
     total, tokens = [], 0
     for count, value in _runs(signal.adv_BT[b, :length]):
@@ -151,11 +159,11 @@ def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
 
 
 def _runs(values_T: np.ndarray) -> list[list]:
-    """Run lengths: step advantages change at step ends only, so a response needs a few pairs instead of T numbers."""
+    """Run-length encode: step advantages change only at step ends, so a few pairs replace T numbers."""
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
 
 
-def _number(value) -> float:
-    """Six significant digits: what float32 holds, in half the characters."""
+def _number(value: float) -> float:
+    """Round to six significant digits: about float32 precision, in half the characters."""
     return float(f"{float(value):.6g}")

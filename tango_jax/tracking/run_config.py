@@ -1,6 +1,7 @@
-"""The settings of a run, which its workdir keeps in config.json: written once, and compared when the run is resumed.
+"""The settings of a run, stored in its workdir as config.json: written once, and compared when the run is resumed.
 
-In: the configuration and the path of config.json. Out: the file, or one error that names the settings that differ.
+Takes the configuration and the path of config.json; writes the file, or raises one error that names the settings that
+differ. Runs before the first turn.
 """
 
 import json
@@ -8,27 +9,28 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import flatten
+from tango_jax.config import default_config, flatten
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.manifest import complete_steps
 
-# A run may go on on other machines: these change no result beyond rounding.
+# A run may be resumed on different machines: these settings do not change results beyond rounding.
 ANY_HARDWARE = (
     "compile_cache", "distributed.", "generator.mesh.", "verifier.mesh.", "generator.model.attention",
     "verifier.model.attention",
 )  # fmt: skip
-# Another run's workdir may have moved, as it does with an ablation that goes on on another machine: the checkpoint of
-# stage 2 knows the bits of the parameters that it started from, and without one nothing depends on them yet.
+# The workdir of the other run may have moved, e.g. if an ablation is resumed on another machine. This is safe: the
+# checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
+# depends on them.
 ANY_PLACE = ("generator.init_from", "verifier.init_from")
-# A run may be watched otherwise: these change no result at all.
+# Monitoring may change: these settings do not affect results at all.
 ANY_WATCHING = ("loggers.", "alarms.", "rollouts.")
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
-    """`check_config`, then `keep_config`: where the next thing that is written depends on the settings.
+    """Run `check_config`, then `keep_config`; call it just before writing something that depends on the settings.
 
-    The first process does; all of them must call it.
+    Only the first process does the work, but all processes must call this.
 
     Raises:
         ValueError: see `check_config`; or the file cannot be written.
@@ -40,15 +42,15 @@ def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()
 def check_config(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
-    """Insist that nothing differs that a resumed run depends on, before any work; nothing is written.
+    """Check before any work that the settings that a resumed run depends on are unchanged; nothing is written.
 
-    Keys that start with one of `may_change`, of ANY_HARDWARE or of ANY_WATCHING, are free to differ; those of
-    `may_move` from one path to another, for a caller that compares the contents.
+    Keys that start with one of `may_change`, ANY_HARDWARE or ANY_WATCHING may differ. Those in `may_move` may change
+    from one path to another, for callers that compare the contents themselves.
 
-    The first process does; all of them must call it.
+    Only the first process does the work, but all processes must call this.
 
     Raises:
-        ValueError: the run in this folder was made with other settings (names them), or its settings are gone.
+        ValueError: the run in this folder was made with other settings (they are named), or its settings are missing.
     """
     hosts.in_first(lambda: _check(config, path, may_change, may_move))
 
@@ -59,17 +61,18 @@ def _check(config: ConfigDict, path: Path, may_change: tuple[str, ...], may_move
         json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         if not made:
-            return  # no run yet; or one that was killed before there was anything that its settings matter to
+            return  # no run yet, or one that was killed before anything depended on its settings
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise ValueError(
-            f"{path} {reason}, and without it nobody can tell whether {made} was made with these settings: put back a "
-            "copy (a run of the same settings in a new workdir writes the same file), or choose another --workdir"
+            f"{path} {reason}, and without it there is no way to tell whether {made} was made with these settings: "
+            "restore it from a copy (a run with the same settings in a new workdir writes the same file), or choose "
+            "another --workdir"
         ) from error
     check_same_settings(config, path, may_change, may_move)
 
 
 def _made_in(workdir: Path) -> Path | None:
-    """Something in a workdir that a run of other settings must not go on from; None: nothing."""
+    """An artefact in the workdir that must not be reused with other settings, or None."""
     for directory in (workdir / "checkpoints", *sorted(workdir.glob("sft/*/checkpoints"))):
         if steps := complete_steps(directory):
             return directory / str(steps[-1])
@@ -86,9 +89,11 @@ def keep_config(config: ConfigDict, path: Path) -> None:
 def check_same_settings(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
-    """See `check_config`; also raises ValueError where there is no such file, and runs in this process alone."""
+    """Like `check_config`, but in this process only; also raises ValueError if there is no such file."""
     try:
-        old, new = json.loads(path.read_text()), json.loads(_as_json(config))
+        # Keys that the version which began the run did not have yet: their defaults are what it did.
+        old = json.loads(_as_json(default_config())) | json.loads(path.read_text())
+        new = json.loads(_as_json(config))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
     moved = [key for key in may_move if old.get(key) and new.get(key)]

@@ -1,6 +1,7 @@
-"""How good solutions are, and how well verifications agree with the facts: accuracy, per-class F1, rates.
+"""Scores of solutions and verifications: accuracy, per-class F1, and rates.
 
-In: records, during training or from a finished checkpoint. Out: flat numbers. Stage: after parsing and grading.
+Takes solutions and verifications, from training or from a finished checkpoint, and returns flat dicts of numbers. Runs
+after parsing and grading.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from tango_jax.records import Solution, Verification
 
 
 def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:
-    """F1 of the class True ("correct") and of False ("incorrect"), their mean, and balanced accuracy.
+    """F1 of the classes True ("correct") and False ("incorrect"), their mean, and the balanced accuracy.
 
-    A prediction of None is wrong for its true class and counts for neither class. F1 of a class that neither occurs
-    nor is predicted is 0 by convention, as in scikit-learn; balanced accuracy is the mean recall of the classes that
-    occur.
+    A prediction of None is a miss for its true class and is not counted as a prediction of either class. The F1 of a
+    class that neither occurs nor is predicted is 0, as in scikit-learn; balanced accuracy is the mean recall over the
+    classes that occur.
     """
     scores, recalls = {}, []
     for name, label in (("correct", True), ("incorrect", False)):
@@ -31,7 +32,7 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
 
 
 def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]) -> dict[str, float]:
-    """Accuracy in all and by problem size, format score, and, where all have gold labels, the share of right steps."""
+    """Accuracy overall and by problem size, format score, and step accuracy if all solutions have gold labels."""
     scores = {
         "accuracy": float(np.mean([solution.is_correct for solution in solutions])),
         "format": float(np.mean([solution.format_score for solution in solutions])),
@@ -47,9 +48,9 @@ def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]
 
 
 def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verification]) -> dict[str, float]:
-    """Step scores against gold steps (where the task has them), outcome scores against the grader, and rates.
+    """Step scores against gold step labels (if the task has them), outcome scores against the grader, and rates.
 
-    A misaligned verification judges no step: each of its solution's steps counts as None.
+    A misaligned verification judges no steps: each step of its solution counts as a prediction of None.
     """
     verdicts = [v.verdict for v in verifications]
     predicted = [{"CORRECT": True, "INCORRECT": False, "INVALID": None}[verdict] for verdict in verdicts]

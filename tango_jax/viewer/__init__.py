@@ -1,1 +1,1 @@
-"""The HTML report of `python -m tango_jax.report`: runs and their rollouts in, one page that opens from disk out."""
+"""The HTML report of `python -m tango_jax.report`: takes runs and their rollouts, writes one self-contained page."""

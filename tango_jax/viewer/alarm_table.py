@@ -1,4 +1,7 @@
-"""The alarms of a run for the report: its metrics in; what rang from which turn to which, with what to try, out."""
+"""The alarm table of the report.
+
+Takes a run with its metrics and returns which alarms were active, from which turn to which, and what to try.
+"""
 
 from ml_collections import ConfigDict
 
@@ -7,29 +10,29 @@ from tango_jax.viewer.runs import Run
 
 
 def alarms(run: Run) -> dict:
-    """{"note": a sentence, "rows": one for every time that an alarm rang}; the limits are those of the run."""
+    """Return {"note": a sentence, "rows": one per period of an alarm}, using the limits of the run."""
     turns = [row for row in run.rows if row["phase"] in TURN_PHASES]
     if not any(name.startswith("alarm/") for row in turns for name in row):
-        return {"note": "The metrics of this run hold no alarms.", "rows": []}
+        return {"note": "The metrics of this run contain no alarms.", "rows": []}
     limits = {name.removeprefix("alarms."): value for name, value in run.settings.items() if name.startswith("alarms.")}
     found = periods(run.rows, ConfigDict(limits))
     latest = turns[-1]["step"]
     if not found:
-        return {"note": f"No alarm rang in {latest} turns.", "rows": []}
+        return {"note": f"No alarms in {latest} turns.", "rows": []}
     going_on = sum(period.last is None for period in found)
-    note = f"In {latest} turns {len(found)} rang, of which {going_on} had not ended at the last one."
+    note = f"In {latest} turns there were {len(found)} alarms, {going_on} of them still active at the last turn."
     return {"note": note, "rows": [_row(period, latest) for period in found]}
 
 
 def _row(period: Period, latest: int) -> dict:
     last = latest if period.last is None else period.last
     turns = f"{period.first}" if last == period.first else f"{period.first} to {last}"
-    what = period.alarm  # None where the limits were others when it rang
+    what = period.alarm  # None if the limits were different when it was raised
     return {
         "name": period.name,
-        "turns": turns + (" (not ended)" if period.last is None else ""),
+        "turns": turns + (" (still active)" if period.last is None else ""),
         "range": [period.first, last],
-        "seen": what.seen if what else "it rang with the limits of that time",
+        "seen": what.seen if what else "raised under different limits",
         "limit": what.limit if what else "",
         "advice": what.advice if what else "",
     }

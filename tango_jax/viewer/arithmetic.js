@@ -1,9 +1,9 @@
-// How a reward became an advantage, written out with the numbers of one rollout. Same rules as rl/rewards.py and
-// rl/advantages.py; the results are the dumped ones, the left sides say where they come from.
+// Shows how a reward became an advantage, with the numbers of one rollout. The rules are those of rl/credit.py and
+// rl/advantages.py; the results are the dumped values, and the left-hand sides show where they come from.
 
 const number = (value, digits = 3) => (value < 0 ? "−" : "") + Math.abs(value).toFixed(digits);
 
-// The value of a run-length coded advantage at a token.
+// The value of a run-length encoded advantage at a token.
 function valueAt(runs, token) {
   let end = 0;
   for (const [count, value] of runs) {
@@ -19,20 +19,20 @@ function groupStatistics(rewards) {
   return rewards.length > 1 ? { mean, std: Math.sqrt(squares / (rewards.length - 1)) } : { mean: 0, std: 1 };
 }
 
-// [left side, result] of the outcome advantage under the run's algorithm.
+// [left-hand side, result] of the outcome advantage for the run's algorithm.
 function outcomeLine(rollout, loss) {
   const { mean, std } = groupStatistics(rollout.group_rewards);
   const M = rollout.group_rewards.length;
   const reward = number(rollout.reward.total);
   const result = rollout.advantage.outcome.length ? rollout.advantage.outcome[0][1] : 0;
   const learner = rollout.role === "generator" ? rollout.solution : rollout.verifications[0];
-  if (loss.mask_overlong && learner.is_truncated) return ["truncated: left out of the loss (mask_overlong)", 0];
+  if (loss.mask_overlong && learner.is_truncated) return ["truncated: masked out of the loss (mask_overlong)", 0];
   if (loss.algorithm === "reinforce_pp") return ["reward, whitened over all tokens of the batch", result];
   if (loss.algorithm === "rloo") {
-    return [M > 1 ? `${M}/${M - 1} × (${reward} − ${number(mean)})` : `${reward}, alone in its group`, result];
+    return [M > 1 ? `${M}/${M - 1} × (${reward} − ${number(mean)})` : `${reward}, the only sample`, result];
   }
-  // Not 0 / 0: the published formula adds 1e-6 to the std.
-  if (loss.use_std && new Set(rollout.group_rewards).size === 1 && M > 1) return ["all rewards are the same", result];
+  // Avoids showing 0 / 0: the published formula adds 1e-6 to the std.
+  if (loss.use_std && new Set(rollout.group_rewards).size === 1 && M > 1) return ["all rewards are equal", result];
   return [loss.use_std ? `(${reward} − ${number(mean)}) / ${number(std)}` : `${reward} − ${number(mean)}`, result];
 }
 

@@ -1,8 +1,8 @@
-"""The page: runs in, one HTML file out that needs nothing else. Last stage of the report.
+"""Builds the report: takes runs and writes one self-contained HTML file. Last stage of the report.
 
-Everything that is large is gzip in base64 and is decoded by the browser when it is looked at: the plotting library, the
-charts of each run, the chunks of rollouts. So no text of a model stands in the markup; and if some ever did, the page's
-Content-Security-Policy would keep it inert: nothing runs or is loaded but the page's own scripts and style, by hash.
+Large parts (the plotting library, the charts of each run, the chunks of rollouts) are stored as gzip in base64 and are
+decoded by the browser on demand. So no text of a model appears in the markup; and if some ever did, the page's
+Content-Security-Policy would keep it inert: it allows only the page's own scripts and styles, by hash.
 """
 
 import base64
@@ -22,13 +22,13 @@ from tango_jax.viewer.runs import Run
 
 SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
 MAX_ROLLOUTS = 20_000
-MAX_BYTES = 19_000_000  # of the page
+MAX_BYTES = 19_000_000  # size limit of the page
 PLOTLY = "vendor/plotly-basic.min.js"
 LOSS_SETTINGS = ("algorithm", "use_std", "mask_overlong")
 
 
 class Built(NamedTuple):
-    """What a page holds."""
+    """What a page contains."""
 
     runs: int
     rollouts: int
@@ -37,7 +37,7 @@ class Built(NamedTuple):
 
 
 def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES) -> Built:
-    """Write the report of the runs. Rollouts beyond either limit are left out in whole groups, evenly, with a note."""
+    """Write the report. Rollouts beyond either limit are left out, in whole groups and evenly, and the page says so."""
     packed, pages = [], []
     for index, run in enumerate(runs):
         judged = []
@@ -56,7 +56,7 @@ def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS,
     kept = pack.thin_out(packed, max_rollouts / len(packed)) if len(packed) > max_rollouts else packed
     kept, payloads = _within(kept, max_bytes - len(_fill(title, fixed).encode()))
     page = _fill(title, fixed | payloads)
-    write_atomically(out, page)  # a reader who reloads sees the old page or the new one
+    write_atomically(out, page)  # atomic: reloading shows either the old page or the new one
     return Built(len(runs), len(kept), len(packed), out.stat().st_size)
 
 
@@ -73,7 +73,7 @@ def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
 
 
 def _facts(run: Run) -> dict:
-    """What the page says of a run, and needs to write out its rewards."""
+    """Facts about a run that the page displays or needs to explain its rewards."""
     loss = {role: {name: run.settings[f"{role}.loss.{name}"] for name in LOSS_SETTINGS}
             for role in ("generator", "verifier")}  # fmt: skip
     return {
@@ -89,7 +89,7 @@ def _facts(run: Run) -> dict:
 
 
 def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:
-    """As many rollouts as fit into so many bytes of the page, and their payloads."""
+    """As many rollouts as fit into `room` bytes of the page, and their payloads."""
     kept = packed
     while True:
         chunks = {f"chunk-{index}": chunk for index, chunk in enumerate(pack.chunks_of(kept))}
@@ -101,12 +101,12 @@ def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], di
 
 
 def _fill(title: str, payloads: dict[str, str]) -> str:
-    """The page's skeleton with style, scripts and payloads in their places."""
+    """The page template with style, scripts and payloads filled in."""
     script = '\n"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
     style = f"\n{_read('style.css')}\n"
     data = "\n".join(_element(name, value) for name, value in payloads.items())
     page = _read("page.html")
-    title = html.escape(on_one_line(title))  # runs are named by their folders, which may have any name
+    title = html.escape(on_one_line(title))  # runs are named after their folders, which may have any name
     policy = _policy((script, _read(PLOTLY)), style)
     parts = {"policy": policy, "title": title, "style": style, "data": data, "script": script}
     for mark, text in parts.items():
@@ -115,8 +115,8 @@ def _fill(title: str, payloads: dict[str, str]) -> str:
 
 
 def _policy(scripts: Sequence[str], style: str) -> str:
-    """The page's Content-Security-Policy: these scripts, this style, the icon's `data:`, and nothing else."""
-    # The plotting library makes an empty style element and fills it by rule, which needs the hash of no text.
+    """The page's Content-Security-Policy: these scripts, this style, the icon's `data:` URL, and nothing else."""
+    # The plotting library creates an empty style element and adds rules by script, which requires the hash of "".
     return "; ".join([
         "default-src 'none'", f"script-src {' '.join(map(_source_hash, scripts))}",
         f"style-src {_source_hash(style)} {_source_hash('')}", "img-src data:", "base-uri 'none'", "form-action 'none'",

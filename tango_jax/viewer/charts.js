@@ -1,6 +1,7 @@
-// The charts: panels (viewer/charts.py) in, plotly figures out, drawn when they come into sight, in the page's colours.
+// Draws the charts: takes panels (viewer/charts.py) and renders plotly figures in the page's colours, once they are
+// visible.
 
-let plotly = null; // promise of the library, which is decoded when the first chart is wanted
+let plotly = null; // promise of the library, which is decoded when the first chart is needed
 function loadPlotly() {
   plotly ??= payload("plotly").then((code) => {
     document.head.append(h("script", {}, code));
@@ -9,7 +10,7 @@ function loadPlotly() {
   return plotly;
 }
 
-// On a dark page: lighter relatives of the colours that would drown.
+// On a dark page, colours with too little contrast are replaced by lighter ones.
 const DARK_COLOURS = {
   "#0072B2": "#56B4E9",
   "#56B4E9": "#F0E442",
@@ -17,7 +18,8 @@ const DARK_COLOURS = {
   "rgba(0,114,178": "rgba(86,180,233",
 };
 
-// Colours of the style sheet as plotly wants them: a probe resolves what depends on light or dark.
+// Colours of the style sheet in a form that plotly understands: a probe element resolves those that depend on the
+// theme.
 function pageColours(...names) {
   const probe = document.body.appendChild(h("span", { hidden: true }));
   const found = names.map((name) => {
@@ -61,7 +63,7 @@ function themed(panel) {
   };
 }
 
-// A legend that wraps on any width and repeats line style, marker or pattern: not by colour alone.
+// A legend that wraps at any width and repeats line style, marker or pattern, so that colour is not the only cue.
 const STROKES = { solid: "", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3" };
 const SYMBOLS = {
   circle: "●",
@@ -103,14 +105,14 @@ function lineKey({ line, marker, mode }) {
   return key;
 }
 
-// What a chart says, in words: where each curve begins and ends.
+// Text description of a chart: where each curve begins and ends.
 function inWords(panel) {
   const curves = panel.traces.filter((trace) => trace.name && trace.showlegend !== false);
   const ends = curves.map(({ name, y }) => `${name} from ${y[0]} to ${y[y.length - 1]}`);
   return `${panel.title}. ${panel.caption} ${ends.join("; ")}.`;
 }
 
-const drawn = new Set(); // elements of charts
+const drawn = new Set(); // elements of charts that have been drawn
 const inSight = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
@@ -132,7 +134,7 @@ async function draw(box) {
   if (performance.getEntriesByName("first-chart").length === 0) performance.mark("first-chart");
 }
 
-// In other colours. A chart that is out of sight waits: a hidden one has no size that it could be drawn in.
+// Redraws the charts, e.g. in other colours. Charts out of sight are redrawn later: a hidden element has no size.
 function redrawCharts() {
   for (const box of [...drawn]) {
     drawn.delete(box);
@@ -174,7 +176,7 @@ function dataTable({ caption, head, rows }) {
   );
 }
 
-// Verdicts by grade; a cell of disagreement leads to its rollouts.
+// Verdicts by grade; each disagreement links to its rollouts.
 function confusionTable({ name, rows, turns }, run) {
   const link = (cell, grade) =>
     `#only=${cell.filter}&grade=${grade}&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
@@ -209,14 +211,14 @@ function confusionTable({ name, rows, turns }, run) {
   );
 }
 
-// What rang, when, and what to try; the turns lead to their rollouts.
+// The alarms: what was observed, when, and what to try; the turns link to their rollouts.
 function alarmsTable({ note, rows }, run) {
   const cells = ({ name, turns, range, seen, limit, advice }) => [
     h("th", { scope: "row" }, name),
     h("td", {}, h("a", { href: `#run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
     ...[seen, limit, advice].map((text) => h("td", {}, text)),
   ];
-  const head = ["alarm", "turns", "what was seen at its first turn", "limit", "what to try"];
+  const head = ["alarm", "turns", "observed at its first turn", "limit", "what to try"];
   return h(
     "div",
     { class: "scroll" },
@@ -247,7 +249,7 @@ function headline(values, fact) {
   );
   const state = fact.is_finished
     ? `${fact.turns} turns, finished`
-    : `turn ${fact.turns}, still going on when this was written: run the command again and reload`;
+    : `turn ${fact.turns}, still running when this report was written: run the command again and reload`;
   return h(
     "div",
     { class: "headline" },
@@ -261,7 +263,7 @@ async function renderCharts(box, nav, facts, run) {
   const fact = facts.runs[run];
   const missing = own.confusion.length
     ? null
-    : muted("No rollouts of a verifier were dumped by this run: what needs them is left out.");
+    : muted("No rollouts of a verifier were dumped by this run, so some charts and tables are missing.");
   const confusion = own.confusion.map((table) => h("div", { class: "scroll" }, confusionTable(table, fact.name)));
   const tables = h("div", { class: "tables" }, ...confusion);
   const sections = [

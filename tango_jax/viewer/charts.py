@@ -1,6 +1,6 @@
-"""The charts of the report: runs and their verifiers' judgements in, sections of panels (panels.py) out.
+"""The charts of the report: takes runs and their verifiers' judgements, returns sections of panels (panels.py).
 
-Where a run did not log a figure its curve is missing, and a panel without curves is left out.
+Curves of metrics that a run did not log are missing, and panels without curves are left out.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from tango_jax.viewer import quality
 from tango_jax.viewer.panels import band, bars, line, noisy, panel, with_content
 from tango_jax.viewer.runs import Run
 
-LEARNS = {"warmup", "generator", "verifier"}  # phases in which someone is updated
+LEARNS = {"warmup", "generator", "verifier"}  # phases with an update
 
 
 def training(run: Run) -> list[dict]:
-    """Figure 1: both roles over training, and the signs of their health."""
+    """Figure 1: both roles over training, with health metrics."""
     rows = run.rows
 
     def of(name: str, phases=LEARNS, x: str = "step") -> Series:
@@ -33,30 +33,30 @@ def training(run: Run) -> list[dict]:
     f1 += line("steps, macro-F1", of("verifier/pool/step_f1", {"eval"}), GREEN, "-", "triangle-up")
     verdicts = noisy("agrees with the grader", of("verifier/reward/correctness"), GREEN)
     verdicts += noisy("says CORRECT", of("verifier/rate_correct"), BLUE, "--")
-    verdicts += noisy("answers that are right", of("verifier/solutions_correct"), GREY, ":")
+    verdicts += noisy("share of correct answers", of("verifier/solutions_correct"), GREY, ":")
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
     turn = "turn (both roles)"
     return with_content(
         [
-            panel("Generator", "Share of right answers: greedy on held-out problems, and sampled in training.",
+            panel("Generator", "Share of correct answers: greedy on held-out problems, and sampled in training.",
                   accuracy + reward, turn, score=True, **warmup),
-            panel("Verifier on the fixed pool", "Agreement with the facts on solutions that never change.",
+            panel("Verifier on the fixed pool", "Agreement with the known labels on a fixed set of solutions.",
                   f1, turn, score=True, **warmup),
-            panel("Verdicts in training", "How often it says CORRECT, beside how many solutions are right.",
+            panel("Verdicts in training", "How often it says CORRECT, and the share of correct solutions.",
                   verdicts, turn, score=True, **warmup),
-            panel("Entropy", "Nats per token; near 0 nothing is explored any more.", both("entropy"), turn, **warmup),
-            panel("KL to the reference", "Of the policies that have one.", both("kl"), turn, **warmup),
-            panel("Response length", "Mean sampled tokens.", both("length_mean"), turn, **warmup),
-            panel("Truncated responses", "Share that ended by the length limit.", both("truncation_rate"), turn,
+            panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), turn, **warmup),
+            panel("KL to the reference", "For policies with a reference.", both("kl"), turn, **warmup),
+            panel("Response length", "Mean number of sampled tokens.", both("length_mean"), turn, **warmup),
+            panel("Truncated responses", "Share that reached the length limit.", both("truncation_rate"), turn,
                   score=True, **warmup),
-            panel("Log-prob gap", "Largest difference between sampler and trainer, over all tokens of a turn: 0 up to "
-                  "rounding, or the cache or a mask is wrong.", both("logprob_gap_max"), turn, **warmup),
+            panel("Log-prob gap", "Largest difference between sampler and trainer over all tokens of a turn. More than "
+                  "rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), turn, **warmup),
         ]
     )  # fmt: skip
 
 
 def headline(run: Run) -> list[list[str]]:
-    """First and last value of what a run is judged by: [name, first, last]."""
+    """First and last value of the main metrics: [name, first, last]."""
     evaluations, found = [row for row in run.rows if row["phase"] == "eval"], []
     for title, name in (("Generator accuracy", "generator/accuracy"), ("Verifier step F1", "verifier/pool/step_f1"),
                         ("Verifier outcome F1", "verifier/pool/outcome_f1")):  # fmt: skip
@@ -67,7 +67,7 @@ def headline(run: Run) -> list[list[str]]:
 
 
 def arms(runs: Sequence[Run]) -> list[dict]:
-    """Figure 4: the arms over generator steps, mean over seeds, band from the lowest to the highest."""
+    """Figure 4: the arms over generator steps, as the mean over seeds with a min-max band."""
     by_arm, panels = _by_arm(runs), []
     looks = looks_of(by_arm)
     for name, title in (("generator/accuracy", "Generator: accuracy"), ("verifier/pool/step_f1", "Verifier: step F1"),
@@ -82,13 +82,13 @@ def arms(runs: Sequence[Run]) -> list[dict]:
                 bands += band(Series(x, values.min(0)), Series(x, values.max(0)), look.colour)
             curve = line(label_of(arm), Series(x, values.mean(0)), look.colour, look.dash, look.marker)
             lines = [trace | {"legendrank": rank} for trace in curve] + lines  # the first arm is drawn last, on top
-        caption = "Mean over seeds; the band goes from the lowest to the highest seed. Below step 0: the warm-up."
+        caption = "Mean over seeds; the band spans the lowest to the highest seed. Negative steps are the warm-up."
         panels.append(panel(title, caption, bands + lines, "generator step", score=True))
     return with_content(panels)
 
 
 def arms_table(runs: Sequence[Run]) -> dict | None:
-    """Last evaluation of every run, one row an arm, the value of each seed in brackets."""
+    """Last evaluation of every run, one row per arm, with the value of each seed in brackets."""
     columns = {"accuracy": "generator/accuracy", "step F1": "verifier/pool/step_f1",
                "outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
     cells = {}
@@ -107,11 +107,11 @@ def arms_table(runs: Sequence[Run]) -> dict | None:
 
     rows = [[label_of(arm), *(cell(of[name]) if name in of else "" for name in columns)]
             for arm, of in cells.items()]  # fmt: skip
-    return {"caption": "Last evaluation: mean, and each seed in brackets.", "head": ["arm", *columns], "rows": rows}
+    return {"caption": "Last evaluation: mean, with each seed in brackets.", "head": ["arm", *columns], "rows": rows}
 
 
 def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each arm, the known ones in their order."""
+    """The runs of each arm; known arms come first, in their usual order."""
     order = {arm: place for place, arm in enumerate(ARMS)}
     by_arm = {}
     for run in sorted(runs, key=lambda run: order.get(run.arm, len(order))):
@@ -120,7 +120,7 @@ def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
-    """Where the verifier is right: by step, by length, by turn; from the dumped rollouts, and from the metrics."""
+    """Where the verifier is right: by step, by length, by turn. From the dumped rollouts and the metrics."""
     parts = quality.early_and_late(judged)
     looks = ((GREY, ":", "circle-open"), (GREEN, "-", "triangle-up"))[-len(parts) or 2 :]
     looks = list(zip(parts.items(), looks, strict=True)) if parts else []
@@ -129,24 +129,24 @@ def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
     rejected = bars("false reject", quality.disagreement_by_turn(judged, "INCORRECT", True), BLUE, "\\")
     invalid = bars("INVALID, right answer", quality.disagreement_by_turn(judged, "INVALID", True), GREY, "x")
     invalid += bars("INVALID, wrong answer", quality.disagreement_by_turn(judged, "INVALID", False), GREY, ".")
-    recalls = line("right steps approved", quality.recall_by_turn(judged, True), GREEN, "-", "triangle-up")
+    recalls = line("correct steps approved", quality.recall_by_turn(judged, True), GREEN, "-", "triangle-up")
     recalls += line("wrong steps rejected", quality.recall_by_turn(judged, False), VERMILION, "--", "x")
 
     def rate(name: str, phases: set[str]) -> Series:
         return series(run.rows, phases, "step", name)
 
-    said = noisy("says CORRECT, its turns", rate("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
-    said += noisy("generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
-    if said:  # alone it says nothing of a verifier
-        said += noisy("answers that are right", rate("generator/reward/outcome", {"generator"}), GREY, ":")
+    said = noisy("says CORRECT, verifier's turns", rate("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
+    said += noisy("says CORRECT, generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
+    if said:  # only meaningful next to the verifier's rates
+        said += noisy("share of correct answers", rate("generator/reward/outcome", {"generator"}), GREY, ":")
     return with_content(
         [
             panel("Disagreements with the grader", "Share of a turn's verifications.", accepted + rejected + invalid,
                   turn, barmode="stack"),
-            panel("Rate of CORRECT", "Beside the share of solutions that are right: a verifier that collapsed is flat "
-                  "at 0 or 1.", said, turn, score=True, **_warmup(run.rows)),
-            panel("Agreement with gold steps", "Of the steps whose label the task knows; sampled, as all dumped "
-                  "rollouts (the fixed pool is greedy).", recalls, turn, score=True),
+            panel("Rate of CORRECT", "Compared with the share of correct solutions; a collapsed verifier is flat at 0 "
+                  "or 1.", said, turn, score=True, **_warmup(run.rows)),
+            panel("Agreement with gold steps", "For steps with a known label; sampled like all dumped rollouts (the "
+                  "fixed pool is decoded greedily).", recalls, turn, score=True),
             panel("Step F1 by position", "Macro-F1 of the judgement of step 1, 2, ... against gold steps.",
                   [t for (name, part), look in looks for t in line(name, quality.step_f1_by_position(part), *look)],
                   steps, score=True),
@@ -178,7 +178,7 @@ def confusion_tables(judged: list[quality.Judged]) -> list[dict]:
 
 
 def _warmup(rows: list[dict]) -> dict:
-    """The turns of the warm-up, shaded."""
+    """Shading for the turns of the warm-up."""
     steps = [row["step"] for row in rows if row["phase"] == "warmup"]
     if not steps:
         return {}

@@ -1,4 +1,4 @@
-// The form of the filters: its controls in, a new state out; and the state back into the controls.
+// The filter form: turns its controls into a state, and a state back into its controls.
 
 const RANGES = { turns: ["turn-from", "turn-to"], steps: ["steps-from", "steps-to"] };
 const CHOICES = ["role", "grade", "run", "order"];

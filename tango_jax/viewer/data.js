@@ -1,4 +1,4 @@
-// What the page carries: base64 of gzip in script elements -> text, columns, rollouts. See viewer/pack.py.
+// Decodes the page's payloads: base64 of gzip in script elements -> text, columns, rollouts. See viewer/pack.py.
 
 const $ = (id) => document.getElementById(id);
 
@@ -12,7 +12,7 @@ async function payload(name) {
 
 const payloadJson = async (name) => JSON.parse(await payload(name));
 
-// Columns as typed arrays: a filter reads all of them in a millisecond.
+// Columns as typed arrays, so that a filter can scan all of them in a millisecond.
 function typedColumns(raw) {
   const columns = { labels: raw.labels, chunk: raw.chunk, flagNames: raw.flag_names, count: raw.turn.length };
   for (const [name, values] of Object.entries(raw)) {
@@ -21,10 +21,10 @@ function typedColumns(raw) {
   return columns;
 }
 
-// The texts alone, without the brackets, commas and escapes of their JSON; nothing is found across two of them.
+// The texts without their JSON syntax; a match never spans two texts.
 const searchable = (line) => JSON.parse(line).join("\0").toLowerCase();
 
-// Rollouts, read chunk by chunk when they are wanted.
+// Rollouts, decoded chunk by chunk on demand.
 function makeStore(columns) {
   const numChunks = Math.ceil(columns.count / columns.chunk);
   const chunks = new Map(); // number -> promise of the chunk's lines
@@ -54,7 +54,7 @@ function makeStore(columns) {
     return rest;
   }
 
-  // Everything, for searching. One chunk after the other, so that the page answers meanwhile.
+  // Loads all texts for searching, one chunk after the other so that the page stays responsive.
   function loadAll() {
     loading ??= (async () => {
       for (let number = 0; number < numChunks; number++) {
@@ -67,7 +67,7 @@ function makeStore(columns) {
     return loading;
   }
 
-  // 1 for every rollout whose texts contain the query, whatever the case.
+  // 1 for every rollout whose texts contain the query, ignoring case.
   async function search(query) {
     await loadAll();
     const wanted = query.toLowerCase();

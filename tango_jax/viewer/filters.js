@@ -1,4 +1,5 @@
-// Which rollouts are listed: the state of the filters and the columns in, indices and counts out. Nothing of the page.
+// Selects the rollouts to list: takes the state of the filters and the columns, returns indices and counts. Independent
+// of the page.
 
 const FLAG_LABELS = {
   false_accept: "false accept",
@@ -21,7 +22,8 @@ const noFilters = () => ({
   query: "",
 });
 
-// {shown, flagCounts}: indices that pass every filter, in order; and how many of the other filters' have each flag.
+// {shown, flagCounts}: indices that pass every filter, in order; and the number of rollouts with each flag among those
+// that pass the other filters.
 function select(columns, facts, state, hits) {
   const role = ROLES.indexOf(state.role);
   const grade = ["wrong", "right"].indexOf(state.grade);
@@ -36,7 +38,7 @@ function select(columns, facts, state, hits) {
   const shown = [];
   for (let i = 0; i < columns.count; i++) {
     if ((role >= 0 && columns.role[i] !== role) || (grade >= 0 && columns.correct[i] !== grade)) continue;
-    if (state.run && columns.run[i] !== run) continue; // a link may name a run that is not here: nothing, not all
+    if (state.run && columns.run[i] !== run) continue; // a link may name an unknown run: show nothing then
     if (columns.turn[i] < turnFrom || columns.turn[i] > turnTo) continue;
     if (columns.steps[i] < stepsFrom || columns.steps[i] > stepsTo) continue;
     if (hits && !hits[i]) continue;
@@ -53,7 +55,7 @@ function select(columns, facts, state, hits) {
   return { shown, flagCounts };
 }
 
-// The state as the part of an address behind #, and back.
+// Converts the state to the fragment of an address, and back.
 function toHash(state, rollout) {
   const parts = new URLSearchParams();
   if (rollout) parts.set("r", rollout);
@@ -63,7 +65,7 @@ function toHash(state, rollout) {
     if (state[name].some((value) => value !== null)) parts.set(name, state[name].map((value) => value ?? "").join("-"));
   }
   if (state.query) parts.set("q", state.query);
-  // Colons, slashes and commas may stand in an address as they are.
+  // Colons, slashes and commas are allowed in a fragment.
   return parts.toString().replace(/%3A/g, ":").replace(/%2F/g, "/").replace(/%2C/g, ",");
 }
 

@@ -1,4 +1,4 @@
-// The list of rollouts: only the rows in sight exist, so that 20,000 are no slower than 20.
+// The list of rollouts. Only visible rows exist in the DOM, so that 20,000 are as fast as 20.
 
 const ROW_HEIGHT = 52; // pixels, as in style.css
 
@@ -7,7 +7,7 @@ function h(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;
     if (name === "class") element.className = value;
-    else if (name === "style") element.style.cssText = value; // the policy forbids style attributes
+    else if (name === "style") element.style.cssText = value; // the Content-Security-Policy forbids style attributes
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
@@ -15,7 +15,7 @@ function h(tag, attributes = {}, ...children) {
 }
 
 const muted = (...children) => h("p", { class: "muted" }, ...children);
-const hidden = (text) => h("span", { class: "hidden" }, text); // for those who listen
+const hidden = (text) => h("span", { class: "hidden" }, text); // for screen readers
 
 const MARKS = { good: "✓", bad: "✗", none: "–" };
 const mark = (kind) => h("span", { class: `mark ${kind}`, "aria-hidden": "true" }, MARKS[kind]);
@@ -25,13 +25,13 @@ const VERDICTS = ["CORRECT", "INCORRECT", "INVALID", "no verdict"];
 
 function makeList(box, space, columns, facts, advScale, onChoose) {
   let shown = [];
-  let current = -1; // place in `shown`
+  let current = -1; // index into `shown`
 
   function option(place) {
     const i = shown[place];
     const verdict = VERDICTS[columns.verdict[i]];
     const adv = columns.adv[i] / 1000;
-    // The run stands last: a long name would push the turn out of sight.
+    // The run comes last: a long name would hide the turn.
     const run = facts.runs.length > 1 ? ` · ${facts.runs[columns.run[i]].name}` : "";
     const where = `turn ${columns.turn[i]} · ${ROLES[columns.role[i]]} · row ${columns.row[i]}${run}`;
     const label = readableParts(columns.labels[columns.label[i]]);
@@ -88,7 +88,7 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     onChoose(shown[place]);
   }
 
-  // Show other rollouts; the one with index `keep` stays chosen if it is among them.
+  // Show other rollouts; the one with index `keep` stays selected if it is among them.
   function update(indices, keep) {
     shown = indices;
     current = shown.indexOf(keep);
@@ -116,7 +116,7 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
   return {
     update,
     move: (by) => {
-      box.focus({ preventScroll: true }); // so that it is heard what is chosen
+      box.focus({ preventScroll: true }); // so that screen readers announce the selection
       choose(current < 0 ? 0 : current + by);
     },
     select: (index) => update(shown, index),

@@ -1,4 +1,4 @@
-// The page as a whole: opens the payloads, switches between its views and themes, listens to keys and to the address.
+// The page as a whole: decodes the payloads, switches views and themes, handles keys and the address.
 
 const THEMES = ["auto", "light", "dark"];
 const isDark = matchMedia("(prefers-color-scheme: dark)");
@@ -13,7 +13,7 @@ function setTheme(name) {
   try {
     localStorage.setItem("tango-report-theme", name);
   } catch {
-    /* a browser may refuse to remember for files */
+    /* some browsers refuse localStorage for local files */
   }
   redrawCharts();
 }
@@ -40,7 +40,7 @@ function showView(name) {
 
 const shownView = () => document.body.dataset.view;
 
-// The charts and their sections have addresses too; everything else is about rollouts.
+// The charts and their sections have addresses too; every other address is about rollouts.
 const SECTIONS = ["charts", "arms", "training", "alarms", "quality", "speed"];
 
 function followAddress(viewer) {
@@ -53,7 +53,7 @@ function followAddress(viewer) {
   return viewer.followHash();
 }
 
-// Another view by hand: the address follows, so that a reload shows the same.
+// The user switched views: update the address, so that a reload shows the same view.
 function switchView(name, viewer) {
   showView(name);
   if (name === "rollouts") viewer?.writeHash();
@@ -100,7 +100,7 @@ function bindTabs(viewer) {
   }
 }
 
-// Inside a notebook's frame an address that is only a fragment would lead to the notebook itself.
+// Inside a notebook's iframe, a link that is only a fragment would lead to the notebook itself.
 function keepLinksInside() {
   if (location.protocol !== "about:") return;
   document.addEventListener("click", (event) => {
@@ -117,7 +117,7 @@ async function bindCharts(facts) {
   $("run-choice").hidden = facts.runs.length < 2;
   const show = () => renderCharts($("charts"), $("chart-nav"), facts, Number(choice.value));
   choice.addEventListener("change", show);
-  choice.value = Math.max(0, facts.runs.findIndex((run) => run.is_default_arm)); // the method, where it is among them
+  choice.value = Math.max(0, facts.runs.findIndex((run) => run.is_default_arm)); // start with the default arm
   await show();
   if (SECTIONS.includes(location.hash.slice(1))) $(location.hash.slice(1)).scrollIntoView();
 }
@@ -127,7 +127,7 @@ function describeCount(facts, columns) {
   $("rollout-count").textContent = all;
   if (facts.dumped > columns.count) {
     const part = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file`;
-    const note = `${part}, in whole groups, evenly over training; the charts are about all of them.`;
+    const note = `${part}, selected in whole groups, evenly over training; the charts use all of them.`;
     $("viewer").before(h("p", { class: "note" }, note));
   }
 }
@@ -151,17 +151,17 @@ async function start() {
   await Promise.all([bindCharts(facts), opened ?? viewer?.followHash()]);
   performance.mark("usable");
   document.body.dataset.ready = "true";
-  // A quick first search: texts are read while nothing else is to do.
+  // Load the texts while the page is idle, so that the first search is fast.
   if (viewer) (window.requestIdleCallback ?? setTimeout)(() => viewer.preload());
 }
 
 if ("DecompressionStream" in window) {
   start().catch((error) => {
     $("problem").hidden = false;
-    $("problem").textContent = `This report cannot be shown: ${error}. Write it again with python -m tango_jax.report.`;
+    $("problem").textContent = `Cannot display this report: ${error}. Create it again with python -m tango_jax.report.`;
     throw error;
   });
 } else {
   $("problem").hidden = false;
-  $("problem").textContent = "This browser cannot unpack the report: use Chrome 80, Firefox 113, Safari 16.4 or newer.";
+  $("problem").textContent = "This browser cannot decode the report: use Chrome 80, Firefox 113, Safari 16.4 or newer.";
 }

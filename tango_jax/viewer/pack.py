@@ -1,32 +1,31 @@
-"""Rollouts for the page: small columns that every filter reads, and the rest in compressed chunks that are read when
-one of their rollouts is looked at, or searched.
+"""Packs rollouts for the page: small columns for filtering, and compressed chunks for everything else.
 
-In: rollouts as in rollouts/*.jsonl. Out: base64 of gzip, which a browser decodes on its own. Stage: while a report is
-built.
+Takes rollouts as in rollouts/*.jsonl and returns base64-encoded gzip, which browsers can decode natively. Runs while a
+report is built. A chunk is decoded only when one of its rollouts is displayed or searched.
 
-A chunk of n rollouts is 2n lines: each rollout's texts, a JSON list of strings, and then each rollout without them.
-Searching reads the first n lines only, so that it finds text and no field names.
+A chunk of n rollouts has 2n lines: first the texts of each rollout as a JSON list of strings, then each rollout without
+its texts. A search reads only the first n lines, so it matches texts but not field names.
 """
 
 import base64
 import gzip
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tango_jax.viewer.quality import VERDICTS
 
-CHUNK = 64  # rollouts; small enough to decode while a key is pressed, large enough to compress well
-LABEL = 72  # characters of a question that the list shows
+CHUNK = 64  # rollouts; small enough to decode within a key press, large enough to compress well
+LABEL = 72  # characters of the question shown in the list
 COLUMNS = ("run", "turn", "row", "group", "role", "flags", "correct", "verdict", "steps", "adv", "reward")
 FLAGS = ("false_accept", "false_reject", "invalid", "misaligned", "truncated", "misjudged")  # bit 0, 1, ...
 
 
 class Packed(NamedTuple):
-    """One rollout, ready to be joined with others."""
+    """One packed rollout, ready to be combined with others."""
 
     run: int
-    group: tuple  # (run, turn, group): its samples stay together when rollouts are left out
+    group: tuple  # (run, turn, group): samples of a group are kept or left out together
     columns: dict  # name -> integer
     label: str
     texts: bytes
@@ -34,7 +33,7 @@ class Packed(NamedTuple):
 
 
 def pack_rollout(run: int, rollout: dict) -> Packed:
-    """Split a rollout into what is filtered, what is searched and the rest."""
+    """Split a rollout into columns for filtering, texts for searching, and the rest."""
     solution, verifications = rollout["solution"], rollout["verifications"]
     first = verifications[0] if verifications else None
     columns = {
@@ -63,7 +62,7 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
 
 
 def flags_of(rollout: dict) -> set[str]:
-    """What one may want to look for; of several verifications, any."""
+    """Properties to filter by; with several verifications, those of any of them."""
     solution, flags = rollout["solution"], set()
     for item in rollout["verifications"]:
         if item["verdict"] == "CORRECT" and not solution["is_correct"]:
@@ -84,7 +83,7 @@ def flags_of(rollout: dict) -> set[str]:
 
 
 def columns_of(packed: Sequence[Packed]) -> dict:
-    """All columns, and the questions of the list, each once."""
+    """All columns, and the list of distinct questions."""
     labels = {}
     places = [labels.setdefault(item.label, len(labels)) for item in packed]
     columns = {name: [item.columns[name] for item in packed] for name in COLUMNS}
@@ -92,13 +91,13 @@ def columns_of(packed: Sequence[Packed]) -> dict:
 
 
 def chunks_of(packed: Sequence[Packed]) -> list[str]:
-    """The chunks, encoded."""
+    """The encoded chunks."""
     groups = [packed[start : start + CHUNK] for start in range(0, len(packed), CHUNK)]
     return [encode(b"\n".join([item.texts for item in group] + [item.rest for item in group])) for group in groups]
 
 
 def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
-    """About this share of the rollouts, in whole groups, evenly over training."""
+    """Keep about this fraction of the rollouts, in whole groups, evenly over training."""
     kept, owed, group = [], 0.0, None
     for item in packed:
         if item.group != group:
@@ -109,16 +108,16 @@ def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
 
 
 def encode(data: bytes) -> str:
-    """base64 of gzip, without a time in it: the same runs give the same page."""
-    # Level 9 takes three times as long for 6 % less.
+    """Gzip and base64, without a timestamp, so that the same runs give the same page."""
+    # Level 9 takes three times as long and saves only 6 %.
     return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
 
 
-def encode_json(value) -> str:
-    """Any JSON value, encoded."""
+def encode_json(value: Any) -> str:
+    """Encode any JSON value."""
     return encode(_json(value))
 
 
-def _json(value) -> bytes:
-    # Not escaped: what a reader searches for is in the text as it was typed. Half a surrogate cannot be written.
+def _json(value: Any) -> bytes:
+    # Not escaped, so that searches match the text as typed. Lone surrogates cannot be encoded and are replaced.
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

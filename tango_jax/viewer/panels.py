@@ -1,15 +1,15 @@
-"""One look for all charts of the report: curves in, plotly traces and panels (plain dicts of JSON) out."""
+"""The common style of the report's charts: takes curves, returns plotly traces and panels (JSON-serialisable dicts)."""
 
 import numpy as np
 
 from tango_jax.tracking.curves import Series, smooth
 
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
-LEAST_SPAN = 0.2  # of a score's axis: a flat curve shall look flat
+LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat
 
 
 def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", score: bool = False, **layout) -> dict:
-    """A chart with its title and what it shows in words; `score`: its values are shares, with 0 and 1 as limits."""
+    """A chart with a title and a caption. `score`: the values are shares, and the y axis is limited to 0 and 1."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     if score:
         axes["yaxis"]["range"] = _score_range([value for trace in traces for value in trace["y"] if value is not None])
@@ -17,18 +17,18 @@ def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", sco
 
 
 def with_content(panels: list[dict]) -> list[dict]:
-    """Those that have a curve."""
+    """Only the panels that have a curve."""
     return [item for item in panels if item["traces"]]
 
 
 def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
-    """A curve with a marker at every point; nothing where it has none."""
+    """A curve with a marker at every point; an empty list if it has no points."""
     return [_trace(name, curve, colour, style) | {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}}
             ] if len(curve.x) else []  # fmt: skip
 
 
 def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]:
-    """A value per batch: faint as it is, and a running mean over it."""
+    """A per-batch metric: the raw values faintly, and their running mean on top."""
     if not len(curve.x):
         return []
     faint = _trace(name, curve, colour, "-") | {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
@@ -37,7 +37,7 @@ def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]
 
 
 def band(low: Series, high: Series, colour: str) -> list[dict]:
-    """The area between two curves of the same x."""
+    """The area between two curves with the same x."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     return [
@@ -47,7 +47,7 @@ def band(low: Series, high: Series, colour: str) -> list[dict]:
 
 
 def bars(name: str, curve: Series, colour: str, pattern: str = "") -> list[dict]:
-    """Bars to be stacked, told apart by pattern as well as by colour."""
+    """Bars for stacking, distinguished by pattern as well as by colour."""
     if not len(curve.x):
         return []
     lines = {"shape": pattern, "size": 6, "solidity": 0.25, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
@@ -61,16 +61,16 @@ def _trace(name: str, curve: Series, colour: str, style: str) -> dict:
 
 
 def _xy(curve: Series) -> dict:
-    # Five digits are more than a chart can show.
+    # Five digits are more than a chart can show, and keep the page small.
     return {axis: [float(f"{value:.5g}") for value in np.asarray(values).tolist()]
             for axis, values in (("x", curve.x), ("y", curve.y))}  # fmt: skip
 
 
 def _score_range(values: list[float]) -> list[float]:
-    """Never beyond 0 and 1, and never so narrow that noise looks like progress."""
+    """Axis range: never beyond 0 and 1, and never so narrow that noise looks like progress."""
     if not values:
         return [-0.02, 1.02]
     low, high = min(values), max(values)
     spare = max(LEAST_SPAN - (high - low), 0.05) / 2
-    # Near a limit the other end gives way: a share has no room below 0.
+    # Near 0 or 1, extend the range at the other end instead.
     return [max(min(low - spare, 1.02 - LEAST_SPAN), -0.02), min(max(high + spare, LEAST_SPAN - 0.02), 1.02)]

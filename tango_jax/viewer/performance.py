@@ -1,4 +1,4 @@
-"""How fast a run was and what it needed: seconds, tokens per second and memory by phase, out of its metrics."""
+"""Speed and resource use of a run, from its metrics: seconds, tokens per second and memory by phase."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from tango_jax.tracking.curves import Series, series
 from tango_jax.viewer.panels import bars, line, noisy, panel, with_content
 from tango_jax.viewer.runs import Run
 
-LEARNS = {"warmup", "generator", "verifier"}  # phases in which someone is updated
-LOOKS = {  # of the phases that every run has: colour and pattern of their bars
+LEARNS = {"warmup", "generator", "verifier"}  # phases with an update
+LOOKS = {  # colour and pattern of the bars, for the phases that every run has
     "sample": (VERMILION, ""),
     "verify": (BLUE, "/"),
     "grade": (PURPLE, "x"),
@@ -16,7 +16,7 @@ LOOKS = {  # of the phases that every run has: colour and pattern of their bars
     "dump": (GREY, "-"),
     "evaluate": (ORANGE, "."),
 }
-NESTED = ("reshard",)  # timed within sample and verify
+NESTED = ("reshard",)  # included in the times of sample and verify
 KINDS = {"host": (BLUE, "-", "circle"), "device": (VERMILION, "--", "square")}  # of memory
 
 
@@ -33,41 +33,41 @@ def speed(run: Run) -> list[dict]:
     turn = "turn (both roles)"
     return with_content(
         [
-            panel("Seconds per turn", "By phase; evaluations stand on the turn that they follow.", times, turn, "s",
+            panel("Seconds per turn", "By phase; an evaluation is shown at the turn before it.", times, turn, "s",
                   barmode="stack", bargap=0.05),
-            panel("Speed of sampling", "Sampled tokens of both roles per second of sampling.",
+            panel("Speed of sampling", "Tokens sampled by both roles per second of sampling.",
                   noisy("tokens/s", of("throughput/sampled_tokens_per_s"), GREEN), turn, "tokens/s"),
-            panel("Peak memory", "Highest use so far; the table below says which phase raised it.", memory, turn,
+            panel("Peak memory", "Highest use so far; the table below shows which phase raised it.", memory, turn,
                   "GiB"),
         ]
     )  # fmt: skip
 
 
 def phases_of(rows: list[dict]) -> list[str]:
-    """What was timed: the usual phases first, then what else a run has; not the sum that a turn is."""
+    """Names of the timed phases: the usual ones first, then any others; without the total of the turn."""
     found = {name[5:-2] for row in rows for name in row if name.startswith("time/") and name.endswith("_s")} - {"turn"}
     return [phase for phase in LOOKS if phase in found] + sorted(found - LOOKS.keys())
 
 
 def speed_table(run: Run) -> dict | None:
-    """Mean seconds by phase and kind of turn. The last column is the whole: phases may lie within one another."""
+    """Mean seconds by phase and kind of turn. The last column is the total, since phases may be nested."""
     kinds = {"generator turn": {"generator"}, "verifier turn": {"warmup", "verifier"}, "evaluation": {"eval"}}
     rows, timed = [], phases_of(run.rows)
     for kind, phases in kinds.items():
-        # Without the first of its kind, which may hold what is made once.
+        # Skip the first turn of each kind, which may include one-time work.
         chosen = [row for row in run.rows if row["phase"] in phases][1:]
         if chosen:
             means = [sum(row.get(f"time/{phase}_s", 0.0) for row in chosen) / len(chosen) for phase in timed]
             whole = sum(row.get("time/turn_s", row.get("time/evaluate_s", 0.0)) for row in chosen) / len(chosen)
             rows.append([kind, *(f"{mean:.3f}" if mean else "" for mean in means), f"{whole:.3f}"])
     caption = "Mean seconds by phase, without the first turn."
-    caption += " Reshard is a part of sample and verify." * ("reshard" in timed)
-    caption += " Evaluate is the whole of an evaluation." * ("evaluate" in timed)
+    caption += " Reshard is included in sample and verify." * ("reshard" in timed)
+    caption += " Evaluate is the total time of an evaluation." * ("evaluate" in timed)
     return {"caption": caption, "head": ["mean seconds", *timed, "all"], "rows": rows} if rows else None
 
 
 def _peak(rows: list[dict], kind: str) -> Series:
-    """The highest use so far, turn by turn."""
+    """The highest memory use so far, turn by turn."""
     points = {}
     for row in rows:
         found = [value for _, value in _memory(row, kind)]
@@ -85,7 +85,7 @@ def _memory(row: dict, kind: str) -> list[tuple[str, float]]:
 
 
 def memory_table(run: Run) -> dict | None:
-    """By how much each phase raised the peak, over the whole run."""
+    """By how much each phase raised the memory peak, over the whole run."""
     table, timed = [], phases_of(run.rows)
     for kind in KINDS:
         raised, peak, at_first = dict.fromkeys(timed, 0.0), None, 0.0
@@ -99,5 +99,5 @@ def memory_table(run: Run) -> dict | None:
             cells = [f"{raised[phase]:.3f}" if raised[phase] else "" for phase in timed]
             table.append([kind, f"{at_first:.3f}", *cells, f"{peak:.3f}"])
     head = ["GiB", "when first measured", *timed, "peak"]
-    caption = "By how much each phase raised the peak of memory."
+    caption = "How much each phase raised the peak memory use."
     return {"caption": caption, "head": head, "rows": table} if table else None

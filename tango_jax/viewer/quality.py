@@ -1,6 +1,7 @@
-"""How good a verifier is, from the rollouts themselves: confusion, agreement with gold steps, where and when.
+"""Verifier quality computed from the rollouts: confusion tables, agreement with gold steps, by position and over time.
 
-In: rollouts as in rollouts/*.jsonl, one after the other. Out: numbers for the charts. Stage: while a report is built.
+Takes rollouts as in rollouts/*.jsonl, one after the other, and returns numbers for the charts. Runs while a report is
+built.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from tango_jax.tracking.curves import Series
 from tango_jax.tracking.scores import class_scores
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
-LEAST_OF_CLASS = 5  # right ones, or wrong ones, behind an F1 or a share: of fewer it is 0, 1 or chance
+LEAST_OF_CLASS = 5  # minimum number per class for an F1 or a share: with fewer, the value is 0, 1 or chance
 
 
 class Judged(NamedTuple):
@@ -21,12 +22,12 @@ class Judged(NamedTuple):
     turn: int
     is_correct: bool
     verdict: str
-    judgements: tuple  # of each of the solution's steps; None where a misaligned verification judges none
+    judgements: tuple  # one per step of the solution; None if the verification is misaligned
     gold: tuple | None
 
 
 def judged(rollout: dict) -> list[Judged]:
-    """What the verifications of one rollout say."""
+    """The reduced verifications of one rollout."""
     solution, found = rollout["solution"], []
     for item in rollout["verifications"]:
         steps = len(solution["steps"])
@@ -37,7 +38,7 @@ def judged(rollout: dict) -> list[Judged]:
 
 
 def early_and_late(items: list[Judged]) -> dict[str, list[Judged]]:
-    """The first and the last third of the dumped turns; one part where there are too few turns for that."""
+    """The first and the last third of the dumped turns, or a single part if there are too few turns."""
     turns = sorted({item.turn for item in items})
     third = len(turns) // 3
     if third == 0:
@@ -58,7 +59,7 @@ def confusion(items: Iterable[Judged]) -> dict[str, dict[str, int]]:
 
 
 def step_f1_by_position(items: Iterable[Judged]) -> Series:
-    """Macro-F1 of the judgements of step 1, 2, ..., against gold steps."""
+    """Macro-F1 of the judgements of step 1, 2, ... against the gold steps."""
     pairs = {}
     for item in _with_gold(items):
         for position, pair in enumerate(zip(item.judgements, item.gold, strict=True), 1):
@@ -84,19 +85,19 @@ def verdict_f1_by_count(items: Iterable[Judged]) -> Series:
 
 
 def recall_by_turn(items: Iterable[Judged], label: bool) -> Series:
-    """Share of the steps that are right (`label` True) or wrong (False) which the verifier calls so, turn by turn."""
+    """Recall of the verifier on steps whose gold label is `label`, turn by turn."""
     pairs = {}
     for item in _with_gold(items):
         pairs.setdefault(item.turn, []).extend(
             (judgement, gold) for judgement, gold in zip(item.judgements, item.gold, strict=True) if gold is label
         )
-    # Late in a run a turn has one or two wrong steps: their share would be 0 or 1 by chance.
+    # Late in a run a turn has only one or two wrong steps, whose recall would be 0 or 1 by chance.
     return _points({turn: sum(judgement is label for judgement, _ in of) / len(of) for turn, of in pairs.items()
                     if len(of) >= LEAST_OF_CLASS})  # fmt: skip
 
 
 def disagreement_by_turn(items: Iterable[Judged], verdict: str, is_correct: bool) -> Series:
-    """Share of a turn's verifications with this verdict on a solution of that grade."""
+    """Share of a turn's verifications with this verdict on a solution of this grade."""
     hits, totals = {}, {}
     for item in items:
         totals[item.turn] = totals.get(item.turn, 0) + 1
@@ -109,7 +110,7 @@ def _with_gold(items: Iterable[Judged]) -> list[Judged]:
 
 
 def _f1_of(pairs: dict[int, list[tuple]]) -> Series:
-    """Macro-F1 over (predicted, actual) pairs, where both classes are common enough."""
+    """Macro-F1 over (predicted, actual) pairs, for keys at which both classes are common enough."""
     scores = {}
     for x, of in pairs.items():
         predicted, actual = [pair[0] for pair in of], [pair[1] for pair in of]

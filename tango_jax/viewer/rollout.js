@@ -1,10 +1,10 @@
-// One rollout as a page: the problem, each step beside the verifier's words on it, the verdict against the grade, and
+// Renders one rollout: the problem, each step beside the verifier's judgement of it, the verdict against the grade, and
 // how the reward became an advantage. All model text goes through text.js.
 
 const JUDGED = { good: "approved", bad: "rejected", none: "not judged" };
 const judgementKind = (value) => (value === true ? "good" : value === false ? "bad" : "none");
 
-// Characters start..end of a text, cut where the advantage changes, each part shaded by it.
+// Characters start..end of a text, split where the advantage changes, with each part shaded accordingly.
 function shaded(text, start, end, runs, scale) {
   const parts = [];
   let from = start;
@@ -27,7 +27,7 @@ function shade(text, value, scale) {
   return [h("span", { ...look, title: `advantage ${signed(value, 3)}` }, ...parts)];
 }
 
-// What a tagged block says, without its tags, shaded.
+// The content of a tagged block without its tags, shaded.
 function inside(text, [start, end], tag, runs, scale) {
   return shaded(text, start + tag.length + 2, end - tag.length - 3, runs, scale);
 }
@@ -43,7 +43,7 @@ function verdictBanner(rollout, verification) {
   if (!verification) return h("div", { class: "banner" }, grade);
   const kind = verdictKind(verification.verdict);
   const verdict = h("span", { class: `badge ${kind}` }, mark(kind), ` Verdict ${verification.verdict}`);
-  let meaning = "they agree";
+  let meaning = "verdict and grade agree";
   if (kind === "none") meaning = "no usable verdict";
   else if (kind === "good" && !right) meaning = "false accept";
   else if (kind === "bad" && right) meaning = "false reject";
@@ -57,7 +57,7 @@ function verdictBanner(rollout, verification) {
     { class: "banner" },
     verdict,
     grade,
-    h("span", { class: meaning === "they agree" ? "agree" : "disagree" }, meaning),
+    h("span", { class: meaning === "verdict and grade agree" ? "agree" : "disagree" }, meaning),
     ...notes.map((note) => h("span", { class: "badge none" }, note)),
   );
 }
@@ -79,7 +79,7 @@ function stepCard(rollout, verification, k, runs, scale) {
   const theirs = rollout.role === "verifier" ? runs : null;
   const words = block
     ? h("pre", {}, ...inside(verification.text, block, "step", theirs, scale))
-    : muted(verification ? "no words on this step" : "no verifier in this arm");
+    : muted(verification ? "no judgement of this step" : "no verifier in this arm");
   const raw = block && !aligned ? judgementKind(verification.judgements[k]) : null;
   const truth =
     gold === null
@@ -88,7 +88,7 @@ function stepCard(rollout, verification, k, runs, scale) {
           "span",
           { class: `truth ${wrongly ? "wrongly" : ""}` },
           wrongly ? "⚠ " : "",
-          `in fact ${gold ? "right" : "wrong"}`,
+          `gold label: ${gold ? "right" : "wrong"}`,
         );
   return h(
     "li",
@@ -126,7 +126,7 @@ function stepsOf(rollout, verification, scale) {
   items.push(between(solution.text, at, lengthOf(solution.text), own, scale));
   const spare = (verification?.blocks ?? []).slice(solution.steps.length);
   if (spare.length)
-    items.push(muted(`and ${spare.length} more block${spare.length > 1 ? "s" : ""} of the verifier, on no step`));
+    items.push(muted(`and ${spare.length} more verification block${spare.length > 1 ? "s" : ""} without a step`));
   return h(
     "ol",
     { class: "steps" },
@@ -143,7 +143,7 @@ function rawTexts(rollout, verification, scale) {
   return h(
     "details",
     { class: "card" },
-    h("summary", {}, "Whole texts, as sampled"),
+    h("summary", {}, "Full texts, as sampled"),
     ...text(`Solution, ${rollout.solution.tokens} tokens`, rollout.solution.text, own("generator")),
     ...(verification ? text(`Verification, ${verification.tokens} tokens`, verification.text, own("verifier")) : []),
   );
@@ -153,7 +153,7 @@ function whereLine(rollout, fact) {
   const facts = [
     `turn ${rollout.turn} of ${fact.name}`,
     `${rollout.phase === "warmup" ? "verifier's warm-up" : `the ${rollout.role}'s turn`}`,
-    `${rollout.generator_step} generator steps before`,
+    `after ${rollout.generator_step} generator steps`,
     `task ${fact.task}`,
     `arm ${fact.arm}`,
   ];
@@ -172,8 +172,8 @@ function groupRow(rollout, siblings, choose) {
       h("small", {}, hidden("reward "), reward.toFixed(2)),
     );
     link.addEventListener("click", (event) => {
-      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a tab of its own
-      event.preventDefault(); // the address alone would clear the filters
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // let the browser open a new tab
+      event.preventDefault(); // following the link would clear the filters
       choose(index);
     });
     return link;
@@ -186,7 +186,8 @@ function groupRow(rollout, siblings, choose) {
   );
 }
 
-// context {fact, siblings, scale, copyLink, choose}: the run, the group's samples, the advantage that gets the strongest shade.
+// context {fact, siblings, scale, copyLink, choose}: facts about the run, the group's samples, the advantage with the
+// strongest shade.
 function renderRollout(box, rollout, context, choice = 0) {
   const { fact, siblings, scale, copyLink } = context;
   const verification = rollout.verifications[choice] ?? null;

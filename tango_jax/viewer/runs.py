@@ -1,4 +1,7 @@
-"""Which runs a report is about: folders in; their settings, metrics and whereabouts out. First stage of the report."""
+"""Finds the runs of a report.
+
+Takes folders; returns the settings, metrics and location of every run in them. First stage of the report.
+"""
 
 import json
 import os
@@ -12,9 +15,9 @@ from tango_jax.tracking.metrics import read_metrics
 
 
 class Run(NamedTuple):
-    """One run as it is on disk now; it may still be going on."""
+    """A run as it is on disk now; it may still be in progress."""
 
-    name: str  # unique in the report: its folder, below the one that all have in common
+    name: str  # unique in the report: its folder, relative to the common parent of all runs
     workdir: Path
     settings: dict  # config.json: {"rl.gamma": 0.8, ...}
     rows: list[dict]  # metrics.jsonl
@@ -30,10 +33,10 @@ class Run(NamedTuple):
 
 
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
-    """The runs in the given folders: a folder is one run's workdir, or holds several (an ablation), however deep.
+    """Return the runs in the given folders: each folder is a workdir, or contains several at any depth (an ablation).
 
     Raises:
-        ValueError: a folder that is not there or holds no run; a file that cannot be read.
+        ValueError: a folder does not exist or contains no run, or a file cannot be read.
     """
     workdirs = []
     for folder in folders:
@@ -48,11 +51,11 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
 
 
 def _read_run(workdir: Path, place: Path) -> Run:
-    name = workdir.name if place == Path() else place.as_posix()  # a run may stand above the others
+    name = workdir.name if place == Path() else place.as_posix()  # a run's workdir may be the parent of the others
     path = workdir / "config.json"
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): leave this run out, or restore the file") from error
-    settings = flatten(default_config()) | settings  # a run of an older version lacks the newer keys
+    settings = flatten(default_config()) | settings  # runs of older versions lack newer keys
     return Run(name, workdir, settings, read_metrics(workdir / "metrics.jsonl"), (workdir / "summary.json").exists())

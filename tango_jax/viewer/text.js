@@ -1,5 +1,5 @@
-// Text of models and data files as a reader can trust it. It is only ever set as text, never as markup; here what has
-// no shape of its own, or would reorder or hide the rest, becomes a visible escape. The same rules as model_text.py.
+// Makes text of models and data files safe to read. It is only ever set as text, never as markup; characters that are
+// invisible, or that would reorder or hide the rest, become visible escapes. The rules are those of model_text.py.
 
 const HIDDEN =
   /(?![\n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
@@ -10,23 +10,23 @@ function escapeOf(char) {
   return hex.length < 5 ? `\\u${hex.padStart(4, "0")}` : `\\U${hex.padStart(8, "0")}`;
 }
 
-// For attributes, and where there is one line for it.
+// For attributes and single lines.
 const readable = (text) => text.replace(HIDDEN, escapeOf);
 
-// For elements: escapes look different from what was written, which may hold a backslash and digits of its own.
+// For elements: escapes get their own style, since the text itself may contain a backslash and digits.
 function readableParts(text) {
   const parts = [];
   let from = 0;
   for (const { 0: char, index } of text.matchAll(HIDDEN)) {
     if (index > from) parts.push(text.slice(from, index));
-    parts.push(h("span", { class: "escape", title: "a character without a shape of its own" }, escapeOf(char)));
+    parts.push(h("span", { class: "escape", title: "invisible character" }, escapeOf(char)));
     from = index + char.length;
   }
   if (from < text.length) parts.push(text.slice(from));
   return parts;
 }
 
-// Spans count characters, and strings here count an emoji as two.
+// Spans count code points, but JavaScript strings count an emoji as two.
 const isPlain = (text) => !/[\ud800-\udbff]/.test(text);
 const lengthOf = (text) => (isPlain(text) ? text.length : Array.from(text).length);
 const cut = (text, start, end) =>

@@ -1,14 +1,14 @@
-// The rollout viewer: joins filters, list and rollout, and writes what is shown into the address.
+// The rollout viewer: connects filters, list and rollout, and stores the current selection in the address.
 
 function setAddress(hash) {
   try {
     history.replaceState(null, "", `#${hash}`);
   } catch {
-    location.hash = hash; // some browsers refuse for files
+    location.hash = hash; // some browsers refuse replaceState for local files
   }
 }
 
-// Rollouts have names that stay when a report is built anew: run, turn and row.
+// Rollouts have keys that are stable when a report is rebuilt: run, turn and row.
 const keyOf = (columns, facts, i) => `${facts.runs[columns.run[i]].name}:${columns.turn[i]}:${columns.row[i]}`;
 
 function indexOfKey(columns, facts, key) {
@@ -20,7 +20,7 @@ function indexOfKey(columns, facts, key) {
   return -1;
 }
 
-// The samples of a rollout's group stand together.
+// The samples of a rollout's group, which are adjacent in the columns.
 function siblingsOf(columns, facts, index) {
   const same = (i) => ["run", "turn", "group"].every((name) => columns[name][i] === columns[name][index]);
   let first = index;
@@ -32,7 +32,7 @@ function siblingsOf(columns, facts, index) {
   return found;
 }
 
-// The advantage that gets the strongest shade: most of a report's rollouts lie below it.
+// The advantage that gets the strongest shade: the 95th percentile of the magnitudes.
 function shadeScale(columns) {
   const sizes = Int32Array.from(columns.adv, Math.abs).sort();
   return Math.max(0.1, (sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 0) / 1000);
@@ -42,7 +42,7 @@ function makeViewer(facts, columns) {
   const store = makeStore(columns);
   const scale = shadeScale(columns);
   let state = noFilters();
-  let hits = null; // which rollouts the search found
+  let hits = null; // which rollouts match the search
   let chosen = -1;
   const list = makeList($("list"), $("list-space"), columns, facts, scale, choose);
   const controls = bindFilters(
@@ -50,21 +50,21 @@ function makeViewer(facts, columns) {
     columns,
     () => state,
     async (next) => {
-      if (next.order !== state.order) chosen = -1; // who sorts wants to see what comes first
+      if (next.order !== state.order) chosen = -1; // after sorting, show the first rollout
       state = next;
       await refresh(true);
       writeHash();
     },
   );
 
-  // `mayMove`: where the chosen rollout is filtered out, the first one that is left is shown instead.
+  // `mayMove`: if the chosen rollout is filtered out, show the first remaining one instead.
   async function refresh(mayMove = false) {
     const started = performance.now();
     if (state.query) {
       const query = state.query;
-      if (store.progress() < 1) $("found").textContent = "reading all texts …";
+      if (store.progress() < 1) $("found").textContent = "loading all texts …";
       const found = await store.search(query);
-      if (query !== state.query) return; // another letter was typed meanwhile
+      if (query !== state.query) return; // the query has changed in the meantime
       hits = found;
     } else {
       hits = null;
@@ -80,7 +80,7 @@ function makeViewer(facts, columns) {
     chosen = index;
     list.select(index);
     const rollout = await store.rollout(index);
-    if (chosen !== index) return; // a key was pressed meanwhile
+    if (chosen !== index) return; // another rollout was chosen in the meantime
     const siblings = siblingsOf(columns, facts, index);
     $("rollout").scrollTop = 0;
     renderRollout($("rollout"), rollout, { fact: facts.runs[columns.run[index]], siblings, scale, copyLink, choose });
@@ -88,7 +88,7 @@ function makeViewer(facts, columns) {
   }
 
   function choose(index) {
-    $("problem").hidden = true; // it was about another rollout
+    $("problem").hidden = true; // the message was about another rollout
     open(index);
     writeHash();
   }
@@ -103,7 +103,7 @@ function makeViewer(facts, columns) {
     state = wanted;
     $("problem").hidden = !rollout || index >= 0;
     $("problem").textContent =
-      `This report does not hold the rollout ${rollout}: it was left out, or its turn was thinned out.`;
+      `This report does not contain the rollout ${rollout}: it was left out, or the dump of its turn was deleted.`;
     chosen = index;
     await refresh();
     if (index >= 0) await open(index);
@@ -114,7 +114,7 @@ function makeViewer(facts, columns) {
     try {
       await navigator.clipboard.writeText(link);
     } catch {
-      prompt("The link:", link);
+      prompt("Link:", link);
       return;
     }
     if (button) button.textContent = "Copied";

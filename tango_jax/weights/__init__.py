@@ -1,1 +1,1 @@
-"""Checkpoints in and out: a folder, hub id, .gguf file or workdir by its name in; parameters and a tokenizer out."""
+"""Import and export of checkpoints: a folder, hub id, .gguf file or workdir becomes parameters and a tokenizer."""

@@ -1,7 +1,8 @@
-"""GGUF checkpoints of llama and qwen2 models: a file in, a ModelConfig and a parameter tree out.
+"""Import of GGUF checkpoints of llama and qwen2 models.
 
-llama.cpp rotates interleaved pairs where this project rotates the two halves of a head. Its converter reorders the rows
-of q and k of llama models for that, which is undone here; qwen2 models are stored as they are.
+Takes a file; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built. llama.cpp
+rotates interleaved pairs, whereas this project rotates the two halves of a head. For llama models, its converter
+therefore reorders the rows of q and k, which is undone here; qwen2 models are stored unchanged.
 """
 
 import dataclasses
@@ -23,20 +24,22 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 class Target(NamedTuple):
-    """Where a tensor of the file goes."""
+    """The place of a tensor of the file in the parameter tree."""
 
     leaf: str  # name in the parameter tree
     layer: int | None  # index on that leaf's L axis
     shape: tuple[int, ...]  # in the file
-    convert_fn: Callable[[np.ndarray], np.ndarray]  # to the leaf's layout
+    convert_fn: Callable[[np.ndarray], np.ndarray]  # converts to the leaf's layout
 
 
 def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
-    """The architecture in a file's metadata; `numerics` are the fields of ModelConfig that no file decides: those of
-    source.NUMERICS, and a shorter max_position.
+    """Return the architecture that a file's metadata describes.
+
+    Args:
+        numerics: fields of ModelConfig that no file determines: those of source.NUMERICS, and a shorter max_position.
 
     Raises:
-        ValueError: not a GGUF file, a foreign architecture, or a variant that this decoder does not compute.
+        ValueError: not a GGUF file, an unsupported architecture, or a variant that this decoder does not implement.
     """
     file = open_gguf(path)
     arch = _architecture(file)
@@ -54,11 +57,11 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
         head_dim=head_dim,
         mlp_width=_one(file, "feed_forward_length", file.require(f"{arch}.feed_forward_length")),
         rope_base=file.get(f"{arch}.rope.freq_base", 10_000.0),
-        # Rounded to the digits that float32 holds, so that 1e-5 is the same number as in a config.json.
+        # Rounded to the digits that a float32 holds, so that 1e-5 is the same number as in a config.json.
         norm_eps=float(f"{file.require(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
         tied_head="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
-        # Inside its window, attention with a sliding window is full attention.
+        # Sequences no longer than the window get full attention, so the length is limited to the window.
         max_position=min(context, file.get(f"{arch}.attention.sliding_window", 0) or context),
     )
     if _ROPE_FACTORS in tensors:
@@ -67,16 +70,16 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
 
 
 def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
-    """The parameters of a file, in `config.param_dtype`: the same tree as `transformer.init_params`.
+    """Load the parameters of a file in `config.param_dtype`, as the same tree as `transformer.init_params`.
 
-    Every leaf is allocated once on the host and filled tensor by tensor, so that the host needs the memory of the
-    largest leaf besides what it owns of the result.
+    Every leaf is allocated once on the host and filled tensor by tensor, so the host needs memory for the largest leaf
+    in addition to its share of the result.
 
     Args:
-        shardings: a tree of NamedSharding like the parameters', or None for the default device.
+        shardings: a tree of NamedSharding with the structure of the parameters, or None for the default device.
 
     Raises:
-        ValueError: the file is broken, or its tensors are not exactly those that `config` asks for.
+        ValueError: the file is broken, or its tensors are not exactly those that `config` requires.
     """
     file = open_gguf(path)
     plan = _tensor_plan(config, _architecture(file))
@@ -95,17 +98,17 @@ def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) 
 def _load_leaf(file: GgufFile, plan: dict[str, Target], leaf: jax.ShapeDtypeStruct, sharding) -> jax.Array:
     tensors, values = file.tensors, np.empty(leaf.shape, leaf.dtype)
     layers = [target.layer for target in plan.values()]
-    assert layers == [None] or layers == list(range(leaf.shape[0])), (leaf, layers)  # filled once, and wholly
+    assert layers == [None] or layers == list(range(leaf.shape[0])), (leaf, layers)  # each part is filled exactly once
     for name, target in plan.items():
         values[... if target.layer is None else target.layer] = target.convert_fn(dequantize(file, tensors[name]))
     if sharding is None:
         return jnp.array(values)
-    # Works where some devices belong to other processes: each takes its own slices.
+    # Also works if some devices belong to other processes: each process takes its own slices.
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
 def _tensor_plan(config: ModelConfig, arch: str) -> dict[str, Target]:
-    """Name in the file -> place in the tree, for every tensor of such a model; layers in order."""
+    """Map the name of every tensor of such a model to its place in the tree; layers are in order."""
     V, D = config.vocab_size, config.width
     plan = {
         "token_embd.weight": Target("embed", None, (V, D), _keep),
@@ -120,7 +123,7 @@ def _tensor_plan(config: ModelConfig, arch: str) -> dict[str, Target]:
 
 
 def _layer_tensors(config: ModelConfig, arch: str) -> dict[str, tuple]:
-    """Name in the file -> (leaf, shape in the file, conversion) for one layer."""
+    """Map the name of every tensor of one layer to (leaf, shape in the file, conversion)."""
     D, F, H, K, E = config.width, config.mlp_width, config.num_heads, config.num_kv_heads, config.head_dim
     q_fn, k_fn, v_fn = (
         functools.partial(_to_heads, head_dim=E, is_interleaved=arch == "llama" and name != "v") for name in "qkv"
@@ -148,7 +151,7 @@ def _keep(w: np.ndarray) -> np.ndarray:
 
 
 def _to_heads(w: np.ndarray, head_dim: int, is_interleaved: bool) -> np.ndarray:
-    """[heads * E, D] -> [D, heads, E], or a bias [heads * E] -> [heads, E]; pairs (0, 1), (2, 3).. become halves."""
+    """Reshape [heads * E, D] to [D, heads, E], or a bias [heads * E] to [heads, E]; interleaved pairs become halves."""
     if is_interleaved:
         w = w.reshape(-1, head_dim // 2, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
     w = w.reshape(-1, head_dim, *w.shape[1:])
@@ -156,20 +159,20 @@ def _to_heads(w: np.ndarray, head_dim: int, is_interleaved: bool) -> np.ndarray:
 
 
 def _check_tensors(file: GgufFile, plan: dict[str, Target]) -> None:
-    """The file has every tensor of the plan, no other, each with its shape."""
+    """Check that the file has exactly the tensors of the plan, each with its shape."""
     tensors = file.tensors
     missing = [name for name in plan if name not in tensors]
     unexpected = [name for name in tensors if name not in plan and name != _ROPE_FACTORS]
     if missing or unexpected:
         raise ValueError(
-            f"{file.path} is not a file of this config: {_some(missing)} missing, {_some(unexpected)} not wanted; make "
-            "the config with model_config_from_gguf of the same file"
+            f"{file.path} does not match the config: {_some(missing)} missing, {_some(unexpected)} unexpected; create "
+            "the config with model_config_from_gguf from the same file"
         )
     for name, target in plan.items():
         if _shape(tensors[name]) != target.shape:
             raise ValueError(
-                f"{file.path}: tensor {name} has shape {_shape(tensors[name])}, the config asks for {target.shape}; "
-                "make the config with model_config_from_gguf of the same file"
+                f"{file.path}: tensor {name} has shape {_shape(tensors[name])}, but the config needs {target.shape}; "
+                "create the config with model_config_from_gguf from the same file"
             )
 
 
@@ -186,17 +189,17 @@ def _tensor(file: GgufFile, name: str):
 
 
 def _shape(tensor) -> tuple[int, ...]:
-    """In the order of PyTorch; the file has the axes the other way round."""
+    """Return the shape in PyTorch's order; the file stores the axes in reverse order."""
     return tuple(int(size) for size in reversed(tensor.shape))
 
 
 def _one(file: GgufFile, name: str, value) -> int:
-    """A number that some files give per layer; this decoder has one for all."""
+    """Return a number that some files give per layer; this decoder supports only one value for all layers."""
     if not isinstance(value, list):
         return value
     if len(set(value)) != 1:
         raise ValueError(
-            f"{file.path} has {name} per layer ({value[:8]}...), this decoder one for all: take another model"
+            f"{file.path} has a {name} that differs between layers ({value[:8]}...): choose another model"
         )
     return value[0]
 
@@ -206,13 +209,13 @@ def _architecture(file: GgufFile) -> str:
     if arch not in ARCHITECTURES:
         raise ValueError(
             f"{file.path} holds a model of architecture {arch!r}, not one of {', '.join(ARCHITECTURES)}: load it from "
-            "a Hugging Face folder, or take another model"
+            "a Hugging Face folder, or choose another model"
         )
     return arch
 
 
 def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
-    """Refuse what the metadata asks for and this decoder does not compute."""
+    """Reject features in the metadata that this decoder does not implement."""
     scaling, experts = file.get(f"{arch}.rope.scaling.type", "none"), file.get(f"{arch}.expert_count", 0)
     if scaling != "none":
         raise ValueError(f"{file.path} has rope scaling {scaling!r}: only Llama-3's is supported")
@@ -221,14 +224,14 @@ def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
     for name in ("attention.value_length", "rope.dimension_count"):
         size = file.get(f"{arch}.{name}", head_dim)
         if size != head_dim:
-            raise ValueError(f"{file.path} has {name}={size} with heads of {head_dim}: only equal sizes are supported")
+            raise ValueError(f"{file.path} has {name}={size} and heads of size {head_dim}: they must be equal")
 
 
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
-    """Llama-3's scaling from the divisors of the frequencies, which is all of it that a file keeps.
+    """Recover Llama-3's scaling from the divisors of the frequencies, which are all that a file stores of it.
 
-    With x = frequency / 2 pi the share of the unscaled frequency is (original * x - low) / (high - low), clipped to
-    0..1. Its slope and offset give two of the three numbers; low is 1, as in every published model.
+    With x = frequency / 2 pi, the share of the unscaled frequency is (original * x - low) / (high - low), clipped to
+    0..1. Its slope and offset determine two of the three numbers; low is 1, as in every published model.
     """
     factor_E = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
     if np.all(factor_E == 1.0):
@@ -241,7 +244,7 @@ def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
             return scaling
     raise ValueError(
         f"{file.path}: the {factor_E.size} factors in {_ROPE_FACTORS} ({factor_E.min():g} to {factor_E.max():g}) are "
-        "not those of Llama-3's rope scaling, the only one supported: take another model"
+        "not those of Llama-3's rope scaling, the only one supported: choose another model"
     )
 
 

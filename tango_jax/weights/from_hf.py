@@ -1,8 +1,9 @@
-"""Import of a Hugging Face checkpoint: a folder or hub id in, a ModelConfig and a parameter tree out.
+"""Import of Hugging Face checkpoints.
 
-Llama 2 to 3.2 and SmolLM2, Mistral, Qwen2/2.5 and Qwen3 (dense). Weights are read part by part into the dtype and
-sharding that training wants: host memory stays near one stacked parameter (or this process's share of it) plus the
-file that is open.
+Takes a folder or hub id; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built.
+Supports Llama 2 to 3.2 and SmolLM2, Mistral, Qwen2/2.5 and Qwen3 (dense). Weights are read part by part into the dtype
+and sharding of the training run, so host memory stays near one stacked parameter (or this process's share of it) plus
+the file that is open.
 """
 
 import json
@@ -20,17 +21,18 @@ from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.weights.safetensors_files import StoredTensor, shorten
 
 _DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
-# Old checkpoints store the rotary frequencies, which the config determines.
+# Old checkpoints store the rotary frequencies; they are ignored because the config determines them.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def resolve_folder(name: str) -> Path:
-    """The local folder of a checkpoint: `name` itself, or a download of the hub id `name` (owner/name[@revision]).
+    """Return the local folder of a checkpoint: `name` itself, or a download of the hub id (owner/name[@revision]).
 
-    Config, weights, tokenizer and generation config are all of that revision. A checkpoint is only ever data:
-    safetensors and JSON are fetched, no pickled weights and no code.
+    Config, weights, tokenizer and generation config all come from that revision. Only data is fetched, as safetensors
+    and JSON: no pickled weights and no code.
 
-    Raises ValueError if `name` is neither, or the hub cannot be reached and the files are not in its cache.
+    Raises:
+        ValueError: `name` is neither, or the hub cannot be reached and the files are not in its cache.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -39,8 +41,8 @@ def resolve_folder(name: str) -> Path:
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the safetensors files")
     hub_id = hub.parse_hub_id(str(name))
     if hub_id is None:
-        raise ValueError(f"{name} is not a folder, and not a hub id such as Qwen/Qwen2.5-1.5B either")
-    # Imported here: most runs never ask the hub for anything.
+        raise ValueError(f"{name} is neither a folder nor a hub id such as Qwen/Qwen2.5-1.5B")
+    # Imported here because most runs never contact the hub.
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -48,28 +50,32 @@ def resolve_folder(name: str) -> Path:
     except (OSError, HFValidationError) as error:  # the hub's own errors are OSErrors
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"{name} is not a local folder, and the hub has no answer for it ({first_line}): check the name, the "
+            f"{name} is not a local folder and could not be fetched from the hub ({first_line}): check the name, the "
             "network and, for a gated model, the login (hf auth login), or download it elsewhere and give the folder"
         ) from error
 
 
 def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
-    """The ModelConfig of a folder's config.json; `numerics`: those of source.NUMERICS.
+    """Return the ModelConfig of a folder's config.json; `numerics` are fields in source.NUMERICS.
 
-    Raises ValueError for an architecture, or an option of one, that the model cannot represent.
+    Raises:
+        ValueError: the architecture, or an option of it, is not supported.
     """
     file = Path(folder) / "config.json"
     return model_config_from_json(_read_json(file), str(file), **numerics)
 
 
 def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
-    """The ModelConfig of what a config.json holds; `file` is named in messages. See `model_config_from_hf`."""
+    """Return the ModelConfig for the contents of a config.json; error messages name `file`.
+
+    Args and errors are those of `model_config_from_hf`.
+    """
     _check_architecture(file, raw)
-    # Imported here: it takes a second, and only checkpoints from elsewhere need it.
+    # Imported here because the import takes a second and only published checkpoints need it.
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    try:  # its classes know each family's defaults and both spellings of the rotary settings
+    try:  # transformers' classes know each family's defaults and both spellings of the rotary settings
         hf = CONFIG_MAPPING[raw["model_type"]].from_dict(json.loads(json.dumps(raw)))
         _check_options(file, hf)
         return _model_config(hf, numerics)
@@ -78,11 +84,14 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
 
 
 def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = None) -> dict:
-    """The parameters of a folder's safetensors files: the tree of `init_params`, in `config.param_dtype`.
+    """Load the parameters of a folder's safetensors files as the tree of `init_params`, in `config.param_dtype`.
 
-    `shardings`: a tree of NamedSharding of the same structure; each process then reads only what its devices hold.
-    Raises ValueError for missing, unexpected and misshapen tensors (all of them at once), for damaged files and for
-    values that are not finite.
+    Args:
+        shardings: a tree of NamedSharding of the same structure; each process then reads only what its devices hold.
+
+    Raises:
+        ValueError: tensors are missing, unexpected or misshapen (all of them are reported at once), files are damaged,
+            or values are not finite.
     """
     folder = Path(folder)
     tensors = safetensors_files.find_tensors(folder)
@@ -101,7 +110,7 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
 
     rest = [] if shardings is None else [shardings]
     params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
-    return check_loaded(params, str(folder), "take another checkpoint, or fetch or convert this one again")
+    return check_loaded(params, str(folder), "use another checkpoint, or fetch or convert this one again")
 
 
 def _read_json(file: Path) -> dict:
@@ -117,7 +126,7 @@ def _read_json(file: Path) -> dict:
 
 
 def _check_architecture(file: str, raw: dict) -> None:
-    """Everything that can be told before transformers looks at the file."""
+    """Check everything that can be checked before transformers reads the file."""
     kind, supported = raw.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
         raise ValueError(f"{file}: model_type={kind!r} is not supported; choose a model of type {supported}")
@@ -136,7 +145,7 @@ def _check_architecture(file: str, raw: dict) -> None:
 
 
 def _check_options(file: str, hf) -> None:
-    """Options of a supported architecture that change what the model computes."""
+    """Check the options of a supported architecture that change what the model computes."""
     for option in ("attention_bias", "mlp_bias"):
         if getattr(hf, option, False):
             raise ValueError(f"{file}: {option}=true is not supported (qwen2 has its biases on q, k and v); choose "
@@ -188,11 +197,11 @@ def _model_config(hf, numerics: dict) -> ModelConfig:
 
 
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
-    """Every tensor has its parameter, every parameter its tensors, and the shapes agree."""
+    """Check that tensors and parameters correspond to each other and that their shapes agree."""
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
     ignored = {name for name in tensors if _LEFTOVERS.fullmatch(name)}
     if config.tied_head:
-        ignored.add(LAYOUTS["head"].name)  # the embedding once more
+        ignored.add(LAYOUTS["head"].name)  # a second copy of the embedding
     missing = sorted(expected.keys() - tensors.keys())
     unexpected = sorted(tensors.keys() - expected.keys() - ignored)
     misshapen = [f"{name} {list(tensors[name].shape)} instead of {list(shape)}" for name, shape in expected.items()
@@ -207,12 +216,12 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The slices with start and stop filled in."""
+    """Return the slices with start and stop filled in."""
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
 
 def _read_leaf(tensors, sizes: dict[str, int], path: str, bounds: tuple[slice, ...], dtype) -> np.ndarray:
-    """The part `bounds` of one parameter, allocated once and filled tensor by tensor."""
+    """Read the part `bounds` of one parameter into an array that is allocated once and filled tensor by tensor."""
     layout, out = LAYOUTS[path], np.empty([part.stop - part.start for part in bounds], dtype)
     index = bounds[1:] if layout.stacked else bounds
     slices = hf_layout.stored_slices(layout, sizes, index)
@@ -227,7 +236,7 @@ def _read_leaf(tensors, sizes: dict[str, int], path: str, bounds: tuple[slice, .
 
 
 def _make_array(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding, read_fn) -> jax.Array:
-    """A sharded array; a part that several devices hold is read once."""
+    """Make a sharded array; a part that several devices hold is read only once."""
     parts = {}
 
     def part(index):

@@ -1,4 +1,7 @@
-"""One GGUF file, opened and checked: its metadata and its tensors, still quantised. Read once, at start."""
+"""Access to a GGUF file.
+
+Takes a path; returns the metadata and the tensors, still quantized. Stage of the loop: once, at the start of a run.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -7,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-# What the `gguf` package can turn into float32, of the types that published files are made of.
+# The tensor types of published files that the `gguf` package can convert to float32.
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -19,7 +22,7 @@ class GgufFile:
     reader: gguf.GGUFReader
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A metadata value as Python has it, or `default` where the file does not have the key."""
+        """Return a metadata value as a Python object, or `default` if the file does not have the key."""
         field = self.reader.get_field(key)
         return default if field is None else field.contents()
 
@@ -35,13 +38,13 @@ class GgufFile:
 
 
 def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
-    """Open a GGUF file; one that is open is returned as it is.
+    """Open a GGUF file; a file that is already open is returned unchanged.
 
-    A large vocabulary takes seconds to read: whoever wants config, weights and tokenizer opens the file once and hands
-    the result to each of them.
+    A large vocabulary takes seconds to read, so callers that need config, weights and tokenizer should open the file
+    once and pass the result to each function.
 
     Raises:
-        ValueError: no such file, not GGUF, truncated, or one part of several.
+        ValueError: the file does not exist, is not GGUF, is truncated, or is one part of several.
     """
     if isinstance(path, GgufFile):
         return path
@@ -53,7 +56,7 @@ def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
         reader = gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
         raise ValueError(
-            f"{path} ({size} bytes) is not a whole GGUF file ({error}): it is of another kind or was cut off; "
+            f"{path} ({size} bytes) is not a complete GGUF file ({error}): it is of another kind or truncated; "
             "download it again"
         ) from error
     file = GgufFile(path, reader)
@@ -64,18 +67,18 @@ def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
 
 
 def dequantize(file: GgufFile, tensor: gguf.ReaderTensor) -> np.ndarray:
-    """A tensor as float32, in the order in which PyTorch has it: [out, in].
+    """Return a tensor as float32 with axes in PyTorch's order, [out, in].
 
     Raises:
-        ValueError: a type that is not supported, or values that are not finite.
+        ValueError: the type is not supported, or values are not finite.
     """
     kind = tensor.tensor_type.name
     if kind not in TENSOR_TYPES:
         raise ValueError(
             f"{file.path}: tensor {tensor.name} has type {kind}, not one of {', '.join(TENSOR_TYPES)}: "
-            "take the file in one of these, Q8_0 or F16 for instance"
+            "use a file with one of these types, for instance Q8_0 or F16"
         )
     values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     if not np.isfinite(values).all():
-        raise ValueError(f"{file.path}: tensor {tensor.name} holds infinities or NaN: download the file again")
+        raise ValueError(f"{file.path}: tensor {tensor.name} contains infinities or NaN: download the file again")
     return values

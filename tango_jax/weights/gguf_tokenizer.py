@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: for the loop, or written out as a Hugging Face folder beside an exported model."""
+"""The tokenizer inside a GGUF file: loaded for the loop, or written in Hugging Face format beside an exported model."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ _SPLITS = {"smollm": "smollm", "gpt-2": "gpt-2", "llama-bpe": "llama-bpe", "llam
 
 
 def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Tokenizer:
-    """The tokenizer of a GGUF file; as many ids as the model's embedding has rows.
+    """Load the tokenizer of a GGUF file, with as many ids as the model's embedding has rows.
 
     Raises:
-        ValueError: not a GGUF file, or a tokenizer of another kind; no chat template where `use_chat` asks for one.
+        ValueError: not a GGUF file, an unsupported kind of tokenizer, or no chat template although `use_chat` is set.
     """
     file = open_gguf(path)
     backend = _backend(file)
@@ -25,7 +25,7 @@ def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Token
     if use_chat:
         chat = make_chat(backend, file.get("tokenizer.chat_template"), _special_tokens(file), str(file.path))
     embedding = file.tensors.get("token_embd.weight")
-    # Several tokens can end a text: end of sequence, of a turn, of a message.
+    # Several tokens can end a text: end of sequence, end of a turn, end of a message.
     stop_ids = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return make_tokenizer(
         backend,
@@ -40,12 +40,12 @@ def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Token
 def write_hf_tokenizer(path: str | Path | GgufFile, folder: str | Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into a folder.
 
-    Stop ids beyond the first are not part of these files: they belong into the model's generation_config.json.
+    Stop ids beyond the first are not part of these files: they belong in the model's generation_config.json.
 
     Raises:
-        ValueError: as `gguf_tokenizer`.
+        ValueError: see `gguf_tokenizer`.
     """
-    from transformers import PreTrainedTokenizerFast  # a second to import, and only exports need it
+    from transformers import PreTrainedTokenizerFast  # takes a second to import, and only exports need it
 
     file = open_gguf(path)
     fast = PreTrainedTokenizerFast(
@@ -81,14 +81,14 @@ def _backend(file: GgufFile) -> tokenizers.Tokenizer:
 
 
 def _adds_bos(file: GgufFile) -> bool:
-    """Whether prompts start with BOS; where the file does not say, as llama.cpp has it."""
+    """Return whether prompts start with BOS; if the file does not specify it, use llama.cpp's default."""
     kind, split = file.get("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre")
     is_default = kind == "llama" or _SPLITS.get(split) == "llama-bpe"
     return file.get("tokenizer.ggml.add_bos_token", is_default) and "bos_token" in _special_tokens(file)
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
-    """Special tokens under transformers' names; some files name ids that are no tokens for what they do not have."""
+    """Return special tokens under transformers' names, without missing ones, for which some files have invalid ids."""
     texts = file.require("tokenizer.ggml.tokens")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: file.get(f"tokenizer.ggml.{key}_token_id", len(texts)) for name, key in names.items()}

@@ -1,7 +1,7 @@
-"""Hugging Face's names for what a decoder holds: families, tensor names, axes. The one map of both import and export.
+"""Mapping between Hugging Face's format and our parameters: families, tensor names and axes.
 
-A tensor of a file is a parameter with its axes in another order and some of them merged: `q` is [D, H, E] here and a
-matrix [H*E, D] there. Axis letters as in `transformer.py`.
+Used for both import and export. A tensor in a file is a parameter with its axes in a different order and some of them
+merged: `q` is [D, H, E] here and a matrix [H*E, D] there. Axis letters are those of `transformer.py`.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from tango_jax.models.transformer import ModelConfig, init_params
 
 
 class Family(NamedTuple):
-    """What tells one supported architecture from another."""
+    """The properties that distinguish the supported architectures."""
 
     architecture: str  # class name in config.json's `architectures`
     qkv_bias: bool = False
@@ -29,10 +29,10 @@ FAMILIES = {  # by config.json's `model_type`
 
 
 class Layout(NamedTuple):
-    """One parameter, or one layer's part of a stacked one."""
+    """The storage layout of one parameter, or of one layer of a stacked parameter."""
 
     name: str  # in the files; {} stands for the layer
-    stored: str  # axes in the files; blanks separate the dimensions, so "HE D" is a matrix [H*E, D]
+    stored: str  # axes in the files; spaces separate the dimensions, so "HE D" is a matrix [H*E, D]
     axes: str  # axes of the parameter, without the leading L of a stacked one
 
     @property
@@ -62,12 +62,12 @@ LAYOUTS = {  # by the parameter's path in the tree
 
 
 def abstract_params(config: ModelConfig) -> dict:
-    """The parameter tree as shapes and dtypes, nothing allocated."""
+    """Return the parameter tree as shapes and dtypes, without allocating anything."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
 def path_name(path: tuple) -> str:
-    """The key of LAYOUTS of a leaf: "layers/q"."""
+    """Return the key of a leaf in LAYOUTS, such as "layers/q"."""
     return "/".join(key.key for key in path)
 
 
@@ -79,7 +79,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:
-    """For each tensor name of a checkpoint of this config: its parameter's path, its layer (or None), its shape."""
+    """Map each tensor name in a checkpoint of this config to (path of its parameter, layer or None, shape)."""
     sizes, tensors = axis_sizes(config), {}
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(abstract_params(config))[0]]
     flat = [path for path in paths if not LAYOUTS[path].stacked]
@@ -92,9 +92,9 @@ def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tupl
 
 
 def stored_slices(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...]) -> tuple[slice, ...]:
-    """What to read of a tensor for the part `index` (slices with start and stop) of its parameter.
+    """Return the slices of a tensor to read for the part `index` (slices with start and stop) of its parameter.
 
-    Of merged axes the outer one is cut and the inner ones are read whole; `from_stored` cuts those.
+    Of merged axes, only the outer one is sliced and the inner ones are read whole; `from_stored` slices those.
     """
     wanted = dict(zip(layout.axes, index, strict=True))
     slices = []
@@ -105,7 +105,7 @@ def stored_slices(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...
 
 
 def from_stored(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...], block: np.ndarray) -> np.ndarray:
-    """The part `index` of a parameter (a view) from the block that `stored_slices` names."""
+    """Return the part `index` of a parameter (a view) from the block that was read with `stored_slices`."""
     wanted = dict(zip(layout.axes, index, strict=True))
     stored_axes = layout.stored.replace(" ", "")
     shape, cut = [], []
@@ -116,7 +116,7 @@ def from_stored(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...],
 
 
 def to_stored(layout: Layout, value: np.ndarray) -> np.ndarray:
-    """The tensor as the files hold it, contiguous, from a parameter (one layer of a stacked one)."""
+    """Convert a parameter, or one layer of a stacked parameter, to a contiguous tensor as stored in the files."""
     order = [layout.axes.index(axis) for axis in layout.stored.replace(" ", "")]
     sizes = dict(zip(layout.axes, value.shape, strict=True))
     shape = [int(np.prod([sizes[axis] for axis in group])) for group in layout.stored.split()]

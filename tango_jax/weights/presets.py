@@ -1,6 +1,6 @@
-"""What the config.json of known checkpoints says, so that a run can be planned without them (`tango_jax.plan`).
+"""Contents of the config.json of known checkpoints, so that `tango_jax.plan` can plan a run without downloading them.
 
-In: a hub id. Out: a ModelConfig. Values as published with each model.
+Takes a hub id; returns a ModelConfig. The values are those published with each model.
 """
 
 from tango_jax.models.transformer import ModelConfig
@@ -48,14 +48,14 @@ CONFIG_JSON = {
 
 
 def preset_model(name: str, **numerics) -> ModelConfig:
-    """The ModelConfig of a checkpoint in the table; `numerics` as in `from_hf.model_config_from_hf`.
+    """Return the ModelConfig of a checkpoint in the table; `numerics` as in `from_hf.model_config_from_hf`.
 
     Raises:
-        ValueError: the table does not have it.
+        ValueError: the table does not contain the checkpoint.
     """
     if name not in CONFIG_JSON:
         raise ValueError(
-            f"the sizes of {name} are not known here: give a folder that holds its config.json (weights are not read), "
-            f"or one of {', '.join(CONFIG_JSON)}"
+            f"no preset sizes for {name}: give a folder that contains its config.json (weights are not read), or one "
+            f"of {', '.join(CONFIG_JSON)}"
         )
     return model_config_from_json(CONFIG_JSON[name], f"config.json of {name}", **numerics)

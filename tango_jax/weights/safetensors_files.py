@@ -1,7 +1,7 @@
-"""The tensors of a folder of safetensors files, one file or many with an index: what there is, and parts of it.
+"""Access to the tensors in a folder of safetensors files, either a single file or several with an index.
 
-In: a folder in Hugging Face format. Out: NumPy arrays in the stored dtype. Only headers are read until a part is asked
-for, and a file is open only while it is read from, so that memory stays near what was asked for.
+Takes a folder in Hugging Face format; returns NumPy arrays in the stored dtype. Only headers are read until a part is
+requested, and a file is open only while it is being read, so memory stays near the size of what was requested.
 """
 
 import itertools
@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_SHOWN = 5  # names an error lists before it says how many more there are
+_SHOWN = 5  # number of names that an error message lists before it abbreviates
 
 
 class StoredTensor(NamedTuple):
-    """Where one tensor lies."""
+    """The location, shape and dtype of one tensor."""
 
     file: Path
     shape: tuple[int, ...]
@@ -27,17 +27,18 @@ class StoredTensor(NamedTuple):
 
 
 def shorten(names: Iterable[str]) -> str:
-    """The names, or the first few and the number of the others."""
+    """List the names, or the first few and the number of the others."""
     names = list(names)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's files, from their headers.
+    """Find every tensor in the folder's files by reading their headers.
 
-    Raises ValueError for a missing, truncated or corrupt file, an index that disagrees with its files, and tensors
-    that are not floating-point numbers.
+    Raises:
+        ValueError: a file is missing, truncated or corrupt, the index disagrees with the files, or tensors are not
+            floating-point numbers.
     """
     index = None
     if (folder / SINGLE_FILE).is_file():
@@ -56,7 +57,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
         header = _read_header(file)
         twice = sorted(tensors.keys() & header.keys())
         if twice:
-            raise ValueError(f"{file} holds {shorten(twice)}, which {_is(twice)} in {tensors[twice[0]].file.name} too")
+            raise ValueError(f"{file} holds {shorten(twice)}, which {_is(twice)} also in {tensors[twice[0]].file.name}")
         tensors.update(header)
     odd = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
     if odd:
@@ -64,7 +65,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
                          "checkpoints are not supported, use the original one")
     lost = sorted(index.keys() - tensors.keys()) if index else []
     if lost:
-        raise ValueError(f"{folder}: {INDEX_FILE} promises {shorten(lost)}, but the files do not hold "
+        raise ValueError(f"{folder}: {INDEX_FILE} lists {shorten(lost)}, but the files do not contain "
                          f"{'it' if len(lost) == 1 else 'them'}: download the folder again")
     return tensors
 
@@ -72,7 +73,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
 def read_parts(
     tensors: dict[str, StoredTensor], parts: Iterable[tuple[str, tuple[slice, ...], np.ndarray]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each (tensor name, slices, target): the part of the tensor and its target, in the order of the files."""
+    """Yield (part of the tensor, target) for each (tensor name, slices, target), in the order of the files."""
 
     def file_of(part) -> Path:
         return tensors[part[0]].file
@@ -110,7 +111,7 @@ def _read_index(file: Path) -> dict[str, str]:
         isinstance(name, str) and name == Path(name).name for name in index.values()
     )
     if not plain:
-        raise ValueError(f"{file}: weight_map must name at least one tensor, and the file of each inside the folder")
+        raise ValueError(f"{file}: weight_map must name at least one tensor, and for each a file inside the folder")
     return index
 
 
@@ -120,5 +121,5 @@ def _nothing_to_read(folder: Path) -> str:
     if "adapter_model.safetensors" in here:
         return f"{message}: merge the adapter into its base model first"
     if any(name.endswith((".bin", ".pth")) for name in here):
-        return f"{message}: convert with transformers, AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        return f"{message}: convert it with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
     return message

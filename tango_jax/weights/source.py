@@ -1,7 +1,8 @@
-"""Any checkpoint by its name: a Hugging Face folder, a hub id, a GGUF file, or the workdir of a run of this project.
+"""Opening of checkpoints by name: a Hugging Face folder, a hub id, a GGUF file, or the workdir of a run.
 
-In: a name. Out: one record with the architecture, the tokenizer, a function that reads the weights, and what an export
-needs. Opening reads no weights. Stage: before the policies are built, and the start of `sample` and `export`.
+Takes a name; returns one record with the architecture, the tokenizer, a function that loads the weights, and what an
+export needs. Opening a checkpoint reads no weights. Stage of the loop: before the policies are built, and at the start
+of `sample` and `export`.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
-# Fields of ModelConfig that no file has.
+# Fields of ModelConfig that no checkpoint determines.
 NUMERICS = ("param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention")
 
 
@@ -32,20 +33,20 @@ class Source:
 
     name: str
     model_config: ModelConfig
-    tokenizer: Tokenizer  # as many ids as the embedding has rows
+    tokenizer: Tokenizer  # with as many ids as the embedding has rows
     # (shardings=None) -> the tree of init_params, in model_config.param_dtype; None: there are no weights to start from
     load_params: Callable[..., Any] | None
-    write_tokenizer: Callable[[Path], None]  # puts the tokenizer's files into a folder, in Hugging Face's format
+    write_tokenizer: Callable[[Path], None]  # writes the tokenizer's files into a folder, in Hugging Face format
     generation: dict  # contents of generation_config.json, with every stop id
-    architecture: str | None = None  # model_type of an export; None: what can hold the model
+    architecture: str | None = None  # model_type of an export; None: any that can hold the model
     base_model: str | None = None  # hub id without revision, for a model card
 
 
 def kind_of(name: str) -> str:
-    """What a name stands for: gguf, workdir, folder or hub. The hub is not asked.
+    """Return the kind of checkpoint that a name refers to: gguf, workdir, folder or hub. The hub is not contacted.
 
     Raises:
-        ValueError: none of them, or a hub id with a revision that cannot be one.
+        ValueError: it is none of them, or a hub id with an invalid revision.
     """
     path = local_path("checkpoint", name)
     if path.is_file() or path.suffix == ".gguf":
@@ -60,11 +61,11 @@ def kind_of(name: str) -> str:
 
 
 def is_workdir(path: Path) -> bool:
-    """Whether a folder holds the settings of a run, under the name that a model's own config has elsewhere."""
+    """Return whether a folder is a run's workdir: its config.json holds the run's settings, not a model's config."""
     try:
         settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False  # whatever reads the folder next says what is wrong with it
+        return False  # the function that reads the folder next reports the error
     return isinstance(settings, dict) and "task.name" in settings and "model_type" not in settings
 
 
@@ -73,15 +74,15 @@ def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
 
     Args:
         use_chat: wrap every prompt in the model's chat template.
-        numerics: those of NUMERICS that should differ from ModelConfig's defaults.
+        numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
 
     Raises:
-        ValueError: nothing of that name, or a checkpoint that this project cannot run.
+        ValueError: there is no checkpoint of that name, or this project cannot run it.
     """
     kind = kind_of(name)
     if kind == "workdir":
-        raise ValueError(f"{name} is the workdir of a run, and a published checkpoint is wanted here: give its name, "
-                         "or export the run first (python -m tango_jax.export)")
+        raise ValueError(f"{name} is the workdir of a run, but a published checkpoint is expected here: give one, or "
+                         "export the run first (python -m tango_jax.export)")
     if kind == "gguf":
         return _open_gguf_source(open_gguf(Path(name).expanduser()), name, use_chat, numerics)
     folder = resolve_folder(name)
@@ -115,7 +116,7 @@ def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict)
 
 
 def generation_of(tokenizer: Tokenizer) -> dict:
-    """The ids that a generation_config.json must have."""
+    """Return the token ids that a generation_config.json must contain."""
     bos = {"bos_token_id": tokenizer.bos_ids[0]} if tokenizer.bos_ids else {}
     return {"eos_token_id": list(tokenizer.stop_ids)} | bos
 

@@ -1,6 +1,7 @@
-"""Export to Hugging Face format: a ModelConfig and a parameter tree in, a folder that transformers loads out.
+"""Export to Hugging Face format.
 
-The folder is written beside its final place and renamed once it is whole, so that no reader ever sees half of one.
+Takes a ModelConfig and a parameter tree; writes a folder that transformers loads. Stage of the loop: after training.
+The folder is written beside its final location and renamed once it is complete, so no reader ever sees a partial one.
 """
 
 import json
@@ -27,12 +28,12 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _STORED_DTYPES = ("float32", "float16", "bfloat16")
-# In config.json as well: readers that take no notice of generation_config.json look for them there.
+# Also written to config.json, where readers that ignore generation_config.json look for them.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def family_of(config: ModelConfig) -> str:
-    """The supported `model_type` that can hold this model: qwen3, qwen2 or llama. Raises ValueError if none can."""
+    """Return the supported `model_type` that can hold this model: qwen3, qwen2 or llama. ValueError if none can."""
     for kind in ("llama", "qwen2", "qwen3"):
         if (FAMILIES[kind].qkv_bias, FAMILIES[kind].qk_norm) == (config.qkv_bias, config.qk_norm):
             return kind
@@ -41,9 +42,14 @@ def family_of(config: ModelConfig) -> str:
 
 
 def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: dict | None = None) -> dict:
-    """The contents of config.json. `architecture`: a model_type or class name; `special_ids`: bos, eos and pad ids.
+    """Return the contents of config.json.
 
-    Raises ValueError if the architecture cannot hold the model.
+    Args:
+        architecture: a model_type or class name.
+        special_ids: bos, eos and pad ids.
+
+    Raises:
+        ValueError: the architecture cannot hold the model.
     """
     names = {family.architecture: kind for kind, family in FAMILIES.items()}
     kind = names.get(architecture, architecture)
@@ -51,7 +57,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         raise ValueError(f"architecture={architecture!r} is not one of {', '.join([*FAMILIES, *names])}")
     family = FAMILIES[kind]
     if (family.qkv_bias, family.qk_norm) != (config.qkv_bias, config.qk_norm):
-        raise ValueError(f"a {kind} has qkv_bias={family.qkv_bias} and qk_norm={family.qk_norm}, this model "
+        raise ValueError(f"a {kind} has qkv_bias={family.qkv_bias} and qk_norm={family.qk_norm}, but this model has "
                          f"qkv_bias={config.qkv_bias} and qk_norm={config.qk_norm}: export it as {family_of(config)}")
     rope = {"rope_type": "default", "rope_theta": config.rope_base}
     if config.rope_scaling is not None:
@@ -63,7 +69,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position,
         }
-    # Imported here: it takes a second, and only an export needs it.
+    # Imported here because the import takes a second and only an export needs it.
     from transformers import CONFIG_MAPPING
 
     fields = {
@@ -87,14 +93,14 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
     if kind == "mistral":
         fields["sliding_window"] = None  # its default is 4096
     out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string())
-    # transformers 4 and what is built on it read these names, and would fall back to a base of 10000 without a word.
+    # transformers 4 and tools built on it read these names; without them they silently fall back to a base of 10000.
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     legacy = {"rope_theta": config.rope_base, "torch_dtype": dtype}
     return out | legacy | ({"rope_scaling": scaling} if config.rope_scaling is not None else {})
 
 
 def model_card(title: str, base_model: str | None, settings: dict, metrics: dict) -> str:
-    """README.md of an exported model: its origin, the run's settings and metrics (flat dicts) as tables."""
+    """Return README.md of an exported model: its origin, and the run's settings and metrics (flat dicts) as tables."""
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"base_model: {base_model}"] if base_model else []
     lines = [*front, "tags:", "- tango_jax", "- reinforcement-learning", "---", "", f"# {title}", ""]
@@ -119,12 +125,17 @@ def export_hf(
     card: str = "",
     dtype: str | None = None,
 ) -> Path:
-    """Write a checkpoint folder that transformers and `load_hf` read; returns its path. Every process must call it.
+    """Write a checkpoint folder that transformers and `load_hf` read; return its path. Every process must call this.
 
-    `architecture`: see `hf_config`; by default `family_of` the model. `tokenizer_folder`: its tokenizer files are
-    copied. `generation_config`: keys of transformers' GenerationConfig; by default the tokenizer folder's own file.
-    `card`: text of README.md. `dtype`: what to store, by default the parameters' own dtype, bit by bit.
-    Raises ValueError if the folder exists and is not empty, or the model, dtype or tokenizer folder is unsuitable.
+    Args:
+        architecture: see `hf_config`; by default `family_of` the model.
+        tokenizer_folder: a folder whose tokenizer files are copied.
+        generation_config: keys of transformers' GenerationConfig; by default those in the tokenizer folder's file.
+        card: text of README.md.
+        dtype: dtype of the stored weights; by default that of the parameters, which are then stored bit by bit.
+
+    Raises:
+        ValueError: the folder exists and is not empty, or the model, dtype or tokenizer folder is unsuitable.
     """
     folder = Path(folder).expanduser()
     dtype = dtype or str(params["embed"].dtype)
@@ -133,7 +144,7 @@ def export_hf(
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already and is not an empty folder: choose another, or remove it")
+        raise ValueError(f"{folder} already exists and is not an empty folder: choose another one, or remove it")
     sources = _tokenizer_files(tokenizer_folder)
     generation = _generation_config(generation_config, tokenizer_folder)
     special_ids = {name: generation[name] for name in _SPECIAL_IDS if name in generation}
@@ -144,7 +155,7 @@ def export_hf(
     writes = jax.process_index() == 0
     try:
         if writes:
-            shutil.rmtree(saving, ignore_errors=True)  # of an export that was killed
+            shutil.rmtree(saving, ignore_errors=True)  # left behind by an export that was killed
             saving.mkdir(parents=True)
             _write_json(saving / "config.json", contents)
             _write_json(saving / "generation_config.json", generation)
@@ -156,7 +167,7 @@ def export_hf(
             commit(saving, folder)
     except OSError:
         if writes:
-            shutil.rmtree(saving, ignore_errors=True)  # the half of a model is no use, and takes the space
+            shutil.rmtree(saving, ignore_errors=True)  # a partial model is useless and takes up disk space
         raise
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"export to {folder}")
@@ -195,7 +206,7 @@ def _check_params(config: ModelConfig, params: dict) -> None:
 
 
 def _shards(config: ModelConfig, itemsize: int, max_bytes: int) -> list[list[str]]:
-    """Tensor names, cut into files of at most `max_bytes` (a larger tensor has a file of its own)."""
+    """Divide the tensor names into files of at most `max_bytes`; a larger tensor gets a file of its own."""
     shards, used = [[]], 0
     for name, (_, _, shape) in hf_layout.stored_tensors(config).items():
         size = int(np.prod(shape)) * itemsize
@@ -208,7 +219,7 @@ def _shards(config: ModelConfig, itemsize: int, max_bytes: int) -> list[list[str
 
 
 def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype: np.dtype, max_bytes: int) -> None:
-    """Write all safetensors files. A process without a folder only takes part in gathering sharded parameters."""
+    """Write all safetensors files. A process without a folder only helps to gather sharded parameters."""
     shards = _shards(config, dtype.itemsize, max_bytes)
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     names = names if len(shards) > 1 else [SINGLE_FILE]
@@ -217,9 +228,9 @@ def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype
         if folder is not None:
             try:
                 save_file(tensors, folder / file, metadata={"format": "pt"})
-            except SafetensorError as error:  # however the disk failed
+            except SafetensorError as error:  # safetensors reports every disk error as this one
                 raise OSError(f"{folder / file} cannot be written ({error})") from error
-            shutil.copymode(folder / "config.json", folder / file)  # safetensors lets nobody else read its files
+            shutil.copymode(folder / "config.json", folder / file)  # safetensors makes files private
     if folder is not None and len(shards) > 1:
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         metadata = {"total_parameters": count, "total_size": count * dtype.itemsize}

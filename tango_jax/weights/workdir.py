@@ -1,6 +1,7 @@
-"""Policies from a run's settings, and a policy out of a run's workdir: whatever it has trained so far.
+"""Opening of a run's policies, either from its settings or from its workdir with whatever it has trained so far.
 
-Stage: the start of every run; and where a policy that this project trained goes on: another run, an export, `sample`.
+Takes settings or a workdir; returns a Source. Stage of the loop: the start of every run, and wherever a policy that
+this project trained is used again: in another run, an export or `sample`.
 """
 
 import dataclasses
@@ -24,14 +25,14 @@ from tango_jax.weights.source import NUMERICS, Source, generation_of, kind_of, o
 
 
 def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numerics) -> Source:
-    """Open anything that has weights: see `source.open_source`, or a workdir, of which `role` is taken.
+    """Open anything that has weights: a published checkpoint (see `source.open_source`), or one role of a workdir.
 
     Args:
-        use_chat: None: as the run had it (workdir), or without (others).
-        numerics: those of source.NUMERICS that should differ from the run's (workdir) or from ModelConfig's defaults.
+        use_chat: use the chat template; None: as in the run (workdir), or no (others).
+        numerics: fields in source.NUMERICS that should differ from the run's (workdir) or from ModelConfig's defaults.
 
     Raises:
-        ValueError: nothing of that name, a checkpoint that this project cannot run, or a run without one.
+        ValueError: there is no checkpoint of that name, or this project cannot run it, or the run has not saved one.
     """
     if kind_of(name) == "workdir":
         return open_workdir(Path(name).expanduser(), role, use_chat, **numerics)
@@ -39,10 +40,11 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
 
 
 def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numerics) -> Source:
-    """The newest checkpoint of `role` ("generator" or "verifier") in a workdir: of stage 2, or else of stage 1.
+    """Open the newest checkpoint of `role` ("generator" or "verifier") in a workdir: of stage 2, or else of stage 1.
 
     Raises:
-        ValueError: settings of another version, no checkpoint yet, or the checkpoint that the run started from is gone.
+        ValueError: the settings are of another version, there is no checkpoint yet, or the checkpoint from which the
+            run started no longer exists.
     """
     base = start_source(read_config(workdir), role, use_chat)
     saved, wanted = base.model_config, dataclasses.replace(base.model_config, **numerics)
@@ -54,17 +56,17 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
         restored = read_state(directory, shapes, part=part)
         params = check_loaded(restored.state, f"{directory / str(restored.step)} ({role})",
-                              "give another workdir, or remove this folder to have the step before it")
+                              "give another workdir, or remove this folder to use the previous step")
         if shardings is not None:
             return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
-        # On no particular device: arrays from a checkpoint are bound to theirs, and jitted functions compile anew.
+        # Restored arrays are committed to a device, for which jitted functions would recompile; these are uncommitted.
         return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wanted.param_dtype)), params)
 
     return dataclasses.replace(base, name=str(workdir), model_config=wanted, load_params=load_params)
 
 
 def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) -> Source:
-    """What a role's architecture and tokenizer come from: its `checkpoint`, or its `model` and the task's tokenizer."""
+    """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's."""
     role_config = config[role]
     numerics = {name: role_config.model[name] for name in NUMERICS}
     if role_config.checkpoint:
@@ -84,7 +86,7 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
 
 
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:
-    """The directory of checkpoints to read, and the branch of the saved tree with the role's parameters."""
+    """Return the directory of checkpoints to read, and the branch of the saved tree with the role's parameters."""
     if complete_steps(workdir / "checkpoints"):
         return workdir / "checkpoints", (role, "params")
     if complete_steps(workdir / "sft" / role / "checkpoints"):
@@ -94,10 +96,10 @@ def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """The settings that a run was started with; keys that it did not have yet get their defaults.
+    """Return the settings with which a run was started; keys that did not exist at that time get their defaults.
 
     Raises:
-        ValueError: no settings, damaged ones, or keys that this version does not know.
+        ValueError: the settings are missing or damaged, or contain keys that this version does not know.
     """
     path = workdir / "config.json"
     try:
@@ -109,7 +111,7 @@ def read_config(workdir: Path) -> ConfigDict:
     unknown = sorted(saved.keys() - known.keys())
     if unknown:
         raise ValueError(f"{path} has settings that this version does not know ({', '.join(unknown[:5])}): use the "
-                         "version that the run was made with")
+                         "version that started the run")
     for key, value in saved.items():
         *parents, leaf = key.split(".")
         node = config

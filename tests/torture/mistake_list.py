@@ -92,7 +92,7 @@ WRITTEN = (
     # ---- folders to write into
     ("train", "--workdir=", "--workdir is empty"),
     ("sft", "--workdir={files}/math.py", "math.py is a file"),
-    ("generate", "--workdir={files}/math.py/run", "math.py is no folder"),
+    ("generate", "--workdir={files}/math.py/run", "math.py is not a folder"),
     ("ablate", "--workdir=~nobody_of_that_name/x", "~nobody_of_that_name/x"),
     ("evaluate", "--out=", "--out is empty"),
     ("evaluate", "--out={files}/math.py", "math.py is a file"),
@@ -153,7 +153,7 @@ WRITTEN = (
     ("report", "{files}", "--out={files}", "is a folder"),
     ("report", "{files}", "--ou=x", "--ou=x"),
     ("grade", "--file={files}/nothing.jsonl", "nothing.jsonl"),
-    ("grade", "--file={files}", "is no file"),
+    ("grade", "--file={files}", "is not a file"),
     ("grade", "--file={files}/bytes.jsonl", "bytes.jsonl, line 1"),
     ("grade", "--file={files}/list.jsonl", "list.jsonl, line 1"),
     ("grade", "--file={files}/graded_nan.jsonl", "'gold' is nan"),

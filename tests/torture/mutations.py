@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from torture.outcome import Outcome
 
 from tango_jax.grading import parse_solution, parse_verification
-from tango_jax.loop.rollouts import make_solution
+from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem
 from tango_jax.text.tokenizer import Tokenizer
 

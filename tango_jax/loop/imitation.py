@@ -1,0 +1,77 @@
+"""Builds stage-1 batches: takes examples of text to imitate, returns packed token ids with per-token loss weights."""
+
+import math
+
+import jax
+import numpy as np
+
+from tango_jax.records import Batch
+from tango_jax.rl.packing import TrainSequence, pack, sft_pack_shape
+from tango_jax.rl.policy import Policy
+from tango_jax.runtime import hosts
+from tango_jax.sharding.layouts import place_batch
+from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.templates import generator_prompt, verifier_prompt
+
+
+def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
+    """Return (prompt ids, response ids, whether both are complete) of one example.
+
+    If the solution is too long for a verifier's prompt, its end is cut off; responses are truncated to the packed row.
+    """
+    is_shortened = False
+    if policy.role == "generator":
+        prompt = generator_prompt(policy.template, policy.tokenizer, example.problem)
+    else:
+        prompt, is_shortened = verifier_prompt(
+            policy.template,
+            policy.tokenizer,
+            example.problem,
+            example.solution,
+            example.num_steps,
+            policy.config.max_prompt,
+        )
+    room = max(0, sft_pack_shape(policy.config).row_length - len(prompt))
+    response = policy.tokenizer.encode_response(example.response)
+    return prompt, np.array(response[:room], np.int32), not is_shortened and len(response) <= room
+
+
+def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:
+    """Return (prompt ids, response ids) of the examples start .. start + count of a split.
+
+    Examples that are not complete are left out: a verifier should not learn to judge steps that it cannot see.
+    """
+    examples = (task.sft_example(policy.role, split, index) for index in range(start, start + count))
+    sequences = (sft_sequence(policy, example) for example in examples)
+    return [(prompt, response) for prompt, response, is_whole in sequences if is_whole]
+
+
+def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: int) -> Batch:
+    """Pack at most `most` examples; every response token has the same weight (token mean).
+
+    Each process holds all examples, which the weight depends on, and packs its share.
+    """
+    weight = np.float32(1.0 / max(1, sum(len(response) for _, response in pairs)))
+    sequences = [
+        TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
+        for prompt, response in hosts.own_part(pairs)
+    ]
+    placement = policy.placement
+    own_most = math.ceil(most / jax.process_count())
+    batch = pack(sequences, sft_pack_shape(policy.config), own_most, num_shards=placement.num_local_shards)
+    return place_batch(placement, batch)
+
+
+def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
+    """Examples start .. start + count of a split, packed for an update."""
+    return pack_pairs(policy, sft_pairs(policy, task, split, start, count), count)
+
+
+def heldout_batch(policy: Policy, task: Task) -> Batch:
+    role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
+    pairs = sft_pairs(policy, task, "heldout", 0, count)
+    if not pairs:
+        raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits within its limits "
+                         f"({role}.max_prompt={policy.config.max_prompt}, rows of {row_length} tokens): raise "
+                         f"{role}.max_prompt or {role}.sft.pack_length")
+    return pack_pairs(policy, pairs, count)

@@ -1,0 +1,66 @@
+"""Supervised fine-tuning of a policy's model, with stage 1's own optimizer: the loss and the jitted functions.
+
+The update is that of rl/update.py, with the negative log-likelihood as its loss.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from tango_jax.records import Batch, TrainState
+from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.policy import Policy, make_state
+from tango_jax.rl.score import micro_batch, token_logps
+from tango_jax.rl.update import TokenRows, make_update
+from tango_jax.sharding import collectives
+
+
+class Sft(NamedTuple):
+    """The jitted functions of stage 1 for one role."""
+
+    init: Callable  # (key_data) -> TrainState
+    restart: Callable  # (params) -> TrainState
+    update: Callable  # (TrainState, Batch) -> (TrainState, metrics)
+    loss: Callable  # (params, Batch) -> float32[]
+    shardings: TrainState
+
+
+def make_sft(policy: Policy) -> Sft:
+    """Build them from `sft` of the role's config; a `decay_steps` of 0 means that the schedule ends with the steps."""
+    sft, model, mesh = policy.config.sft, policy.model_config, policy.placement.train
+    settings = sft.optimizer.copy_and_resolve_references()
+    settings.decay_steps = settings.decay_steps or sft.steps
+    optimizer = make_optimizer(settings)
+    init, restart, shardings = make_state(model, optimizer, policy.placement)
+    loss_fn = make_nll_loss(model, policy.config.logp_chunk, mesh)
+    return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn), shardings)
+
+
+def make_nll_loss(model_config, logp_chunk: int, mesh: Mesh | None = None) -> Callable:
+    """`loss_fn(params, micro) -> (loss, sums)` of supervised fine-tuning: weighted negative log-likelihood."""
+
+    def loss_fn(params, micro: Batch):
+        logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
+        rows = TokenRows(micro)
+        loss = -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0))
+        return collectives.sum_over_rows(loss, mesh), ({}, {})
+
+    return collectives.over_shards(loss_fn, mesh, P())
+
+
+def make_loss(loss_fn: Callable) -> Callable:
+    """Build the jitted `loss(params, batch) -> float32[]`: that of the whole batch, without an update."""
+
+    @jax.jit
+    def loss(params, batch: Batch):
+        def body(index, total):
+            return total + loss_fn(params, micro_batch(batch, index))[0]
+
+        return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(()))
+
+    return loss

@@ -1,0 +1,54 @@
+"""Buckets: the few sizes in which the sampler computes, so that a handful of compiled shapes serves every request.
+
+Plain arithmetic on the host. The sampler decides with it what to run next; the planner predicts with it what will run.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """Bucket sizes, each ascending. The last one is the limit: prompt tokens, new tokens, rows of one decode batch."""
+
+    prompt_buckets: tuple[int, ...]
+    cache_buckets: tuple[int, ...]
+    row_buckets: tuple[int, ...]
+    row_multiple: int = 1  # groups of devices that share the rows of a batch; set by `with_row_multiple`
+
+    def with_row_multiple(self, multiple: int) -> "SamplerConfig":
+        """The same config with its row buckets rounded up, so that rows can be split evenly over devices."""
+        rounded = {-(-rows // multiple) * multiple for rows in self.row_buckets}
+        return dataclasses.replace(self, row_buckets=tuple(sorted(rounded)), row_multiple=multiple)
+
+    def prompt_bucket(self, length: int) -> int:
+        return bucket_of(length, self.prompt_buckets)
+
+    def cache_bucket(self, new_tokens: int) -> int:
+        return bucket_of(new_tokens, self.cache_buckets)
+
+    def smaller_row_bucket(self, rows: int) -> int:
+        """The largest row bucket below `rows`; 0 if there is none."""
+        return (0, *self.row_buckets)[bisect.bisect_left(self.row_buckets, rows)]
+
+    def prompt_counts(self, group_size: int) -> tuple[int, ...]:
+        """The numbers of prompts, ascending, that a decode batch may be padded to."""
+        if group_size == 1:
+            return self.row_buckets
+        # Groups get one size only: each further one would be another set of shapes to compile.
+        prompts = self.row_buckets[-1] // group_size // self.row_multiple * self.row_multiple
+        return (max(self.row_multiple, prompts),)
+
+    def prompts_per_batch(self, group_size: int) -> int:
+        """The most prompts that one decode batch takes."""
+        return self.prompt_counts(group_size)[-1]
+
+    def padded_prompts(self, num_prompts: int, group_size: int) -> int:
+        """The number of prompts that a decode batch of `num_prompts` is padded to."""
+        return bucket_of(num_prompts, self.prompt_counts(group_size))
+
+
+def bucket_of(size: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `size`."""
+    return buckets[bisect.bisect_left(buckets, size)]

@@ -1,0 +1,70 @@
+"""What a turn shows beside its rewards: the metrics of its responses, of its verdicts and of its updates.
+
+In: the responses of a turn, device metrics of its updates. Out: flat metrics for metrics.jsonl.
+"""
+
+import numpy as np
+
+from tango_jax.records import Responses, Rollout
+from tango_jax.tracking.scores import verifier_scores
+
+# Metrics of the updates of a batch, see `over_updates`.
+LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
+MEANS_OF_UPDATES = ("loss", "grad_norm")
+
+
+def rollout_metrics(role: str, rollout: Rollout) -> dict[str, float]:
+    length_B = np.array([len(tokens) for tokens in rollout.tokens])
+    return {
+        f"{role}/length_mean": length_B.mean(),
+        f"{role}/length_max": length_B.max(),
+        f"{role}/truncation_rate": rollout.is_truncated_B.mean(),
+        f"{role}/tokens_sampled": length_B.sum(),
+        f"{role}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
+    }
+
+
+def turn_metrics(role: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
+    """Metrics besides the rewards: groups without learning signal, and the agreement of verdicts with the grades."""
+    group_size = answers[role].group_size
+    is_equal_P = np.ptp(reward_B.reshape(-1, group_size), axis=1) == 0
+    metrics = {f"{role}/groups_without_signal": float(is_equal_P.mean())}
+    if role == "generator":
+        metrics["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
+    if "verifier" in answers:
+        judged = answers["verifier"]
+        # In a generator turn only the first of several verifications of a solution counts.
+        every, prefix = (judged.group_size, "verifier/live_") if role == "generator" else (1, "verifier/")
+        scores = verifier_scores(judged.owners[::every], judged.records[::every])
+        metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
+    return metrics
+
+
+def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
+    """One figure for all updates that a batch got; with a single update each is that update's own.
+
+    `loss` and `grad_norm` are means over updates, of which each counts alike; `tokens` are the action tokens of the
+    batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
+    weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
+    """
+    tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
+    share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
+    figures = {}
+    for name in updates[0]:
+        values = np.array([metrics[name] for metrics in updates], np.float64)
+        if name == "tokens":
+            figures[name] = values.sum() / epochs
+        elif name in LARGEST_OF_UPDATES:
+            figures[name] = values.max()
+        else:
+            figures[name] = values.mean() if name in MEANS_OF_UPDATES else np.sum(share * values)
+    if "kl" in figures:
+        figures["kl_first"] = updates[0]["kl"]
+    return {name: float(value) for name, value in figures.items()}
+
+
+def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
+    """Tokens sampled in a turn by both roles, per second of sampling."""
+    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
+    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
+    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
