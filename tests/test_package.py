@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import tango_jax
+from tango_jax.tracking.loggers import PACKAGES
 
 ROOT = Path(tango_jax.__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -115,6 +116,10 @@ def test_the_wheel_asks_for_what_requirements_names(wheel):
     assert {line for line in lines if line.startswith("Provides-Extra: ")} == {
         "Provides-Extra: test", "Provides-Extra: notebooks", "Provides-Extra: tensorboard"
     }  # fmt: skip
+
+
+def test_a_missing_logger_is_installed_as_the_extra_says():
+    assert PROJECT["optional-dependencies"]["tensorboard"] == [PACKAGES["tensorboard"][1]]
 
 
 def test_every_command_has_a_script(installed):
