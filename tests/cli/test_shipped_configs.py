@@ -34,9 +34,10 @@ def test_a_name_takes_an_argument_and_overrides():
 
 
 def test_every_command_takes_a_name(tmp_path, capsys):
-    config, _ = parse_command_line("doc", ["--config=tiny"], "runs/x")
+    config, _ = parse_command_line("train", "doc", ["--config=tiny"], "runs/x")
     assert config == load_config("tiny") == plan.parse_options(["--config=tiny"]).config
-    assert parse_command_line("doc", [], "runs/x")[0] == load_config("last_letter") == plan.parse_options([]).config
+    config, _ = parse_command_line("train", "doc", [], "runs/x")
+    assert config == load_config("last_letter") == plan.parse_options([]).config
     assert export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"]) == 2
     assert "config 'tinny' is not a Python file" in capsys.readouterr().err
 
@@ -50,7 +51,7 @@ def test_every_command_takes_a_name(tmp_path, capsys):
 ])  # fmt: skip
 def test_an_unknown_config_is_answered_with_the_shipped_ones(text, meant):
     with pytest.raises(SystemExit) as stopped:
-        parse_command_line("doc", [f"--config={text}:rloo"], "runs/x")
+        parse_command_line("train", "doc", [f"--config={text}:rloo"], "runs/x")
     assert stopped.value.code == (
         f"error: config {text!r} is not a Python file that exists, nor a shipped config{meant}; "
         f"the shipped ones are {', '.join(NAMES)}"
