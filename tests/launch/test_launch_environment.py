@@ -121,3 +121,13 @@ def test_the_scripts_name_extras_that_exist():
     }
     assert named["test.sh"] == [" ".join(extras)] and named["quickstart.sh"] == []
     assert all(set(line.split()) <= set(extras) for lines in named.values() for line in lines)
+
+
+def test_the_script_of_continuous_integration():
+    script = ROOT / ".ci/run"
+    tool = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run([tool, "--external-sources", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    names = re.search(r"^short_part=\((.+)\)$", script.read_text(), re.MULTILINE)[1].split()
+    assert len(names) > 2
+    assert all(len(list((ROOT / "tests").rglob(f"{name}.py"))) == 1 for name in names)
