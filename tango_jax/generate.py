@@ -1,6 +1,6 @@
 """Stage 0: a teacher writes tagged solutions to the problems of `task.train`, for the generator to imitate in stage 1.
 
-    python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
+    python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
 The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
 buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts

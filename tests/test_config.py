@@ -127,7 +127,7 @@ def test_a_mistaken_config_file_is_named(tmp_path, text, message):
 
 
 def test_a_missing_config_file_is_named():
-    with pytest.raises(ValueError, match=r"'configs/none\.py' is not a Python file that exists; try configs/last"):
+    with pytest.raises(ValueError, match=r"'configs/none\.py' is not a Python file that exists, nor a shipped"):
         load_config("configs/none.py:3")
 
 

@@ -23,10 +23,9 @@ from tango_jax.tracking.metrics import MetricsWriter
 REQUIREMENTS = """# a comment
 jax>=0.10.2,<0.13,!=0.11.1
 jaxlib>=0.10.2,<0.13,!=0.11.1
-numpy>=2.0,<3
 
-# tests
-pytest>=9,<10
+# another comment
+numpy>=2.0,<3
 """
 
 

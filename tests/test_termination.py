@@ -10,12 +10,12 @@ import pytest
 from conftest import ROOT, finish
 from torture.terms import is_watching
 
-from tango_jax.runtime import termination
+import tango_jax
 
 
 def run_python(code: str) -> subprocess.CompletedProcess:
     """A process of its own that sends itself the signal; it loads no jax."""
-    code = "import os, signal\nfrom tango_jax import termination\ntermination.watch()\n" + textwrap.dedent(code)
+    code = "import os, signal\nfrom tango_jax.runtime import termination\ntermination.watch()\n" + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
                           timeout=120)  # fmt: skip
 
@@ -67,11 +67,15 @@ def test_a_library_that_takes_the_signal_loses_it_again():
     ("-m", ["python", "-m", "tango_jax.sample"], False),  # nothing to go on with: the signal ends it as any program
     ("-m", ["python", "-m", "tango_jax.grading.worker"], False),
     ("pytest", ["python", "-m", "pytest", "tango_jax.train"], False),
+    ("/opt/bin/tango-train", ["python", "/opt/bin/tango-train", "--config=tiny"], True),
+    ("/opt/bin/tango-sample", ["python", "/opt/bin/tango-sample"], False),
+    # A worker that multiprocessing spawned from tango-train.
+    ("/opt/bin/tango-train", ["python", "-c", "spawn_main(3)", "--multiprocessing-fork"], False),
 ])  # fmt: skip
 def test_commands_are_watched_from_the_first_line(monkeypatch, first, arguments, expected):
     monkeypatch.setattr(sys, "argv", [first])
     monkeypatch.setattr(sys, "orig_argv", arguments)
-    assert termination.is_command() == expected
+    assert tango_jax.is_resumable_command() == expected
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

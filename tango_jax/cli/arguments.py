@@ -5,33 +5,40 @@ the command's `main` to print, rather than a usage message and an exit.
 """
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from typing import IO, NoReturn
 
+from tango_jax.cli.config_file import shipped_configs
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import drop_broken_output
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
+DEFAULT_CONFIG = "last_letter"
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of `python -m tango_jax.<command>`. Every mistake raises ValueError."""
+    """The parser of `python -m tango_jax.<command>`, or `tango-<command>`. Every mistake raises ValueError."""
 
     def __init__(self, command: str, doc: str, usage: str | None = None):
+        script = f"tango-{command}"
+        is_script = os.path.basename(sys.argv[0]) == script
         super().__init__(
-            prog=f"python -m tango_jax.{command}",
+            prog=script if is_script else f"python -m tango_jax.{command}",
             usage=usage,
             description=doc.strip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
 
-    def add_config(self, default: str | None = "configs/last_letter.py") -> None:
+    def add_config(self, default: str | None = DEFAULT_CONFIG) -> None:
         """Add --config and describe --config.key=value, which `parse_overrides` takes."""
         described = f"; default: {default}" if default else ""
         self.add_argument("--config", metavar="FILE", default=default,
-                          help=f"configuration file; FILE:arg hands arg to its get_config{described}")
+                          help="a Python file, or the name of a shipped configuration "
+                          f"({', '.join(shipped_configs())}); FILE:arg hands arg to its get_config{described}")
         # Shown in the help; any of these is left over by `parse_known_args`.
         self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration, such as "
                                 f"{OVERRIDE}rl.gamma=0.5.\nEvery key and its default is in tango_jax/defaults.py. Of a "
