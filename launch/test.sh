@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, then the tests, in two processes. Arguments go to pytest: `bash launch/test.sh tests/test_losses.py -k grpo`;
+# Lint, then the tests, in two processes. Arguments go to pytest: `bash launch/test.sh tests/rl/test_losses.py -k grpo`;
 # `-n 0` runs them in one process, as a debugger wants it.
 set -euo pipefail
 # shellcheck source=launch/_env.sh

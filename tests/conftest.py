@@ -13,14 +13,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import fcntl  # noqa: E402
 import signal  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import NamedTuple  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from browser import open_browser  # noqa: E402
+
+from support.browser import open_browser  # noqa: E402
+from support.tiny_train import TinyRun, TinyTrain  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -28,61 +27,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ROOT = Path(__file__).parent.parent
-
 
 def pytest_addoption(parser):
     parser.addoption("--refresh-golden", action="store_true", help="write the expected numbers of test_golden.py anew")
-
-
-class TinyTrain:
-    """`python -m tango_jax.train --config=configs/tiny.py` in processes of its own, with one compile cache for all."""
-
-    def __init__(self, compile_cache: Path):
-        # Short words and a stage 1 long enough for tags and steps: rewards differ, every part of a turn has something
-        # to do. Its learning rate ends at zero: on other processors the parameters then agree to six digits.
-        stage_one = ("steps=200", "batch_size=12", "eval_every=20", "checkpoint_every=50", "optimizer.schedule=cosine")
-        self.overrides = [f"{role}.sft.{setting}" for role in ("generator", "verifier") for setting in stage_one]
-        self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
-        self.overrides += ["rl.format_weight=0.5", f"compile_cache={compile_cache}"]
-        self.compile_cache = compile_cache
-        self.environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # one device
-
-    def start(self, workdir: Path, *overrides: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
-        return self.start_command([*command, *(f"--config.{item}" for item in [*self.overrides, *overrides])])
-
-    def start_command(self, command: list[str]) -> subprocess.Popen:
-        return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)
-
-    def run(self, workdir: Path, *overrides: str) -> "Finished":
-        return finish(self.start(workdir, *overrides))
-
-
-class Finished(NamedTuple):
-    """How a process ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-
-def finish(process: subprocess.Popen) -> Finished:
-    """Wait for the end of a process; one that hangs is killed and fails the test."""
-    try:
-        stdout, stderr = process.communicate(timeout=400)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    return Finished(process.returncode, stdout, stderr)
-
-
-class TinyRun(NamedTuple):
-    """The run that nothing interrupted."""
-
-    workdir: Path
-    stdout: str
 
 
 @pytest.fixture(scope="session")
