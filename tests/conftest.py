@@ -4,7 +4,10 @@ Also the one whole run of `configs/tiny.py` that several tests look at, made whe
 """
 import os
 
+from support.quick_compile import compile_quickly
+
 # Before jax is imported: it reads these once, when its backend starts.
+compile_quickly()
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()

@@ -27,7 +27,7 @@ FILES = {
     "leaves": ("import sys\nsys.exit(0)\n", r"mistaken\.py, line 2: SystemExit: 0"),
     "silent": ("assert False\n", r"mistaken\.py, line 1: AssertionError: no message"),
     "several lines": ("raise KeyError('a\\nb\\x1b[31m')\n", r"mistaken\.py, line 1: KeyError: a b\\x1b\[31m"),
-    "a nested file": (f"{HEAD}from tango_jax.config import load_config\ndef get_config(a):\n"
+    "a nested file": (f"{HEAD}from tango_jax.cli.command_line import load_config\ndef get_config(a):\n"
                       f"    return load_config('{ROOT}/configs/qwen2_5_math_7b.py:x')\n",
                       r"mistaken\.py, line 5: .*math_7b\.py, line \d+: no published setting for 'x': write"),
     "no function": ("get_config = 3\n", r"mistaken\.py has no function get_config\(arg\)"),

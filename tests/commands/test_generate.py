@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -31,10 +30,8 @@ ANSWERS = [11, 16, 21, 26, 31, 36, 41, 46]  # of gsm8k_short.jsonl
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick():
-    jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
+def _close_shared_pool():
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
     close_pool()
 
 

@@ -1,19 +1,18 @@
 """`python -m tango_jax.evaluate` with a tiny model of random weights: every set, a kill, two processes, a workdir."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 from support.evaluation_cases import FILES, ROWS, files_of, sets_flag
 from support.paths import ROOT
 from support.processes import finish, wait_for
+from support.quick_compile import on_devices
 from support.tiny_checkpoints import save_run, write_tiny_folder
 from tango_jax.cli.command_line import load_config
 from tango_jax.evaluate import main
@@ -28,18 +27,10 @@ def folder(tmp_path_factory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict:
     """One device, and one compile cache for all processes."""
-    settings = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "HOME": str(tmp_path_factory.mktemp("home"))}
-    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | settings
+    return on_devices(1) | {"HOME": str(tmp_path_factory.mktemp("home"))}
 
 
 def start(environment, *arguments, **more) -> subprocess.Popen:

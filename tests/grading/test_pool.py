@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tango_jax
+from support.processes import HANG_S, wait_for
 from tango_jax.grading import check_grader, close_pool, grade_many
 from tango_jax.grading.pool import Reply, WorkerPool
 from tango_jax.grading.rules import Library
@@ -62,7 +63,7 @@ def test_a_pair_whose_worker_is_killed_is_tried_again(make_pool):
     pid = pool.worker_pids()[0]
     os.kill(pid, signal.SIGSTOP)  # it takes the pair and does not answer
     thread, replies = run_in_thread(pool, [HALF, ("1", "2")])
-    time.sleep(0.2)
+    wait_for(lambda: [worker.pair for worker in pool._workers] == [0], "it has the pair")
     os.kill(pid, signal.SIGKILL)
     thread.join()
     assert [reply.status for reply in replies] == ["correct", "wrong"]
@@ -88,12 +89,19 @@ def test_a_pair_that_loses_two_workers_is_a_failure_of_the_grader(make_pool, num
     assert replies == [reply, Reply("correct")]
 
 
-def test_a_worker_that_does_not_run_is_killed_and_its_pair_is_not_held_against_the_answer(make_pool):
-    pool = make_pool(size=1, limit_s=1, deadline_s=1.2, stall_s=0.5)
+def test_a_worker_that_does_not_run_is_killed_and_its_pair_is_not_held_against_the_answer(make_pool, monkeypatch):
+    pool = make_pool(size=1)
     pool.run([("1", "2")])
     pid = pool.worker_pids()[0]
     os.kill(pid, signal.SIGSTOP)
-    # Half a second is what the new worker gets for each reply, too; it has twenty times of that for its start.
+    start = pool._start_process
+
+    def start_patiently() -> subprocess.Popen:
+        pool._stall_s = HANG_S  # the new worker may be as slow as the machine
+        return start()
+
+    monkeypatch.setattr(pool, "_stall_s", 0.1)
+    monkeypatch.setattr(pool, "_start_process", start_patiently)
     assert [reply.status for reply in pool.run([HALF, HALF])] == ["correct", "correct"]
     assert pool.worker_pids() != [pid]
 

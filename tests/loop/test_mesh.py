@@ -20,6 +20,7 @@ import pytest
 
 from support.paths import ROOT
 from support.processes import HANG_S, Finished, finish, wait_for
+from support.quick_compile import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
@@ -63,9 +64,7 @@ class MeshTrain:
         overrides = [*overrides, *(f"{role}.mesh.{name}={size}" for role in ROLES for name, size in mesh.items())]
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
         command += [f"--config.{item}" for item in [*self.overrides, *overrides]]
-        # Compiling is most of the time here, and the code needs not be quick.
-        environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+        environment = on_devices(devices)
         if processes > 1:
             environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": str(processes)}
         return [

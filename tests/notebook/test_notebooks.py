@@ -20,6 +20,7 @@ import pytest
 from support.browser import open_browser
 from support.notebook_runs import NOTEBOOKS, run_notebook
 from support.paths import ROOT
+from support.quick_compile import on_devices
 from support.tiny_checkpoints import write_tiny_folder
 
 FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12}  # pictures that are stored
@@ -49,9 +50,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebooks")
     # One device, nothing that is written at home, and no package index: an installation would fail.
     home = {"HOME": str(folder), "IPYTHONDIR": str(folder / "ipython")}
-    # Nearly all of the time is compiling, which takes two thirds as long where nothing is optimized.
-    flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
-    environment = {**os.environ, **home, **flags, "PIP_NO_INDEX": "1"}
+    environment = {**on_devices(1), **home, "PIP_NO_INDEX": "1"}
     with ThreadPoolExecutor(max_workers=len(FIGURES)) as pool:
         yield {
             name: pool.submit(run_notebook, NOTEBOOKS / f"{name}.ipynb", parameters, environment)

@@ -34,11 +34,7 @@ def tiny_plan():
     config = load_config(str(ROOT / "configs/tiny.py"), ["generator.cache_buckets=()", "verifier.model.num_layers=1"])
     target = dataclasses.replace(A100, compilers=("a_package_that_is_not_there", "json"))
     options = Options(config, target, devices=8, per_process=4, filled=0.5, is_json=True)
-    jax.config.update("jax_disable_most_optimizations", True)  # compiled, not run
-    try:
-        return make_plan(options, Console(enabled=False))
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    return make_plan(options, Console(enabled=False))
 
 
 def test_json_has_what_programs_read(tiny_plan):

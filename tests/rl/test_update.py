@@ -1,8 +1,8 @@
-"""Scoring, packing and updates against a plain loss over one sequence at a time; optimizer numbers by hand."""
+"""Updates of packed batches against a plain loss over one sequence at a time."""
+
 import dataclasses
 import functools
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +10,29 @@ import numpy as np
 import optax
 import pytest
 
-from tango_jax.config import default_config, optimizer_config
-from tango_jax.loop.rollouts import RunContext
-from tango_jax.loop.turn import action_mask, update_policy
-from tango_jax.models import transformer
-from tango_jax.models.attention import make_packed_attention
-from tango_jax.models.transformer import ModelConfig
-from tango_jax.records import Responses, Rollout
-from tango_jax.rl.losses import token_weights_BT
-from tango_jax.rl.optimizer import learning_rate, make_optimizer
-from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack, pack_shape
-from tango_jax.rl.policy import make_policy
-from tango_jax.rl.score import make_score, micro_batch, token_logps
-from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update, over_updates
-from tango_jax.runtime.timers import PhaseTimer
-from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.tracking import alarms
-from tango_jax.weights.source import Source
-
-MODEL = ModelConfig(
-    vocab_size=20, width=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=6, mlp_width=16, remat="none"
+from support.update_cases import (
+    CHUNK,
+    IS_ACTION_BN,
+    LENGTHS,
+    MODEL,
+    N_MAX,
+    PARAMS,
+    SHAPE,
+    TEMPERATURE,
+    TOKENS,
+    B,
+    by_response,
+    make_batch,
+    make_data,
+    plain_logps,
+    score_fn,
 )
-TEMPERATURE = 0.7
-# Three prompts with two responses each; the prompt of one token leaves no shared prefix.
-PROMPTS = ([5, 6, 7], [8, 9, 10, 11, 12, 13], [14])
-LENGTHS = (4, 2, 6, 1, 3, 5)
-TOKENS = sum(LENGTHS)
-B, N_MAX = len(LENGTHS), max(LENGTHS)
-RESPONSES = [np.random.default_rng(b).integers(0, 20, n).astype(np.int32) for b, n in enumerate(LENGTHS)]
-IS_ACTION_BN = np.arange(N_MAX)[None, :] < np.array(LENGTHS)[:, None]
+from tango_jax.config import default_config
+from tango_jax.rl.losses import token_weights_BT
+from tango_jax.rl.packing import PackShape
+from tango_jax.rl.score import make_score, micro_batch
+from tango_jax.rl.update import LossConfig, init_state, make_nll_loss, make_policy_loss, make_update, over_updates
+from tango_jax.tracking import alarms
 
 LOSS = LossConfig(
     temperature=TEMPERATURE, clip_low=0.2, clip_high=0.3, ratio="token", kl_coef=0.3, kl_kind="k3", entropy_coef=0.05,
@@ -48,40 +42,11 @@ SEQUENCE_LOSS = dataclasses.replace(
     LOSS, ratio="sequence", kl_coef=0.0, entropy_coef=0.0, clip_low=0.02, clip_high=0.03
 )
 ON_POLICY_LOSS = dataclasses.replace(LOSS, kl_coef=0.5, entropy_coef=0.0, importance_cap=0.0, has_old_logp=False)
-# Rows of 14 tokens, two a micro-batch, scored 7 tokens at a time: the batch that most tests look at.
-SHAPE, CHUNK = PackShape(row_length=14, rows=2), 7
 
 
-def random_params(seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda: transformer.init_params(MODEL, jax.random.key(0)))
-    return jax.tree.map(lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(np.float32), shapes)
-
-
-PARAMS = random_params()
-
-
-def prompt_of(b):
-    return PROMPTS[b // 2]
-
-
-def plain_logps(params):
-    """What each response token is drawn from and its own log-prob, [B, N_MAX, V] and [B, N_MAX]: one sequence a row."""
-    length = max(map(len, PROMPTS)) + N_MAX
-    rows = [[*prompt_of(b), *RESPONSES[b]] for b in range(B)]
-    token_BT = np.array([row + [0] * (length - len(row)) for row in rows])
-    segment_BT = np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows])
-    position_BT = np.tile(np.arange(length), (B, 1))
-    attend_fn = make_packed_attention(jnp.asarray(segment_BT))
-    x_BTD = transformer.forward(MODEL, params, token_BT, position_BT, attend_fn)
-    head_DV = transformer.head_matrix(MODEL, params)
-    logits_BTV = transformer.logits_from_hidden(MODEL, params["final_norm"], head_DV, x_BTD) / TEMPERATURE
-    logps_BTV = logits_BTV - jnp.log(jnp.exp(logits_BTV).sum(-1, keepdims=True))
-    row_B1 = np.arange(B)[:, None]
-    at_BN = np.array([[len(prompt_of(b))] for b in range(B)]) + np.arange(N_MAX)[None, :]
-    logps_BNV = logps_BTV[row_B1, at_BN - 1]
-    logp_BN = logps_BNV[row_B1, np.arange(N_MAX)[None, :], token_BT[row_B1, at_BN]]
-    return logps_BNV, jnp.where(IS_ACTION_BN, logp_BN, 0.0)
+@pytest.fixture(scope="module")
+def data():
+    return make_data()
 
 
 def plain_loss(params, data, config):
@@ -104,44 +69,6 @@ def plain_loss(params, data, config):
 
 
 plain_fn = jax.jit(jax.value_and_grad(plain_loss, has_aux=True), static_argnums=2)
-
-
-def by_response(flat):
-    """Values of all action tokens, one after the other, as [B, N_MAX]."""
-    table = np.zeros((B, N_MAX), np.float32)
-    table[IS_ACTION_BN] = flat
-    return table
-
-
-@pytest.fixture(scope="module")
-def data():
-    """Numbers of every action token, [B, N_MAX] each; old, sampler and reference a little off the policy."""
-    rng, logp_BN = np.random.default_rng(1), np.asarray(jax.jit(plain_logps)(PARAMS)[1])
-
-    def near(spread):
-        return by_response(logp_BN[IS_ACTION_BN] + spread * rng.normal(size=TOKENS))
-
-    return {
-        "weight": by_response(rng.uniform(0.02, 0.08, TOKENS)), "adv": by_response(rng.normal(size=TOKENS)),
-        "sampler": near(0.1), "old": near(0.3), "ref": near(0.5),
-    }
-
-
-def make_batch(data, shape=SHAPE, chosen=range(B), one_a_row=False):
-    """The chosen sequences, packed; old and reference log-probs go the way that the sampler's take."""
-    def packed(name):
-        sequences = [
-            TrainSequence(prompt_of(b), RESPONSES[b], *(data[key][b, : LENGTHS[b]] for key in ("weight", "adv", name)))
-            for b in chosen
-        ]
-        if not one_a_row:
-            return pack(sequences, shape, max_sequences=B, max_prompts=3)
-        parts = [pack([sequence], shape, 1) for sequence in sequences]
-        whole = jax.tree.map(lambda *leaves: np.concatenate(leaves) if leaves[0].ndim else sum(leaves), *parts)
-        return whole.replace(num_micro=np.int32(whole.num_micro))
-
-    old, ref = packed("old").sampler_logp_NZRT, packed("ref").sampler_logp_NZRT
-    return packed("sampler").replace(old_logp_NZRT=old, ref_logp_NZRT=ref)
 
 
 @functools.cache
@@ -169,44 +96,11 @@ def assert_same_gradient(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, expected)
 
 
-@functools.cache
-def score_fn(chunk=CHUNK):
-    return make_score(MODEL, TEMPERATURE, chunk)
-
-
 @pytest.fixture(scope="module")
 def expected(data):
     (loss, seen), grads = plain_fn(PARAMS, data, LOSS)
     assert 0 < seen["is_clipped"].sum() < TOKENS
     return float(loss), grads, seen
-
-
-def in_order(batch, values_NZRT):
-    """Values of the action tokens in the order of the sequences, whatever the packing. Told apart by `adv`, which
-    the caller has set to the number of the token."""
-    mask = batch.is_action_NZRT
-    return np.asarray(values_NZRT)[mask][np.argsort(batch.adv_NZRT[mask])]
-
-
-@pytest.mark.parametrize("chunk", [0, 5, 7, 100])
-def test_scores_equal_a_plain_log_softmax(data, expected, chunk):
-    batch = make_batch(data | {"adv": by_response(np.arange(TOKENS))})
-    assert batch.segment_NZRT.max() > 1 and batch.token_NZRT.shape == (3, 1, 2, 14) and batch.num_micro == 2
-    logps = np.asarray(score_fn(chunk)(PARAMS, batch))
-    np.testing.assert_allclose(in_order(batch, logps), expected[2]["logp"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(logps[2], 0.0)  # a micro-batch not in use
-    np.testing.assert_array_equal(logps[..., 0], 0.0)
-
-
-def test_entropies_equal_a_plain_sum(data, expected):
-    batch = make_batch(data | {"adv": by_response(np.arange(TOKENS))})
-
-    @jax.jit
-    def entropy_BT(params, batch, index):
-        return token_logps(MODEL, params, micro_batch(batch, index), TEMPERATURE, chunk=5)[1]
-
-    entropy_NZRT = np.stack([entropy_BT(PARAMS, batch, np.int32(n)) for n in range(3)])[:, None]
-    np.testing.assert_allclose(in_order(batch, entropy_NZRT), expected[2]["entropy"], rtol=1e-5, atol=1e-5)
 
 
 LAYOUTS = {  # name: (shape, one sequence a row, tokens scored at a time)
@@ -376,79 +270,6 @@ def test_nll_is_minus_the_weighted_log_likelihood_at_temperature_one(data):
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
-def tiny_role():
-    config = default_config().generator
-    model = dataclasses.asdict(MODEL)
-    for name in config.model:
-        config.model[name] = model[name]
-    config.max_prompt, config.max_response, config.row_buckets = 8, 6, (6,)
-    config.temperature, config.rows_per_micro_batch, config.prompts_per_micro_batch = TEMPERATURE, 2, 2
-    return config
-
-
-def test_pack_shape_of_a_role():
-    config = tiny_role()
-    config.prompt_buckets = (4,)
-    assert pack_shape(config) == PackShape(row_length=7, rows=2, prompts=2, prompt_buckets=(4, 8))
-    config.share_prompts = False
-    assert pack_shape(config) == PackShape(row_length=14, rows=2)
-    config.pack_length = 40
-    assert pack_shape(config) == PackShape(row_length=40, rows=2)
-
-
-def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update(data):
-    """Two minibatches, two epochs: four updates on two batches that were scored once, before any of them."""
-    config = tiny_role()
-    config.loss.minibatches, config.loss.epochs = 2, 2
-    config.loss.mask_overlong = True
-    config.mesh.fsdp = 1
-    tokenizer = Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
-    policy = make_policy("generator", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
-    assert policy.updates_per_batch == 4 and policy.model_config == dataclasses.replace(MODEL, attention="xla")
-    calls = []
-    kls, gaps = (0.0, 1.0, 2.0, 4.0), (1e-6, 9e-6, 2e-6, 3e-6)
-    seen = [{"tokens": tokens, "kl": np.float32(kl), "logprob_gap_max": gap}
-            for tokens, kl, gap in zip((14, 7, 14, 7), kls, gaps, strict=True)]
-
-    def record(state, batch):
-        calls.append((state, batch))
-        return types.SimpleNamespace(params=random_params(8)), {"loss": np.float32(len(calls)), **seen[len(calls) - 1]}
-
-    reference = random_params(9)
-    # A fourth prompt, so that both minibatches hold whole groups, every second one; response 2 ran into the limit.
-    prompts, order = (*PROMPTS, [3, 4]), [0, 1, 2, 3, 4, 5, 0, 1]
-    rollout = Rollout(
-        tokens=tuple(RESPONSES[b] for b in order),
-        logps=tuple(data["sampler"][b, : LENGTHS[b]] for b in order),
-        is_truncated_B=np.array(order) == 2,
-        decode_steps=6,
-        row_steps=48,
-    )
-    state = types.SimpleNamespace(params=PARAMS)
-    policy = dataclasses.replace(policy, update=record)
-    context = RunContext(None, None, {"generator": policy}, {"generator": reference}, PhaseTimer())
-    is_action_BT = action_mask(policy, rollout)
-    assert is_action_BT.sum(axis=1).tolist() == [4, 2, 0, 1, 3, 5, 4, 2]
-    learner = Responses("generator", (), prompts, 2, rollout, [], {})
-    _, metrics = update_policy(context, state, learner, data["adv"][order], is_action_BT)
-
-    # Two minibatches of 14 and 7 tokens, twice: every token counts alike.
-    assert metrics == pytest.approx({
-        "generator/loss": 2.5, "generator/tokens": 21.0, "generator/kl": (0 * 14 + 1 * 7 + 2 * 14 + 4 * 7) / 42,
-        "generator/kl_first": 0.0, "generator/logprob_gap_max": 9e-6,
-    })  # fmt: skip
-    first, second = calls[0][1], calls[1][1]
-    assert calls[0][0] is state and calls[1][0] is not state
-    assert calls[2][1] is first and calls[3][1] is second
-    assert [int(batch.is_action_NZRT.sum()) for batch in (first, second)] == [4 + 2 + 3 + 5, 0 + 1 + 4 + 2]
-    for batch in (first, second):
-        mask = batch.is_action_NZRT
-        np.testing.assert_allclose(batch.weight_NZRT[mask], 1 / mask.sum(), rtol=1e-6)  # token_mean of each
-        np.testing.assert_allclose(batch.old_logp_NZRT, policy.score(PARAMS, batch), atol=1e-6)
-        np.testing.assert_allclose(batch.ref_logp_NZRT, policy.score(reference, batch), atol=1e-6)
-        assert np.abs(batch.old_logp_NZRT - batch.ref_logp_NZRT)[mask].max() > 0.1
-
-
 def test_several_updates_of_a_batch_leave_the_gap_as_it_is(data):
     """Four epochs that move the policy far: the sampler agreed with the policy that it sampled from, and still does."""
     old = by_response(np.asarray(plain_fn(PARAMS, data, LOSS)[0][1]["logp"]))  # what a sampler without fault reports
@@ -465,119 +286,3 @@ def test_several_updates_of_a_batch_leave_the_gap_as_it_is(data):
     assert 0 < metrics["clip_fraction"] < 1 and metrics["tokens"] == TOKENS
     row = {"step": 1, "phase": "generator"} | {f"generator/{name}": value for name, value in metrics.items()}
     assert alarms.check([row], default_config().alarms) == []
-
-
-def test_assign_rows_first_fit_decreasing():
-    # By length 6, 5, 4, 3, 2 into rows of 8: 6 opens a row, 5 the next, 4 the third, 3 fits beside 5, 2 beside 6.
-    assert assign_rows([5, 3, 4, 2, 6], 8) == [[4, 3], [0, 1], [2]]
-    assert assign_rows([2, 2, 2], 4) == [[0, 1], [2]]  # ties keep their order
-    assert [len(row) for row in assign_rows([1] * 70, 100)] == [MAX_SEGMENTS, MAX_SEGMENTS, 70 - 2 * MAX_SEGMENTS]
-    with pytest.raises(AssertionError, match="9 tokens does not fit a row of 8"):
-        assign_rows([3, 9], 8)
-
-
-def test_assign_rows_properties():
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        row_length = int(rng.integers(1, 60))
-        lengths = rng.integers(1, row_length + 1, rng.integers(1, 120)).tolist()
-        rows = assign_rows(lengths, row_length)
-        assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-        used = [sum(lengths[index] for index in row) for row in rows]
-        assert max(used) <= row_length and max(map(len, rows)) <= MAX_SEGMENTS
-        # A sequence opens a row only where it fits no earlier one: two rows half empty cannot both be there.
-        half_empty = [2 * n <= row_length and len(row) < MAX_SEGMENTS for n, row in zip(used, rows, strict=True)]
-        assert sum(half_empty) < 2
-
-
-def test_pack_by_hand():
-    sequences = [
-        TrainSequence([7, 8], np.array([9], np.int32), np.array([0.5], np.float32), 2.0, np.array([-1.0], np.float32)),
-        TrainSequence([7, 8], np.array([5, 6], np.int32), np.array([0.25, 0], np.float32), np.array([3, 4.0]), -2.0),
-    ]
-    batch = pack(sequences, PackShape(row_length=8, rows=1), max_sequences=2)
-    assert batch.num_micro == 1 and batch.prefix_token_NZQX.shape == (2, 1, 0, 0)
-    rows = {
-        "token": [7, 8, 5, 6, 7, 8, 9, 0], "position": [0, 1, 2, 3, 0, 1, 2, 0], "segment": [1, 1, 1, 1, 2, 2, 2, 0],
-        "is_action": [0, 0, 1, 0, 0, 0, 1, 0],  # a token of weight 0 is left out
-        "weight": [0, 0, 0.25, 0, 0, 0, 0.5, 0], "adv": [0, 0, 3, 4, 0, 0, 2, 0],
-        "sampler_logp": [0, 0, -2, -2, 0, 0, -1, 0], "old_logp": [0] * 8, "ref_logp": [0] * 8,
-    }
-    for name, row in rows.items():
-        np.testing.assert_array_equal(getattr(batch, f"{name}_NZRT"), [[[row]], [[[0] * 8]]], err_msg=name)
-
-    shared = pack(sequences, PackShape(row_length=6, rows=1, prompts=1, prompt_buckets=(3,)), 2, 1)
-    np.testing.assert_array_equal(shared.prefix_token_NZQX[0, 0], [[7, 0, 0]])
-    np.testing.assert_array_equal(shared.prefix_length_NZQ[0, 0], [1])
-    # The last prompt token stays, at its own position.
-    rows = {
-        "token": [8, 5, 6, 8, 9, 0], "position": [1, 2, 3, 1, 2, 0], "segment": [1, 1, 1, 2, 2, 0],
-        "is_action": [0, 1, 0, 0, 1, 0],
-    }
-    for name, row in rows.items():
-        np.testing.assert_array_equal(getattr(shared, f"{name}_NZRT")[0, 0], [row], err_msg=name)
-
-
-def test_every_batch_fits_the_shape_that_its_maxima_give():
-    """Random groups of shared prompts: same array shapes always, every response once, beside its own prompt."""
-    rng = np.random.default_rng(0)
-    for rows, prompts, shards in ((1, 1, 1), (2, 1, 1), (3, 2, 1), (2, 4, 1), (2, 1, 3), (1, 2, 8)):
-        shape, shapes = PackShape(10, rows, prompts, (5,)), set()
-        for _ in range(40):
-            owner = np.sort(rng.permutation(np.repeat(np.arange(1, 7), 2)))
-            sequences = [
-                TrainSequence([p] * p, rng.integers(1, 9, n).astype(np.int32), np.ones(n, np.float32), b + 1.0)
-                for b, (p, n) in enumerate(zip(owner.tolist(), rng.integers(1, 10, 12).tolist(), strict=True))
-            ]
-            batch = pack(sequences, shape, max_sequences=12, max_prompts=6, num_shards=shards)
-            shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(batch)))
-            assert not batch.is_action_NZRT[batch.num_micro :].any()
-            for b, sequence in enumerate(sequences):
-                n, z, r, where = (index for index in np.nonzero(batch.adv_NZRT == b + 1))
-                assert len(set(n)) == len(set(z)) == len(set(r)) == 1
-                np.testing.assert_array_equal(batch.token_NZRT[n, z, r, where], sequence.response)
-                q = batch.prefix_of_NZR[n[0], z[0], r[0]]
-                length = batch.prefix_length_NZQ[n[0], z[0], q]
-                last = batch.token_NZRT[n[0], z[0], r[0], where[0] - 1]
-                prefix = [*batch.prefix_token_NZQX[n[0], z[0], q, :length], last]
-                assert prefix == sequence.prompt
-        assert len(shapes) == 1
-
-
-def optimizer_settings(**changes):
-    config = optimizer_config(lr=0.1)
-    for name, value in changes.items():
-        config[name] = value
-    return config
-
-
-@pytest.mark.parametrize(
-    "changes, rates",
-    [
-        ({}, {0: 0.1, 1000: 0.1}),
-        ({"warmup_steps": 4}, {0: 0.0, 1: 0.025, 2: 0.05, 4: 0.1, 1000: 0.1}),
-        ({"schedule": "cosine", "decay_steps": 8}, {0: 0.1, 2: 0.05 * (1 + 2**-0.5), 4: 0.05, 8: 0.0}),
-        # Half a cosine from step 2 to step 10: at 4 it is at cos(pi / 4), at 6 half way, at 10 zero.
-        ({"schedule": "cosine", "warmup_steps": 2, "decay_steps": 10},
-         {0: 0.0, 1: 0.05, 2: 0.1, 4: 0.05 * (1 + 2**-0.5), 6: 0.05, 10: 0.0, 1000: 0.0}),
-    ],
-)  # fmt: skip
-def test_learning_rates(changes, rates):
-    schedule = learning_rate(optimizer_settings(**changes))
-    for step, rate in rates.items():
-        assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
-
-
-def test_clipping_and_decoupled_weight_decay():
-    optimizer = make_optimizer(optimizer_settings(eps=1.0, weight_decay=0.5, clip_norm=1.0))
-    params = {"a": jnp.array([2.0]), "b": jnp.array([-1.0])}
-    update = jax.jit(optimizer.update)
-    updates, _ = update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, optimizer.init(params), params)
-    # Norm 5, clipped to 0.6 and 0.8. Adam's first step is g / (|g| + eps) = 0.375 and 0.444444; with half the
-    # parameter: 0.375 + 1 and 0.444444 - 0.5; times -0.1.
-    np.testing.assert_allclose(updates["a"], [-0.1375], rtol=1e-5)
-    np.testing.assert_allclose(updates["b"], [0.00555556], rtol=1e-4)
-    # A gradient of norm 0.5 stays: 0.3 / 1.3 and 0.4 / 1.4.
-    updates, _ = update({"a": jnp.array([0.3]), "b": jnp.array([0.4])}, optimizer.init(params), params)
-    np.testing.assert_allclose(updates["a"], [-0.1 * (0.2307692 + 1)], rtol=1e-5)
-    np.testing.assert_allclose(updates["b"], [-0.1 * (0.2857143 - 0.5)], rtol=1e-5)

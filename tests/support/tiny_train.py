@@ -1,6 +1,5 @@
 """`configs/tiny.py` at the settings of the tests that look at whole runs."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import NamedTuple
 
 from support.paths import ROOT
 from support.processes import Finished, finish
+from support.quick_compile import on_devices
 
 
 class TinyTrain:
@@ -21,7 +21,7 @@ class TinyTrain:
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
         self.overrides += ["rl.format_weight=0.5", f"compile_cache={compile_cache}"]
         self.compile_cache = compile_cache
-        self.environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # one device
+        self.environment = on_devices(1)
 
     def start(self, workdir: Path, *overrides: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]

@@ -17,6 +17,7 @@ from support.tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
 from tango_jax.grading import close_pool, parse_solution, parse_verification
 from tango_jax.loop.run import train
+from tango_jax.loop.turn import run_turn
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
@@ -39,7 +40,6 @@ def _compile_cache(tmp_path_factory):
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compile_cache")),
         "jax_persistent_cache_min_compile_time_secs": 0.1,
         "jax_persistent_cache_min_entry_size_bytes": 0,
-        "jax_disable_most_optimizations": True,  # compiling takes longer than running here
     }
     before = {name: jax.config.values[name] for name in settings}
     for name, value in settings.items():
@@ -184,11 +184,13 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
     class Interrupted(Exception):
         pass
 
-    def stop(*arguments):
-        raise Interrupted
+    def stop(context, states, counters, turn):
+        if turn.role == "generator":
+            raise Interrupted
+        return run_turn(context, states, counters, turn)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tango_jax.loop.turn.generator_turn", stop)
+        patch.setattr("tango_jax.loop.run.run_turn", stop)
         with pytest.raises(Interrupted):
             train(run.config, workdir, Console(enabled=False), run.policies)
     assert [row["phase"] for row in read_metrics(workdir / "metrics.jsonl")] == ["eval", "warmup", "eval"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from support.paths import CONFIGS, ROOT, TESTS
 from support.processes import HANG_S
+from support.quick_compile import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
@@ -48,8 +49,7 @@ class Ended(NamedTuple):
 
 def environment() -> dict[str, str]:
     """One device of the CPU, and this checkout, wherever the process starts."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
+    return on_devices(1) | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
 
 
 def start_train(workdir: Path, overrides: tuple[str, ...]) -> subprocess.Popen:
