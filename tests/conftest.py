@@ -4,10 +4,10 @@ Also the one whole run of `configs/tiny.py` that several tests look at, made whe
 """
 import os
 
-from support.quick_compile import compile_quickly
+from support.xla_settings import set_xla_flags
 
 # Before jax is imported: it reads these once, when its backend starts.
-compile_quickly()
+set_xla_flags()
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
@@ -40,6 +40,14 @@ def shared_folder(tmp_path_factory) -> Path:
     """One for all processes that run tests (pytest-xdist gives each a folder below it)."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_cache(shared_folder):
+    """One for all processes that run tests: a program that several tests need, or both roles, is compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(shared_folder / "test_compile_cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 @pytest.fixture(scope="session")

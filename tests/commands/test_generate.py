@@ -43,7 +43,6 @@ def folder(tmp_path_factory) -> Path:
 def teacher_config(folder, **settings):
     """`settings`: keys of `generate` or of `generate.keep`."""
     config = math_config(folder, stage_one="", train=str(SHORT), validation=1)
-    config.generator.sft.steps = config.verifier.sft.steps = 0
     config.generator.max_response, config.generator.template = 24, "last_letter"  # the question alone
     config.generate.shard_problems, config.generate.keep.validation_share = 3, 0.25
     for name, value in settings.items():

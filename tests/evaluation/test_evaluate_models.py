@@ -12,8 +12,8 @@ import pytest
 from support.evaluation_cases import FILES, ROWS, files_of, sets_flag
 from support.paths import ROOT
 from support.processes import finish, wait_for
-from support.quick_compile import on_devices
 from support.tiny_checkpoints import save_run, write_tiny_folder
+from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.evaluate import main
 from tango_jax.runtime.hosts import PREEMPTED

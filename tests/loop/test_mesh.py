@@ -1,7 +1,8 @@
 """One program on any number of devices and processes: meshes change no number, checkpoints move between them, and a
 job that loses a process ends, says so, and goes on from its last checkpoint.
 
-Every run here is `python -m tango_jax.train` in processes of its own: one Tango cycle after a shared stage 1.
+Every run here is one Tango cycle after a shared stage 1. Those of one process run in this one; those of two processes
+are `python -m tango_jax.train`.
 """
 
 import functools
@@ -18,31 +19,29 @@ import jax
 import numpy as np
 import pytest
 
-from support.paths import ROOT
+from support.paths import CONFIGS, ROOT
 from support.processes import HANG_S, Finished, finish, wait_for
-from support.quick_compile import on_devices
+from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
+from tango_jax.loop.run import train
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.console import Console
 from tango_jax.runtime.hosts import PEER_LOST, PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
 
 ROLES = ("generator", "verifier")
-HEARTBEAT_S = 10
+# A process that is gone breaks its connections; this is for one that falls silent, which none does here.
+HEARTBEAT_S = 100
 # What may differ: wall-clock figures, and how much of a decode batch was padding.
 FREE = ("phase", "time/", "throughput/", "memory/", "generator/decode_waste", "verifier/decode_waste")
-# name: (processes, devices of each, data x fsdp x tensor, devices that share decoding weights)
-LAYOUTS = {
-    "one_device": (1, 1, (1, 1, 1), 1),
-    "8x1x1": (1, 8, (8, 1, 1), 1),
-    "2x2x2": (1, 8, (2, 2, 2), 2),
-    "1x4x2": (1, 8, (1, 4, 2), 4),
-    "two_processes": (2, 4, (1, 4, 2), 2),
-}
+# name: (data x fsdp x tensor, devices that share decoding weights)
+LAYOUTS = {"one_device": ((1, 1, 1), 1), "8x1x1": ((8, 1, 1), 1), "2x2x2": ((2, 2, 2), 2), "1x4x2": ((1, 4, 2), 4)}
+TWO_PROCESSES = ((1, 4, 2), 2)  # of four devices each
 
 
 class MeshTrain:
-    """Starts runs on a layout; all share one compile cache."""
+    """Runs on a layout; processes of their own share one compile cache."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -55,26 +54,34 @@ class MeshTrain:
             stage_one = ("steps=200", "batch_size=12", "eval_every=100", "checkpoint_every=200")
             self.overrides += [f"{role}.sft.{setting}" for setting in (*stage_one, "optimizer.schedule=cosine")]
             self.overrides.append(f"{role}.row_buckets=(8,)")
-        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}"]
+        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}",
+                           f"distributed.connect_s={HANG_S}"]  # fmt: skip
 
-    def start(self, layout: str, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
-        processes, devices, axes, decode_tensor = LAYOUTS[layout]
-        mesh = dict(zip(("data", "fsdp", "tensor"), axes, strict=True)) | {"decode_tensor": decode_tensor}
-        mesh["offload"] = layout == "2x2x2"  # host memory is a kind of its own on CPU devices, too
-        overrides = [*overrides, *(f"{role}.mesh.{name}={size}" for role in ROLES for name, size in mesh.items())]
+    def settings(self, layout: tuple, offload: bool = False) -> list[str]:
+        """All overrides of configs/tiny.py."""
+        axes, decode_tensor = layout
+        mesh = dict(zip(("data", "fsdp", "tensor"), axes, strict=True))
+        mesh |= {"decode_tensor": decode_tensor, "offload": offload}
+        return [*self.overrides, *(f"{role}.mesh.{name}={size}" for role in ROLES for name, size in mesh.items())]
+
+    def run(self, name: str, workdir: Path, *overrides: str) -> None:
+        """In this process."""
+        offload = name == "2x2x2"  # host memory is a kind of its own on CPU devices, too
+        settings = [*self.settings(LAYOUTS[name], offload), *overrides]
+        train(load_config(str(CONFIGS / "tiny.py"), settings), workdir, Console(enabled=False))
+
+    def start_two(self, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
-        command += [f"--config.{item}" for item in [*self.overrides, *overrides]]
-        environment = on_devices(devices)
-        if processes > 1:
-            environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": str(processes)}
+        command += [f"--config.{item}" for item in [*self.settings(TWO_PROCESSES), *overrides]]
+        together = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
         return [
             subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             env=environment | ({"JAX_PROCESS_ID": str(number)} if processes > 1 else {}))
-            for number in range(processes)
+                             env=on_devices(4) | together | {"JAX_PROCESS_ID": str(number)})
+            for number in range(2)
         ]  # fmt: skip
 
-    def run(self, layout: str, workdir: Path, *overrides: str) -> None:
-        for process in [finish(process) for process in self.start(layout, workdir, *overrides)]:
+    def run_two(self, workdir: Path, *overrides: str) -> None:
+        for process in [finish(process) for process in self.start_two(workdir, *overrides)]:
             assert process.code == 0, process.stderr[-3000:]
 
 
@@ -116,8 +123,7 @@ def laid_out(mesh_train, base):
 
 @pytest.fixture(scope="module")
 def abstract_states(mesh_train) -> dict:
-    one_device = [f"{role}.mesh.fsdp=1" for role in ROLES]
-    policies = make_policies(load_config(str(ROOT / "configs/tiny.py"), [*mesh_train.overrides, *one_device]))
+    policies = make_policies(load_config(str(CONFIGS / "tiny.py"), mesh_train.settings(LAYOUTS["one_device"])))
     return {role: policy.abstract_state() for role, policy in policies.items()}
 
 
@@ -154,43 +160,58 @@ def test_a_mesh_changes_no_number(layout, laid_out, base, abstract_states):
     assert_same_run(laid_out(layout), base, abstract_states)
 
 
-@pytest.mark.parametrize("written, read", [("8x1x1", "two_processes"), ("2x2x2", "1x4x2")])
-def test_a_checkpoint_resumes_on_another_mesh(written, read, laid_out, mesh_train, base, tmp_path, abstract_states):
-    """That of the second turn. What two processes wrote is read by others in the tests below."""
-    workdir = tmp_path / "run"
-    shutil.copytree(laid_out(written), workdir)
+def second_turn_of(run: Path, workdir: Path, abstract_states: dict) -> Path:
+    """A copy of a finished run as it was when its second turn was saved."""
+    shutil.copytree(run, workdir)
     (workdir / "summary.json").unlink()
     for folder in (workdir / "checkpoints").iterdir():
         if int(folder.name) > 2:
             shutil.rmtree(folder)
-    mesh_train.run(read, workdir, *from_base(base))
+    written = read_state(workdir / "checkpoints", abstract_states).meta["metrics_bytes"]
+    os.truncate(workdir / "metrics.jsonl", written)
+    return workdir
+
+
+def test_a_checkpoint_resumes_on_another_mesh(laid_out, mesh_train, base, tmp_path, abstract_states):
+    """What two processes wrote, and what they read, is part of the tests below."""
+    workdir = second_turn_of(laid_out("2x2x2"), tmp_path / "run", abstract_states)
+    mesh_train.run("1x4x2", workdir, *from_base(base))
     assert_same_run(workdir, base, abstract_states)
 
 
 def interrupted(mesh_train, workdir: Path, base: Path, number: int, how: int) -> list[Finished]:
-    """Start the cycle on two processes and send one of them a signal in its second turn: how both ended."""
-    processes, metrics = mesh_train.start("two_processes", workdir, *from_base(base)), workdir / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and len(read_metrics(metrics)) >= 3, "the first turn", processes[0])
+    """Start the cycle on two processes and send one of them a signal after a turn: how both ended."""
+    processes, metrics = mesh_train.start_two(workdir, *from_base(base)), workdir / "metrics.jsonl"
+    rows = len(read_metrics(metrics)) if metrics.exists() else 2  # two come before the first turn is saved
+    wait_for(lambda: metrics.exists() and len(read_metrics(metrics)) > rows, "a turn is made", processes[0])
     processes[number].send_signal(how)
     return [finish(process) for process in processes]
 
 
-@pytest.mark.parametrize("number, restart", [(0, "two_processes"), (1, "8x1x1")], ids=["coordinator", "other"])
-def test_a_lost_process_ends_the_job_and_a_restart_resumes(
-    number, restart, mesh_train, base, tmp_path, abstract_states
-):
-    workdir = tmp_path / "run"
-    ends = interrupted(mesh_train, workdir, base, number, signal.SIGKILL)
+def assert_lost(ends: list[Finished], number: int, workdir: Path) -> None:
     survivor = ends[1 - number]
     assert ends[number].code == -signal.SIGKILL
-    # Either the next exchange fails and is caught, or jax aborts the process for want of a heartbeat.
+    # Either the next exchange fails and is caught, or jax aborts the process.
     assert survivor.code in (PEER_LOST, -signal.SIGABRT), survivor.stderr[-3000:]
     if survivor.code == PEER_LOST:
         assert "lost another one during Stage 2: reinforcement learning" in survivor.stderr
     else:  # the trace that the abort leaves names the function
         assert "loop/turn.py" in survivor.stderr or "loop/run.py" in survivor.stderr
     assert not (workdir / "summary.json").exists()
-    mesh_train.run(restart, workdir, *from_base(base))
+
+
+def test_a_lost_coordinator_ends_the_job_and_a_restart_resumes(mesh_train, laid_out, base, tmp_path, abstract_states):
+    """Two processes go on from what one wrote on eight devices, and then from what they wrote themselves."""
+    workdir = second_turn_of(laid_out("8x1x1"), tmp_path / "run", abstract_states)
+    assert_lost(interrupted(mesh_train, workdir, base, 0, signal.SIGKILL), 0, workdir)
+    mesh_train.run_two(workdir, *from_base(base))
+    assert_same_run(workdir, base, abstract_states)
+
+
+def test_another_lost_process_ends_the_job_and_one_process_resumes(mesh_train, base, tmp_path, abstract_states):
+    workdir = tmp_path / "run"
+    assert_lost(interrupted(mesh_train, workdir, base, 1, signal.SIGKILL), 1, workdir)
+    mesh_train.run("8x1x1", workdir, *from_base(base))
     assert_same_run(workdir, base, abstract_states)
 
 

@@ -20,8 +20,8 @@ import pytest
 from support.browser import open_browser
 from support.notebook_runs import NOTEBOOKS, run_notebook
 from support.paths import ROOT
-from support.quick_compile import on_devices
 from support.tiny_checkpoints import write_tiny_folder
+from support.xla_settings import on_devices
 
 FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12}  # pictures that are stored
 MAX_BYTES = 2_000_000

@@ -40,7 +40,7 @@ def test_a_disk_that_fails_is_one_line_with_the_file(number, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("error, part", [
-    (OSError(errno.ENOSPC, "No space left on device"), "runtime.py, session: No space left"),
+    (OSError(errno.ENOSPC, "No space left on device"), "session.py, session: No space left"),
     (OSError("no number"), "error: no number"),
     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore\nlines"),
      "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),

@@ -87,9 +87,9 @@ def test_a_command_that_is_still_importing_ends_at_once(tmp_path, command):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_compiles_ends_at_once(tiny_train, tiny_run, tmp_path):
+def test_a_run_that_compiles_ends_at_once(tiny_train, tmp_path):
     """Nothing has been done since the last save, so nothing is waited for."""
-    start = [f"{role}.init_from={tiny_run.workdir}" for role in ("generator", "verifier")]
+    start = [f"{role}.sft.steps=0" for role in ("generator", "verifier")]
     # Without a cache the warm-up takes many times as long as the wait, on any machine.
     process = tiny_train.start(tmp_path / "run", *start, "compile_cache=")
     for line in process.stdout:

@@ -7,7 +7,18 @@ from typing import NamedTuple
 
 from support.paths import ROOT
 from support.processes import Finished, finish
-from support.quick_compile import on_devices
+from support.xla_settings import on_devices
+from tango_jax.tracking.metrics import read_metrics
+
+LAST_TURN = 10  # 2 of the warm-up, 6 generator steps, a verifier turn after each 3 of them
+
+
+def repeatable_rows(path: Path) -> list[dict]:
+    """The rows of a metrics.jsonl without what a clock measured."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith(("time/", "throughput/", "memory/"))}
+        for row in read_metrics(path)
+    ]
 
 
 class TinyTrain:

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import pytest
 from ml_collections import ConfigDict
 
@@ -31,22 +30,6 @@ from tango_jax.weights.workdir import open_checkpoint
 def _close_shared_pool():
     yield
     close_pool()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_cache(tmp_path_factory):
-    """One for the runs of this file: their programs are the same, wherever the weights come from."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compile_cache")),
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: jax.config.values[name] for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +187,6 @@ def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_p
     """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw."""
     config = math_config(gguf, stage_one="")
     config.verifier.checkpoint, config.generator.use_chat = str(run.workdir), True
-    config.generator.sft.steps = config.verifier.sft.steps = 0
     config.arm, config.rl.warmup_steps = "fixed_generator", 0
     train(config, tmp_path, Console(enabled=False))
     summary = json.loads((tmp_path / "summary.json").read_text())

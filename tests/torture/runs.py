@@ -17,7 +17,7 @@ import numpy as np
 
 from support.paths import CONFIGS, ROOT, TESTS
 from support.processes import HANG_S
-from support.quick_compile import on_devices
+from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint

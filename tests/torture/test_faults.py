@@ -2,13 +2,11 @@
 
 from torture import faults
 from torture.faults import Ended, disk_faults
-from torture.runs import ROLES
+from torture.runs import ROLES, SMALL
 
 
-def test_faults_at_random_moments_change_nothing_in_the_end(tiny_train, tiny_run, tmp_path):
-    overrides = (*tiny_train.overrides, *(f"{role}.init_from={tiny_run.workdir}" for role in ROLES),
-                 "rl.warmup_steps=1", "rl.generator_steps=1", "rl.generator_turns_per_cycle=1", "checkpoint.every=1",
-                 "eval.every=1")  # fmt: skip
+def test_faults_at_random_moments_change_nothing_in_the_end(tmp_path):
+    overrides = (*SMALL, *(f"{role}.sft.steps=0" for role in ROLES))
     done = disk_faults(4, 3, tmp_path, overrides, kinds=("file_size", "metrics_removed", "terminated", "errno"))
     assert (done.tried, done.survived, done.failures) == (4, 4, [])
 

@@ -6,12 +6,12 @@ from torture import answers, mutations
 
 
 def test_mutated_outputs_survive():
-    assert mutations.mutated_outputs(count=3000, seed=1) == (3000, 3000, [])
+    assert mutations.mutated_outputs(count=600, seed=1) == (600, 600, [])
 
 
 def test_hostile_answers_survive():
-    tried, survived, failures = answers.hostile_answers(count=16, seed=2)
-    assert (survived, failures) == (tried, []) and tried == 32
+    tried, survived, failures = answers.hostile_answers(count=5, seed=2)
+    assert (survived, failures) == (tried, []) and tried == 10
 
 
 @pytest.mark.parametrize("broken", [

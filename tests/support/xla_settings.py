@@ -1,8 +1,7 @@
-"""Settings under which XLA compiles for the CPU in a sixth of its usual time. Most of what tests do is compiling, and
-programs as small as theirs run no slower for it.
+"""Settings of XLA for tests: it compiles for the CPU in a sixth of its usual time, and waits for slow machines.
 
-`JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=--xla_cpu_use_fusion_emitters=true` before the test command compiles as
-users do.
+Most of what tests do is compiling, and programs as small as theirs run no slower for it. To compile as users do, set
+JAX_DISABLE_MOST_OPTIMIZATIONS=0 and XLA_FLAGS=--xla_cpu_use_fusion_emitters=true before the test command.
 """
 
 import importlib.util
@@ -10,11 +9,20 @@ import mmap
 import os
 from pathlib import Path
 
+from support.processes import HANG_S
+
 DEVICE_COUNT = "xla_force_host_platform_device_count"
-FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+FLAGS = {
+    "xla_cpu_use_fusion_emitters": "false",
+    "xla_cpu_parallel_codegen_split_count": "1",
+    # How long devices wait for each other: by default less than a machine under load may take.
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds": str(HANG_S),
+    "xla_cpu_collective_call_terminate_timeout_seconds": str(HANG_S),
+    "xla_cpu_collective_timeout_seconds": str(HANG_S),
+}
 
 
-def compile_quickly() -> None:
+def set_xla_flags() -> None:
     """Change the environment of this process and of those that it starts. To be called before jax is imported."""
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     given = os.environ.get("XLA_FLAGS", "")
@@ -31,8 +39,7 @@ def on_devices(count: int) -> dict[str, str]:
 def _is_known(flag: str) -> bool:
     """Whether jaxlib has it: XLA aborts at a flag that it does not know, and its flags come and go."""
     (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
-    libraries = [*Path(folder).glob("libjax_common.so"), *Path(folder).glob("xla_extension*.so")]
-    for library in libraries:
+    for library in (*Path(folder).glob("libjax_common.so"), *Path(folder).glob("xla_extension*.so")):
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content.find(flag.encode()) >= 0:
                 return True
