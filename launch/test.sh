@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lint, then the tests, in two processes. Their tools are installed first: extras in pyproject.toml. Arguments go to
-# pytest: `bash launch/test.sh tests/test_losses.py -k grpo`; `-n 0` runs them in one process, as a debugger wants it.
+# pytest: `bash launch/test.sh tests/rl/test_losses.py -k grpo`; `-n 0` runs them in one process, as a debugger wants it.
 set -euo pipefail
 # shellcheck source=launch/_env.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"

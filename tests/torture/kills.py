@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from torture.outcome import Outcome
-from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
 from tango_jax.arms import ARMS
+from torture.outcome import Outcome
+from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
 KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
