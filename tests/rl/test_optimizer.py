@@ -33,6 +33,19 @@ def test_learning_rates(changes, rates):
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
 
 
+@pytest.mark.parametrize("warmup_steps, decay_steps", [(0, 7), (1, 2), (13, 100), (5, 5), (40, 30)])
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+def test_learning_rates_are_warmup_and_decay_joined(kind, warmup_steps, decay_steps):
+    """The schedules of optax are, to float32 rounding, a linear part joined to a constant or to half a cosine."""
+    settings = optimizer_settings(schedule=kind, warmup_steps=warmup_steps, decay_steps=decay_steps)
+    rates = jax.vmap(learning_rate(settings))(jnp.arange(120))
+    step = np.arange(120, dtype=np.float64)
+    share = np.clip((step - warmup_steps) / max(decay_steps - warmup_steps, 1), 0, 1)
+    after_warmup = (1 + np.cos(np.pi * share)) / 2 if kind == "cosine" else np.ones(120)
+    expected = settings.lr * np.where(step < warmup_steps, step / max(warmup_steps, 1), after_warmup)
+    np.testing.assert_allclose(np.broadcast_to(rates, 120), expected, rtol=1e-6, atol=2e-8)
+
+
 def test_clipping_and_decoupled_weight_decay():
     optimizer = make_optimizer(optimizer_settings(eps=1.0, weight_decay=0.5, clip_norm=1.0))
     params = {"a": jnp.array([2.0]), "b": jnp.array([-1.0])}
