@@ -15,15 +15,13 @@ Expected:  not reproduced here; the paper's results are in its appendix E. The b
            generator alone.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
-from tango_jax.cli.command_line import load_config
+from tango_jax.cli.config_file import load_shipped
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    config = load_config(f"{Path(__file__).with_name('qwen2_5_math_7b.py')}:{argument}")
+    config = load_shipped("qwen2_5_math_7b", argument)
     for role in (config.generator, config.verifier):
         role.checkpoint = "meta-llama/Llama-3.1-8B-Instruct"
     config.generator.init_from = "runs/llama3_1_8b_sft"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Sourced by the other scripts. Afterwards the working directory is the repository root and `python` is that of .venv,
-# which holds what requirements.txt names, and jax's own packages for TANGO_PLATFORM (cpu, gpu or tpu). Nothing is done
-# twice. Two variables change that:
+# which holds what requirements.txt names, and jax's own packages for TANGO_PLATFORM (cpu, gpu or tpu); `install_extras`
+# adds more to it. Nothing is done twice. Three variables change that:
 #   PYTHON=/path/to/python3.12         the interpreter that .venv is made with
+#   TANGO_VENV=.venv-3.13              another name than .venv, for a second environment beside it
 #   TANGO_PYTHON=/path/to/bin/python   an environment that has the requirements already (a container image, conda, a
 #                                      cluster's module): it is used as it is, and no .venv is made
 
 platform=${TANGO_PLATFORM:-cpu}
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-venv=$root/.venv
+venv=$root/${TANGO_VENV:-.venv}
 
 say() { printf 'tango_jax: %s\n' "$*" >&2; }
 
@@ -53,26 +54,61 @@ make_venv() {
         [[ -z "${PYTHON:-}" || "$(version_of "$PYTHON")" == "$(version_of "$venv/bin/python")" ]] && return
     fi
     python=$(find_python) || exit 1
-    say "making .venv with $python, $(version_of "$python") (a few seconds)"
+    say "making ${venv##*/} with $python, $(version_of "$python") (a few seconds)"
     "$python" -m venv --clear "$venv" || fail "$python could not make $venv; see the message above."
 }
 
+# install_once STAMP WANTED WHAT PIP_ARGUMENTS...: the stamp holds what was installed and is written last, so that the
+# next run repairs a broken installation. A stamp that begins with what is wanted will do: it has more.
+install_once() {
+    local stamp=$venv/$1 wanted=$2 what=$3
+    shift 3
+    [[ -f $stamp && "$(<"$stamp")" == "$wanted"* ]] && return
+    say "installing $what into ${venv##*/} (1 to 5 minutes; only when it has changed)"
+    rm -f "$stamp"
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$@" ||
+        fail "pip could not install $what; the reason is above." \
+            "Check the network and the disk space (1.5 GB), then run this script again."
+    printf '%s\n' "$wanted" >"$stamp"
+}
+
 install_requirements() {
-    # The stamp says what was installed and is written last: a broken installation is repaired by the next run.
-    local stamp=$venv/installed_requirements.txt accelerator=() wanted
+    local accelerator=()
     case $platform in
         gpu) accelerator=("jax[cuda12]") ;;
         tpu) accelerator=("jax[tpu]") ;;
     esac
-    wanted=$(cat "$root/requirements.txt" && echo "${accelerator[@]}")
-    # The prefix: what was installed for a GPU does for a CPU too.
-    [[ -f $stamp && "$(<"$stamp")" == "$wanted"* ]] && return
-    say "installing requirements.txt${accelerator[*]:+ and ${accelerator[*]}} into .venv" \
-        "(1 to 5 minutes; only when that file has changed)"
-    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$root/requirements.txt" "${accelerator[@]}" ||
-        fail "pip could not install requirements.txt; the reason is above." \
-            "Check the network and the disk space (1.5 GB), then run this script again."
-    printf '%s\n' "$wanted" >"$stamp"
+    # The accelerator comes last: what was installed for a GPU does for a CPU too.
+    install_once installed_requirements.txt "$(cat "$root/requirements.txt" && echo "${accelerator[@]}")" \
+        "requirements.txt${accelerator[*]:+ and ${accelerator[*]}}" -r "$root/requirements.txt" "${accelerator[@]}"
+}
+
+list_extras='
+import sys, tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(*(item for name in sys.argv[1:] for item in extras[name]), sep="\n")'
+
+list_missing='
+import importlib.metadata, re, sys
+names = [re.match(r"[\w.-]+", item)[0] for item in sys.argv[1:]]
+installed = {re.sub(r"[-_.]+", "-", item.name).lower() for item in importlib.metadata.distributions()}
+print(*(name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in installed))'
+
+# install_extras NAMES...: these extras of pyproject.toml, for the scripts that need them. Call it after sourcing this.
+install_extras() {
+    local wanted packages missing extras="$*"
+    wanted=$(python -c "$list_extras" "$@") || fail "cannot read the extras ${extras// /, } from pyproject.toml."
+    mapfile -t packages <<<"$wanted"
+    if [[ -z "${TANGO_PYTHON:-}" ]]; then
+        # With the requirements, so that pip changes none of them to a version out of bounds.
+        install_once installed_extras.txt "$wanted" "the extras ${extras// /, }" \
+            -r "$root/requirements.txt" "${packages[@]}"
+        return
+    fi
+    missing=$(python -c "$list_missing" "${packages[@]}") || fail "TANGO_PYTHON=$TANGO_PYTHON cannot list its packages."
+    [[ -z $missing ]] || fail "TANGO_PYTHON=$TANGO_PYTHON lacks ${missing// /, }." \
+        "Install them ($TANGO_PYTHON -m pip install -e '${root}[${extras// /,}]')," \
+        "or unset TANGO_PYTHON to have .venv made."
 }
 
 use_ready_environment() {
@@ -91,6 +127,9 @@ case $platform in
     cpu | gpu | tpu) ;;
     *) fail "TANGO_PLATFORM=$platform is none of cpu, gpu, tpu." ;;
 esac
+# It is emptied where it is broken, so no other folder will do; .gitignore leaves out all of these.
+[[ ${venv#"$root"/} == .venv* && ${venv#"$root"/} != */* ]] ||
+    fail "TANGO_VENV=$TANGO_VENV must be the name of a folder in $root that begins with .venv."
 if [[ -n "${TANGO_PYTHON:-}" ]]; then
     use_ready_environment
 else

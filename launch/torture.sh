@@ -4,6 +4,7 @@
 set -euo pipefail
 # shellcheck source=launch/_env.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
+install_extras test
 
 say "torture suite (over an hour on two CPU cores; --share=0.05 for a few minutes)"
 export JAX_PLATFORMS=cpu PYTHONPATH=$root:$root/tests

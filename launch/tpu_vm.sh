@@ -46,7 +46,7 @@ last_words='tango_jax: this worker ended with exit code' # as _tpu_worker.sh say
 tail_pid=''
 trap 'rm -f "$code_archive"; [[ -z $tail_pid ]] || kill "$tail_pid" 2>/dev/null || true' EXIT
 # What runs is what lies here now; later changes do not reach a restart.
-tar -czf "$code_archive" --exclude=./.git --exclude=./.venv --exclude=./runs .
+tar -czf "$code_archive" --exclude=./.git --exclude='./.venv*' --exclude=./runs .
 printf -v command '%q ' "$@"
 
 # Returns when the slice is ready. The first slice that cannot be made is a mistake; later ones wait for free capacity.

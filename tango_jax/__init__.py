@@ -5,14 +5,34 @@ XLA flags. Start reading at `tango_jax/train.py`.
 """
 
 import os
-
-from tango_jax.runtime import termination
+import sys
 
 __version__ = "0.1.0"
+
+# The commands that continue where an earlier attempt stopped.
+RESUMABLE_COMMANDS = ("train", "sft", "generate", "evaluate", "ablate")
+
+
+def is_resumable_command() -> bool:
+    """Whether this process was started as `python -m tango_jax.train`, as `tango-train`, or likewise for another of
+    RESUMABLE_COMMANDS.
+
+    Meant for the time of the import: with `-m`, sys.argv[0] is "-m" only until Python has found the module.
+    """
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":
+        names = {f"{flag}tango_jax.{command}" for command in RESUMABLE_COMMANDS for flag in ("", "-m")}
+        return not names.isdisjoint(sys.orig_argv)
+    # A worker process that multiprocessing spawns inherits sys.argv, but not the command line of its Python.
+    names = {f"tango-{command}" for command in RESUMABLE_COMMANDS}
+    return os.path.basename(program) in names and program in sys.orig_argv
+
 
 # transformers is used for tokenizers and configurations, for which it needs no PyTorch; it would say so every time.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-# The imports of a command take seconds, and a machine may be taken away during them.
-if termination.is_command():
+if is_resumable_command():
+    # The rest of the imports takes seconds, and the machine may be taken away during them.
+    from tango_jax.runtime import termination
+
     termination.watch()

@@ -1,6 +1,6 @@
 """The experiment of the paper's figure 4: every arm over several seeds, all from the same stage-1 checkpoints.
 
-    python -m tango_jax.ablate --config=configs/last_letter.py --workdir=runs/ablation
+    python -m tango_jax.ablate --config=last_letter --workdir=runs/ablation
 
 Writes DIR/<arm>/seed_<n>/ (one run each, see tango_jax.train), DIR/ablation.md, DIR/ablation.csv and DIR/ablation.png.
 If interrupted, the same command resumes. Arms and seeds are set by `ablation.arms` and `ablation.seeds`; every seed is

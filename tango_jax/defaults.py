@@ -54,7 +54,7 @@ def model_config() -> ConfigDict:
 
 
 def sft_config() -> ConfigDict:
-    """Stage 1 of a role."""
+    """Settings of stage 1 of a role."""
     return ConfigDict(
         {
             "steps": 0,  # 0: no stage 1

@@ -1,6 +1,6 @@
 """Stage 0: a teacher writes tagged solutions to the problems of `task.train`, for the generator to imitate in stage 1.
 
-    python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
+    python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
 The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
 buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts
@@ -185,8 +185,8 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
         "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
     }  # fmt: skip
     if all(question_key(row.question) in validation for row in kept.rows):
-        raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at "
-                         f"{part_path(workdir, 0)} for what the teacher writes")
+        raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at the "
+                         f"teacher's solutions in {part_path(workdir, 0)}")
     if hosts.is_first():
         counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
         write_json_atomic(workdir / "counts.json", counts)

@@ -1,6 +1,6 @@
 """What a run needs, before a machine is rented: memory of each device, bytes sent, FLOPs, and a guess at the time.
 
-    python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32 [--json]
+    python -m tango_jax.plan --config=qwen2_5_math_7b --target=a100-80gb:32 [--json]
 
 compiles the run's own jitted functions for the target from shapes alone: no weights, no hub, no accelerator. It needs
 the target's compiler, which is a package: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for

@@ -97,16 +97,16 @@ def answer(
         if words:
             console.print(Text(quoted(words, encoding, "   "), style="dim"))
     if not steps:
-        console.print(Text("The solution has no <step> blocks: there is nothing to judge but the answer.", "yellow"))
+        console.print(Text("The solution has no <step> blocks: only the answer can be judged.", "yellow"))
     boxed = "none" if solution.answer is None else on_one_line(solution.answer, encoding)
     console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
                                 ("   Answer: ", "bold"), boxed))
 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
-    """The one of the command line, or every line of standard input that is not blank."""
+    """Yield the question of the command line, or every non-blank line of standard input."""
     if args.question is None and sys.stdin.isatty():
-        print("One question a line; end with Ctrl-D.", file=sys.stderr)
+        print("One question per line; end with Ctrl-D.", file=sys.stderr)
     lines = (line.strip() for line in sys.stdin if line.strip())
     for question in lines if args.question is None else [args.question]:
         # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.

@@ -1,6 +1,6 @@
 """Stage 1 alone: supervised fine-tuning of each role with `sft.steps`.
 
-    python -m tango_jax.sft --config=configs/last_letter.py --workdir=runs/sft
+    python -m tango_jax.sft --config=last_letter --workdir=runs/sft
 
 The checkpoints of the roles are written to DIR/sft. Once they are finished, another run can start from them with
 --config.generator.init_from=DIR --config.verifier.init_from=DIR.

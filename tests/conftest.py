@@ -4,7 +4,10 @@ Also the one whole run of `configs/tiny.py` that several tests look at, made whe
 """
 import os
 
+from support.xla_settings import set_xla_flags
+
 # Before jax is imported: it reads these once, when its backend starts.
+set_xla_flags()
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
@@ -13,14 +16,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import fcntl  # noqa: E402
 import signal  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import NamedTuple  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from browser import open_browser  # noqa: E402
+
+from support.browser import open_browser  # noqa: E402
+from support.tiny_train import TinyRun, TinyTrain  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -28,61 +30,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ROOT = Path(__file__).parent.parent
-
 
 def pytest_addoption(parser):
     parser.addoption("--refresh-golden", action="store_true", help="write the expected numbers of test_golden.py anew")
-
-
-class TinyTrain:
-    """`python -m tango_jax.train --config=configs/tiny.py` in processes of its own, with one compile cache for all."""
-
-    def __init__(self, compile_cache: Path):
-        # Short words and a stage 1 long enough for tags and steps: rewards differ, every part of a turn has something
-        # to do. Its learning rate ends at zero: on other processors the parameters then agree to six digits.
-        stage_one = ("steps=200", "batch_size=12", "eval_every=20", "checkpoint_every=50", "optimizer.schedule=cosine")
-        self.overrides = [f"{role}.sft.{setting}" for role in ("generator", "verifier") for setting in stage_one]
-        self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
-        self.overrides += ["rl.format_weight=0.5", f"compile_cache={compile_cache}"]
-        self.compile_cache = compile_cache
-        self.environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # one device
-
-    def start(self, workdir: Path, *overrides: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
-        return self.start_command([*command, *(f"--config.{item}" for item in [*self.overrides, *overrides])])
-
-    def start_command(self, command: list[str]) -> subprocess.Popen:
-        return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)
-
-    def run(self, workdir: Path, *overrides: str) -> "Finished":
-        return finish(self.start(workdir, *overrides))
-
-
-class Finished(NamedTuple):
-    """How a process ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-
-def finish(process: subprocess.Popen) -> Finished:
-    """Wait for the end of a process; one that hangs is killed and fails the test."""
-    try:
-        stdout, stderr = process.communicate(timeout=400)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    return Finished(process.returncode, stdout, stderr)
-
-
-class TinyRun(NamedTuple):
-    """The run that nothing interrupted."""
-
-    workdir: Path
-    stdout: str
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +40,14 @@ def shared_folder(tmp_path_factory) -> Path:
     """One for all processes that run tests (pytest-xdist gives each a folder below it)."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_cache(shared_folder):
+    """One for all processes that run tests: a program that several tests need, or both roles, is compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(shared_folder / "test_compile_cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,15 @@ from tango_jax.cli.validation import validate
 from tango_jax.runtime.checks import cut, folder_to_write
 from tango_jax.runtime.model_text import error_line
 
+DEFAULT_CONFIG = "last_letter"
+
 
 def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
-    """`get_config` of a Python file, with `key.path=value` overrides applied. `FILE:arg` hands `arg` to get_config.
+    """`get_config` of a config, with `key.path=value` overrides applied.
+
+    Args:
+        path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config.
+        overrides: each one `key.path=value`.
 
     Raises:
         ValueError: see `run_config_file`; an override names no key, or has another type.

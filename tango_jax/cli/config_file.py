@@ -1,6 +1,7 @@
-"""A config file, run: a path in, the ConfigDict of its `get_config` out, with every mistake in it as one line.
+"""A config file, run: its path or a shipped config's name in, the ConfigDict of its `get_config` out.
 
-Config files are Python, so that anything can go wrong in them. Stage: the start of every command that takes --config.
+Config files are Python, so anything can go wrong in them; every mistake becomes one line. Stage: the start of every
+command that takes --config.
 """
 
 import difflib
@@ -8,6 +9,7 @@ import importlib.util
 import re
 import traceback
 import types
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -19,14 +21,43 @@ from tango_jax.runtime.model_text import on_one_line
 MAX_PATH = 300  # characters of a path in a message
 
 
-def run_config_file(file: str, argument: str) -> ConfigDict:
-    """The result of `get_config(argument)` in a Python file; it has the keys and types of `default_config`.
+def load_shipped(name: str, argument: str = "") -> ConfigDict:
+    """The configuration of a shipped config, for a config file of one's own to change and return.
+
+        config = load_shipped("last_letter")
+        config.rl.generator_steps = 100
 
     Raises:
-        ValueError: no such file, a mistake in it (with its line), or a result that is no complete configuration.
+        ValueError: no shipped config has this name; the message lists those there are.
     """
-    if not file.endswith(".py") or not local_path("--config", file).is_file():
-        raise ValueError(f"{cut(repr(file), MAX_PATH)} is not a Python file that exists; try configs/last_letter.py")
+    return run_config_file(str(_shipped_file(name)), argument)
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The file of each shipped config, by its name."""
+    package = Path(__file__).parents[1]
+    # Installed, they lie in the package (see setup.py); in a checkout, beside it.
+    folder = package / "configs"
+    if not folder.is_dir():
+        folder = package.parent / "configs"
+    return {file.stem: file for file in sorted(folder.glob("*.py"))}
+
+
+def run_config_file(file: str, argument: str) -> ConfigDict:
+    """The result of `get_config(argument)`; it has the keys and types of `default_config`.
+
+    Args:
+        file: the path of a Python file, or the name of a shipped config.
+        argument: what is handed to `get_config`.
+
+    Raises:
+        ValueError: no such file or name, a mistake in the file (with its line), or a result that is no complete
+            configuration.
+    """
+    if not file.endswith(".py"):
+        file = str(_shipped_file(file))
+    elif not local_path("--config", file).is_file():
+        raise ValueError(_no_config(file))
     module = types.ModuleType("tango_config")
     module.__file__ = file
     try:
@@ -81,6 +112,22 @@ def did_you_mean(key: str) -> str:
     """The end of an error message about a key that does not exist."""
     near = difflib.get_close_matches(key, flatten(default_config()), n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else "; see tango_jax/defaults.py for every key"
+
+
+def _shipped_file(name: str) -> Path:
+    files = shipped_configs()
+    if name not in files:
+        raise ValueError(_no_config(name))
+    return files[name]
+
+
+def _no_config(text: str) -> str:
+    """The message about a config that does not exist, with the nearest shipped name."""
+    names = list(shipped_configs())
+    near = difflib.get_close_matches(Path(text).stem, names, n=1, cutoff=0.5)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return (f"config {cut(repr(text), MAX_PATH)} is not a Python file that exists, nor a shipped config{meant}; "
+            f"the shipped ones are {', '.join(names)}")
 
 
 def _what_failed(file: str, error: BaseException) -> str:

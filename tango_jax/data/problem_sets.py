@@ -41,7 +41,6 @@ class ProblemSet(NamedTuple):
 
     problems: tuple[Problem, ...]
     grade_kind: str  # tango_jax.grading.grade's `kind`
-    num_skipped: int  # rows of another task in the same file, and repetitions of a problem
 
 
 def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
@@ -69,7 +68,7 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
         problems = list({(problem.question, problem.answer): problem for problem in reversed(problems)}.values())[::-1]
     if not problems:
         raise ValueError(f"{source}: none of its {len(rows)} rows is a problem in the format {row_format}")
-    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems))
+    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind)
 
 
 def question_key(question: str) -> str:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from tango_jax.grading.steps import clamp_score, find_blocks, first_block, inner_text
 
-CORRECT, INCORRECT, INVALID = "CORRECT", "INCORRECT", "INVALID"
-
 _SECTION_OPEN, _SECTION_CLOSE = "<step_verification>", "</step_verification>"
 _FINAL_OPEN, _FINAL_CLOSE = "<final_verification>", "</final_verification>"
 _VERDICT = re.compile(rf"{_FINAL_OPEN}\s*\\(?ai:box(?:ed)?\{{(CORRECT|INCORRECT)\}})\.?\s*{_FINAL_CLOSE}")
@@ -51,7 +49,7 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
     verdict = _VERDICT.search(text)
     return ParsedVerification(
         judgements=judgements,
-        verdict=INVALID if verdict is None else verdict.group(1).upper(),
+        verdict="INVALID" if verdict is None else verdict.group(1).upper(),
         format_score=_format_score(text.strip(), blocks, judgements, num_steps, generator_format_score),
         aligned=bool(0 < num_steps == len(judgements)) and None not in judgements,
         blocks=blocks,

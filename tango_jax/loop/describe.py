@@ -76,8 +76,8 @@ def describe_results(console: Console, workdir: Path, summary: dict) -> None:
             console.log(f"verifier {name} on the fixed pool {verifier[f'{key}_initial']:.3f} -> "
                         f"{verifier[f'{key}_final']:.3f}")
     console.log(
-        f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, "
-        f"{summary['compiles_after_warmup']} compilations after warm-up, {summary['wall_seconds']:.0f} s in all"
+        f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
+        f"compilations after warm-up, {summary['wall_seconds']:.0f} s in total"
     )
     console.log(f"view the report: python -m tango_jax.report {workdir}")
     console.log("files:")

@@ -62,11 +62,6 @@ def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: 
     return place_batch(placement, batch)
 
 
-def sft_batch(policy: Policy, task: Task, split: str, start: int, count: int) -> Batch:
-    """Examples start .. start + count of a split, packed for an update."""
-    return pack_pairs(policy, sft_pairs(policy, task, split, start, count), count)
-
-
 def heldout_batch(policy: Policy, task: Task) -> Batch:
     role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
     pairs = sft_pairs(policy, task, "heldout", 0, count)

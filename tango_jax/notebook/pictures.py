@@ -30,7 +30,7 @@ LINE_INCHES = 0.135
 SIGNED = LinearSegmentedColormap.from_list("signed", [VERMILION, "#FFFFFF", BLUE])
 LIGHT = {"blue": "#BFDDF0", "orange": "#F7DDA6", "green": "#A9DCC9", "red": "#F3BF9C", "grey": "#E4E4E4"}
 SIGNS = str.maketrans({"\n": "↵", "\t": "→", "$": r"\$"})  # an unescaped "$" would start a formula
-KNOWN_LETTERS = 0x530  # the font covers Latin, Greek and Cyrillic below this code point, and these signs:
+KNOWN_LETTERS = 0x530  # the font covers Latin, Greek and Cyrillic below this code point, and KNOWN_SIGNS
 KNOWN_SIGNS = "↵→∅"
 
 
@@ -185,7 +185,7 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
             figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).ax.tick_params(labelsize=7)
         axes.set_ylabel("row", fontsize=8)
         axes.tick_params(labelsize=7)
-    axes.set_xlabel("token of the row", fontsize=8)
+    axes.set_xlabel("token in the row", fontsize=8)
     return figure
 
 

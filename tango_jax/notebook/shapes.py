@@ -1,4 +1,4 @@
-"""Prints any record of the loop field by field: type, shape, and as much of the contents as fits on a line."""
+"""Describes any record of the loop field by field: type, shape, and as much of the contents as fits on a line."""
 
 import dataclasses
 from typing import Any

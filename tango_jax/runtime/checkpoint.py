@@ -8,6 +8,7 @@ every run.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ import shutil
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,11 +47,11 @@ LISTED_DIFFERENCES = 5
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written, or what is on disk cannot be used by this run."""
+    """A checkpoint could not be written, or the one on disk cannot be used by this run."""
 
 
 class Restored(NamedTuple):
-    """What a restore returns: the step it was saved at, the arrays, and the JSON record saved beside them."""
+    """The result of a restore: the step, the arrays, and the JSON metadata saved beside them."""
 
     step: int
     state: Any
@@ -70,10 +72,14 @@ class Checkpointer:
         self._keep = keep
         self._orbax = _make_orbax()
         self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
+        self._descriptor: int | None = None  # of the directory, in the first process
         if _is_first_process():
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 clean_up(self._directory)
+                # While it is open, nothing else gets its inode, and it can be asked whether it was removed.
+                self._descriptor = os.open(self._directory, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._descriptor)
             except OSError as error:
                 raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
         # All processes must agree on this number. The first collective also compiles: better here than in the training
@@ -163,7 +169,15 @@ class Checkpointer:
         if _is_first_process():
             write_seal(saving, step)
             write_manifest(saving)
+            if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
             commit(saving, self._directory / str(step))
+
+    def _is_gone(self) -> bool:
+        """Whether the directory that was opened is no longer there, although another may have its name."""
+        return not self._directory.is_dir() or (
+            self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
+        )
 
     def _prune(self, saved: int) -> None:
         """Delete steps older than the newest `keep`, and damaged steps later than the one just saved.
@@ -176,7 +190,7 @@ class Checkpointer:
             remove(self._directory / str(step))
 
     def _describe_failure(self, step: int, error: Exception) -> str:
-        if not self._directory.is_dir():
+        if self._is_gone():
             return (f"could not save step {step}: {self._directory} no longer exists: was it removed during the run? "
                     "The same command starts afresh")
         free_gib = shutil.disk_usage(self._directory).free / 2**30

@@ -13,12 +13,9 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 
 PREEMPTED = 75  # exit code: the state is saved, run the command again (EX_TEMPFAIL)
-# The commands that resume where an earlier attempt stopped.
-COMMANDS = ("train", "sft", "generate", "evaluate", "ablate")
 
 _MESSAGE = "told to stop (SIGTERM): everything is saved; run the same command again to resume\n"
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
@@ -50,15 +47,6 @@ class _Watch:
 
 
 _watch = _Watch()
-
-
-def is_command() -> bool:
-    """Whether this process was started to run one of COMMANDS.
-
-    Called while `python -m` imports the package: sys.argv[0] is "-m" until the module has been found.
-    """
-    names = {f"{flag}tango_jax.{command}" for command in COMMANDS for flag in ("", "-m")}
-    return sys.argv[:1] == ["-m"] and not names.isdisjoint(sys.orig_argv)
 
 
 def watch() -> None:

@@ -101,7 +101,7 @@ def _entropy(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -
     if compared is None:
         return None
     ratio, first, last = compared
-    seen = f"the entropy of the {role} went from {first:.3g} to {last:.3g} nats per token, {ratio:.2g} times its start"
+    seen = f"the entropy of the {role} went from {first:.3g} to {last:.3g} nats per token (a factor of {ratio:.2g})"
     if ratio < limits.entropy_low / ease:
         return (
             seen,
@@ -124,7 +124,7 @@ def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | N
     if compared is None:
         return None
     ratio, first, last = compared
-    seen = f"solutions went from {first:.3g} to {last:.3g} steps, {ratio:.2g} times their start"
+    seen = f"solutions went from {first:.3g} to {last:.3g} steps (a factor of {ratio:.2g})"
     if ratio > limits.steps_high * ease:
         return (
             seen,

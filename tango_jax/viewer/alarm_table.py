@@ -20,7 +20,7 @@ def alarms(run: Run) -> dict:
     if not found:
         return {"note": f"No alarms in {latest} turns.", "rows": []}
     going_on = sum(period.last is None for period in found)
-    note = f"In {latest} turns there were {len(found)} alarms, {going_on} of them still active at the last turn."
+    note = f"Alarms in {latest} turns: {len(found)} ({going_on} still active at the last turn)."
     return {"note": note, "rows": [_row(period, latest) for period in found]}
 
 

@@ -150,10 +150,10 @@ def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
             panel("Step F1 by position", "Macro-F1 of the judgement of step 1, 2, ... against gold steps.",
                   [t for (name, part), look in looks for t in line(name, quality.step_f1_by_position(part), *look)],
                   steps, score=True),
-            panel("Step F1 by number of steps", "Macro-F1 of all judgements of solutions with so many steps.",
+            panel("Step F1 by number of steps", "Macro-F1 of all judgements on solutions with this many steps.",
                   [t for (name, part), look in looks for t in line(name, quality.step_f1_by_count(part), *look)],
                   "steps in the solution", score=True),
-            panel("Verdict F1 by number of steps", "Macro-F1 of the verdict on solutions with so many steps.",
+            panel("Verdict F1 by number of steps", "Macro-F1 of the verdicts on solutions with this many steps.",
                   [t for (name, part), look in looks for t in line(name, quality.verdict_f1_by_count(part), *look)],
                   "steps in the solution", score=True),
         ]
@@ -161,7 +161,7 @@ def verifier(run: Run, judged: list[quality.Judged]) -> list[dict]:
 
 
 def confusion_tables(judged: list[quality.Judged]) -> list[dict]:
-    """Verdicts by grade, early and late in the run; the cells that disagree name the filter that shows them."""
+    """Verdicts by grade, early and late in the run; each cell with a disagreement names the filter that shows it."""
     filters = {("wrong", "CORRECT"): "false_accept", ("right", "INCORRECT"): "false_reject"}
     tables = []
     for name, part in quality.early_and_late(judged).items():

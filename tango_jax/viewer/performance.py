@@ -92,7 +92,7 @@ def memory_table(run: Run) -> dict | None:
         for phase, value in (item for row in run.rows for item in _memory(row, kind)):
             if peak is None:
                 at_first = peak = value
-            elif value > peak:  # a resumed run starts lower
+            elif value > peak:  # the peak of a resumed run starts lower
                 raised[phase] += value - peak
                 peak = value
         if peak is not None:

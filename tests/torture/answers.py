@@ -5,9 +5,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torture.outcome import Outcome
-
 from tango_jax.grading import close_pool, grade_many
+from torture.outcome import Outcome
 
 BATCH = 150
 GOLDS = ("7", "7", "7", "x=7", r"\frac{7}{3}", "(2,5)")  # of the hostile answers, most of which aim at 7

@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from torture.outcome import Outcome
-from torture.runs import ROOT, SMALL, difference, environment, shapes_of
 
+from support.paths import CONFIGS, ROOT
 from tango_jax.cli import session as runtime
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.loop.run import train
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import termination
+from torture.outcome import Outcome
+from torture.runs import SMALL, difference, environment, shapes_of
 
 ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 KINDS = ("errno", "file_size", "full", "workdir_removed", "metrics_removed", "terminated", "compile_cache")
@@ -110,7 +111,7 @@ class Driver:
     def __init__(self, base: Path, overrides: tuple[str, ...]):
         self.base, self.disk = base, Disk()
         termination._watch.end_if_free = _end_if_free
-        self.config = load_config(str(ROOT / "configs/tiny.py"), [f"compile_cache={base / 'cache'}", *overrides])
+        self.config = load_config(str(CONFIGS / "tiny.py"), [f"compile_cache={base / 'cache'}", *overrides])
         validate(self.config)
         self.policies = make_policies(self.config)
         self.expected = base / "undisturbed"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from torture.outcome import Outcome
 
 from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
 from tango_jax.runtime.manifest import MANIFEST, complete_steps
+from torture.outcome import Outcome
 
 STEPS = (10, 20, 30)
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from torture.outcome import Outcome
-from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
 from tango_jax.arms import ARMS
+from torture.outcome import Outcome
+from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
 KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
@@ -49,17 +49,19 @@ def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
 def killed_run(undisturbed: Undisturbed, number: int, rng: np.random.Generator) -> str:
     """Kill a run `number` times and let it end; what is wrong then, or an empty text."""
     overrides, workdir, done = undisturbed.overrides, undisturbed.workdir.with_name("killed"), 0
+    seconds = undisturbed.seconds
     while done < number:
-        process = start_train(workdir, overrides)
+        process, began = start_train(workdir, overrides), time.monotonic()
         if done % 2:
             wait_for_save(process, workdir, rng)
         else:
-            wait_for_moment(process, rng.uniform(0, undisturbed.seconds))
+            wait_for_moment(process, rng.uniform(0, seconds))
         process.kill()
         ended = finish(process)
         if ended.code == SIGKILLED:
             done += 1
-        elif ended.code == 0:  # it was over before the moment came
+        elif ended.code == 0:  # it was over before the moment came: the machine is less busy than it was
+            seconds = min(seconds, time.monotonic() - began)
             shutil.rmtree(workdir)
         else:
             return f"it ended by itself with code {ended.code}: {last_line(ended)}"

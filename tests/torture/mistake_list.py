@@ -5,8 +5,8 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-ROWS = ROOT / "tests/fixtures/rows"
+from support.paths import ROOT, ROWS
+
 TINY = (f"--config={ROOT}/configs/tiny.py", "--config.compile_cache=", "--workdir={work}")
 MATH = ("--config={files}/math.py", "--workdir={work}")
 TEACHER = (*MATH, "--config.generator.checkpoint={model}", "--config.verifier.checkpoint={model}")

@@ -18,13 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from tiny_checkpoints import write_tiny_folder
-from torture.mistake_list import BASES, IN_THE_ENVIRONMENT, WRITTEN, write_files
-from torture.outcome import Outcome
-
+from support.tiny_checkpoints import write_tiny_folder
 from tango_jax.cli.ranges import numbers_of
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.timers import CompileCounter
+from torture.mistake_list import BASES, IN_THE_ENVIRONMENT, WRITTEN, write_files
+from torture.outcome import Outcome
 
 # What an error line tells to do begins with one of these, or is a limit that says it already.
 HINTS = ("must", "choose", "give", "name", "raise", "lower", "use ", "write", "set ", "take", "try", "did you mean",

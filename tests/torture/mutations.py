@@ -4,12 +4,11 @@ import itertools
 import random
 from types import SimpleNamespace
 
-from torture.outcome import Outcome
-
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.loop.turn import make_solution
 from tango_jax.records import Problem
 from tango_jax.text.tokenizer import Tokenizer
+from torture.outcome import Outcome
 
 SOLUTIONS = (
     "<think>\n<step>Let x be 5.</step>\n<step>Then 2x = 10.</step>\n</think>\n<answer>\\boxed{\\frac{1}{2}}</answer>",

@@ -15,14 +15,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from support.paths import CONFIGS, ROOT, TESTS
+from support.processes import HANG_S
+from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 ROLES = ("generator", "verifier")
-LIMIT_S = 900  # a process that is not over by then hangs
 METRICS = ("metrics.jsonl", "sft/generator/metrics.jsonl", "sft/verifier/metrics.jsonl")
 
 _OF_A_ROLE = (
@@ -48,8 +49,7 @@ class Ended(NamedTuple):
 
 def environment() -> dict[str, str]:
     """One device of the CPU, and this checkout, wherever the process starts."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    return on_devices(1) | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
 
 
 def start_train(workdir: Path, overrides: tuple[str, ...]) -> subprocess.Popen:
@@ -62,11 +62,11 @@ def start_train(workdir: Path, overrides: tuple[str, ...]) -> subprocess.Popen:
 def finish(process: subprocess.Popen) -> Ended:
     """Wait for the end of a process, and kill one that hangs."""
     try:
-        stdout, stderr = process.communicate(timeout=LIMIT_S)
+        stdout, stderr = process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         process.kill()
         stdout, stderr = process.communicate()
-        stderr += f"\nkilled: it had not ended after {LIMIT_S} s"
+        stderr += f"\nkilled: it had not ended after {HANG_S} s"
     return Ended(process.returncode, stdout, stderr)
 
 
@@ -87,7 +87,7 @@ def make_undisturbed(folder: Path, overrides: tuple[str, ...], cache: Path, is_c
         ended = finish(start_train(place, overrides))
         assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
         seconds = time.monotonic() - began
-    policies = make_policies(load_config(str(ROOT / "configs/tiny.py"), list(overrides)))
+    policies = make_policies(load_config(str(CONFIGS / "tiny.py"), list(overrides)))
     return Undisturbed(overrides, workdir, seconds, shapes_of(policies))
 
 

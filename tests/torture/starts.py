@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from torture.outcome import Outcome
 from torture.runs import SMALL, Undisturbed, difference, finish, make_undisturbed, start_train
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from torture.outcome import Outcome
-from torture.runs import SMALL, Undisturbed, difference, finish, make_undisturbed, start_train
 
 from tango_jax.runtime.termination import PREEMPTED
+from torture.outcome import Outcome
+from torture.runs import SMALL, Undisturbed, difference, finish, make_undisturbed, start_train
 
 
 class Attempt(NamedTuple):

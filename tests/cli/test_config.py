@@ -1,0 +1,523 @@
+"""Settings: overrides, the checks made before any work, and one line for every mistake a user can make."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT, ROWS
+from support.processes import HANG_S
+from tango_jax import ablate, generate, sft, train
+from tango_jax.cli import task_validation, validation
+from tango_jax.cli.command_line import load_config, parse_command_line
+from tango_jax.cli.validation import validate
+from tango_jax.config import default_config, flatten
+from tango_jax.tracking.run_config import ANY_PLACE, check_config, check_same_settings, keep_config, save_config
+
+CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+# What the lengths must hold (test_last_letter.py compares these numbers with tokenized text): 2 words of 3 letters.
+LONGEST = task_validation.longest_last_letter(2, 3)
+SFT_LENGTH = LONGEST["generator prompt"] + LONGEST["generator response"]
+# Settings of the math task that are right; what is said later of the same key holds.
+MATH = (
+    f"task.name=math task.train={ROWS / 'gsm8k.jsonl'} task.test={ROWS / 'gsm8k.jsonl'} task.stage_one=gsm8k "
+    "task.validation=2 generator.checkpoint=a/b verifier.checkpoint=a/b "
+)
+SMALL = """
+from tango_jax.config import default_config
+
+def get_config(argument):
+    config = default_config()
+    config.seed = int(argument or 0)
+    for role in (config.generator, config.verifier):
+        role.template = "last_letter"
+        role.max_prompt, role.max_response = 40, 36
+        role.prompt_buckets, role.cache_buckets, role.row_buckets = (20,), (16, 24), (4, 8)
+    for split in ("sft", "rl", "test"):
+        config.task[f"{split}_words"], config.task[f"{split}_letters"] = (1, 2), (2, 3)
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 4, 2
+    return config
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> str:
+    """Path of a config file that is valid as it is and does not change with those of the project."""
+    path = tmp_path_factory.mktemp("config") / "small.py"
+    path.write_text(SMALL)
+    return str(path)
+
+
+# --------------------------------------------------------------------------------------------------- overrides
+
+
+def test_overrides_take_the_type_of_the_default(small):
+    config = load_config(f"{small}:7", [
+        "rl.gamma=1", "rl.alpha_final=2e-3", "rl.generator_steps=12", "arm=grpo", "generator.init_from=1",
+        "generator.share_prompts=False", "verifier.row_buckets=(2,4)", "generator.prompt_buckets=[8, 16]",
+        "verifier.cache_buckets=()", "ablation.arms=('tango','grpo')", "compile_cache=", "generator.sft.optimizer.lr=1",
+    ])  # fmt: skip
+    assert config.seed == 7
+    assert config.rl.gamma == 1.0 and isinstance(config.rl.gamma, float)
+    assert (config.rl.alpha_final, config.rl.generator_steps, config.arm) == (0.002, 12, "grpo")
+    assert config.generator.init_from == "1"  # a string stays one, whatever it looks like
+    assert config.generator.share_prompts is False
+    assert (config.verifier.row_buckets, config.generator.prompt_buckets) == ((2, 4), (8, 16))
+    assert config.verifier.cache_buckets == () and config.compile_cache == ""
+    assert config.ablation.arms == ("tango", "grpo")
+    assert config.generator.sft.optimizer.lr == 1.0
+    # Everything else is as the file has it.
+    assert config.verifier.sft.optimizer.lr == default_config().verifier.sft.optimizer.lr
+    assert config.generator.row_buckets == (4, 8)
+
+
+def test_an_override_may_hold_an_equals_sign(small):
+    assert load_config(small, ["generator.init_from=runs/lr=1"]).generator.init_from == "runs/lr=1"
+
+
+@pytest.mark.parametrize("override, message", [
+    ("rl.gama=1", r"unknown config key 'rl\.gama' in --config\.rl\.gama=1; did you mean rl\.gamma\?"),
+    ("generator.sft.step=1", r"'generator\.sft\.step' .*did you mean generator\.sft\.steps\?"),
+    ("verifer.temperature=1", r"'verifer' .*did you mean verifier\.temperature\?"),
+    ("gamma.x=1", r"unknown config key 'gamma' in --config\.gamma\.x=1"),
+    ("seed.x=1", r"unknown config key 'seed\.x'"),
+    # Nothing is near.
+    ("zzzzzzzzzzzzzz=1", r"unknown config key 'z+' in --config\.zzzzzzzzzzzzzz=1; see tango_jax/defaults\.py for"),
+    ("rl.gamma", r"--config\.rl\.gamma has no value: write --config\.key=value"),
+    ("rl=1", r"--config\.rl is a group of keys \(.*gamma, generator_steps, .*\); set one of them"),
+    ("seed=1.5", r"--config\.seed=1\.5 must be of type int, like its default 0"),
+    ("seed=one", r"--config\.seed=one must be of type int"),
+    ("seed=", r"--config\.seed= must be of type int"),
+    ("seed=True", r"must be of type int"),
+    ("rl.gamma=high", r"--config\.rl\.gamma=high must be of type float, like its default 0\.8"),
+    ("rl.gamma=True", r"must be of type float"),
+    ("generator.row_buckets=('a','b')", r"row_buckets=\('a','b'\) must be of type tuple"),
+    ("task.sft_words=(1.5,2.5)", r"sft_words=\(1\.5,2\.5\) must be of type tuple"),
+    ("generator.share_prompts=1", r"must be of type bool, like its default True"),
+    ("generator.share_prompts=false", r"must be of type bool"),
+    ("generator.row_buckets={[]:1}", r"row_buckets=\{\[\]:1\} must be of type tuple"),
+    ("generator.row_buckets=" + "(" * 5000, r"row_buckets=\(+\.\.\. must be of type tuple"),
+    ("rl.gamma=1" + "0" * 400, r"rl\.gamma=10+\.\.\. must be of type float"),
+    ("seed=1" + "0" * 5000, r"seed=10+\.\.\. must be of type int"),
+    ("=1", r"unknown config key '' in --config\.=1"),
+    ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\)"),
+    ("generator.row_buckets=8 16", r"must be of type tuple"),
+])  # fmt: skip
+def test_a_mistaken_override_says_what_is_wrong(small, override, message):
+    with pytest.raises(ValueError, match=message):
+        load_config(small, [override])
+
+
+@pytest.mark.parametrize("text, message", [
+    ("x = 1", r"has no function get_config\(arg\)"),
+    (SMALL.replace("config.seed", "config.sed"), "sed"),
+    (SMALL.replace("int(argument or 0)", "argument"), "seed"),  # text where a number belongs
+    ("def get_config():\n    return 1", "takes 0 positional arguments"),
+])  # fmt: skip
+def test_a_mistaken_config_file_is_named(tmp_path, text, message):
+    path = tmp_path / "mistaken.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"mistaken\.py.*{message}"):
+        load_config(str(path))
+
+
+def test_a_missing_config_file_is_named():
+    with pytest.raises(ValueError, match=r"'configs/none\.py' is not a Python file that exists, nor a shipped"):
+        load_config("configs/none.py:3")
+
+
+def test_the_config_is_locked(small):
+    config = load_config(small)
+    for node in (config, config.rl, config.generator.loss):
+        with pytest.raises(AttributeError):
+            node.no_such_key = 1
+
+
+# -------------------------------------------------------------------------------------------------- validation
+
+MISTAKES = [
+    ("arm=tangos", r"arm='tangos' is not one of tango, grpo, fixed_verifier,"),
+    ("task.name=sums", r"task\.name='sums' is not one of last_letter"),
+    ("task.sft_words=(0,2)", r"task\.sft_words=\(0, 2\): 0 must be at least 1"),
+    ("task.rl_letters=(3,2)", r"task\.rl_letters=\(3, 2\) must be \(low, high\) with 1 <= low <= high"),
+    ("task.test_letters=(3,)", r"task\.test_letters=\(3,\) must be"),
+    ("task.hard_error=1.5", r"task\.hard_error=1\.5 must lie between 0\.0 and 1\.0"),
+    ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
+    ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
+    ("rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
+    ("rl.samples_per_prompt=0", r"rl\.samples_per_prompt=0 must be at least 1"),
+    ("rl.warmup_steps=-1", r"rl\.warmup_steps=-1 must be at least 0"),
+    ("rl.alpha_initial=2.0", r"rl\.alpha_initial=2\.0 must lie between 0\.0 and 1\.0"),
+    ("seed=-1", r"seed=-1 must lie between 0 and 4294967295"),
+    ("task.data_seed=-3", r"task\.data_seed=-3 must lie between 0 and 4294967295"),
+    ("ablation.arms=()", r"ablation\.arms is empty"),
+    ("ablation.seeds=(1,2,1)", r"ablation\.seeds=\(1, 2, 1\) names one twice: take it out"),
+    ("rl.gamma=1e400", r"rl\.gamma=inf must lie between"),
+    ("rl.label_count_decay=1.1", r"rl\.label_count_decay=1\.1 must lie between"),
+    ("rl.alpha_schedule=step", r"rl\.alpha_schedule='step' is not one of exponential, linear, cosine, none"),
+    ("rl.alpha_final=0.0", r"cannot start or end at 0 \(alpha_initial=0\.1, alpha_final=0\.0\): use .*=linear"),
+    ("eval.pool=0", r"eval\.pool=0 must be at least 1"),
+    ("generate.samples=0", r"generate\.samples=0 must lie between 1 and 1024"),
+    ("generate.samples=3", r"row_buckets=\(4, 8\) .* generate\.samples=3: choose one, as samples of a"),
+    ("generate.temperature=-0.1", r"temperature=-0\.1 must be 0, or lie between 1e-06 and 1000000\.0; 0 is greedy"),
+    ("generate.top_p=0.0", r"generate\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
+    ("generate.problems=-1", r"generate\.problems=-1 must be at least 0"),
+    ("generate.shard_problems=0", r"generate\.shard_problems=0 must be at least 1"),
+    ("generate.keep.min_format=1.5", r"generate\.keep\.min_format=1\.5 must lie between 0\.0 and 1\.0"),
+    ("generate.keep.best=2", r"generate\.keep\.best=2 is more than generate\.samples=1 solutions of a problem"),
+    ("generate.keep.validation_share=1.0", r"keep\.validation_share=1\.0 must be at least 0\.0 and below 1\.0"),
+    ("checkpoint.keep=0", r"checkpoint\.keep=0 must be at least 1"),
+    ("rollouts.every=-1", r"rollouts\.every=-1 must be at least 0"),
+    ("rollouts.max_mb=0", r"rollouts\.max_mb=0\.0 must be at least 1"),
+    ("transcripts=-1", r"transcripts=-1 must be at least 0"),
+    ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
+    ("generator.template=maths", r"generator\.template='maths' is neither one of math, last_letter nor a file"),
+    ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
+    ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
+    ("verifier.model.head_dtype=int8", r"verifier\.model\.head_dtype='int8' is not one of float32, bfloat16$"),
+    ("verifier.model.compute_dtype=float16",
+     r"verifier\.model\.compute_dtype=float16 is not supported: .*loss scaling.*use bfloat16, or float32"),
+    ("generator.mesh.grad_reduce_dtype=float16",
+     r"generator\.mesh\.grad_reduce_dtype='float16' is not one of float32, bfloat16$"),
+    ("verifier.model.num_layers=0", r"verifier\.model\.num_layers=0 must be at least 1"),
+    ("generator.model.num_heads=3", r"num_heads=3 must be a multiple of num_kv_heads=2"),
+    ("generator.model.head_dim=15", r"head_dim=15 must be even"),
+    ("generator.prompt_buckets=(20,10)", r"prompt_buckets=\(20, 10\) must ascend and stay below max_prompt=40"),
+    ("verifier.cache_buckets=(36,)", r"verifier\.cache_buckets=\(36,\) must ascend and stay below max_response=36"),
+    ("verifier.cache_buckets=(0,8)", r"verifier\.cache_buckets=\(0, 8\): 0 must be at least 1"),
+    ("generator.model.max_position=75",
+     r"generator: max_prompt 40 \+ max_response 36 = 76 exceeds generator\.model\.max_position=75"),
+    ("generator.rows_per_micro_batch=0", r"generator\.rows_per_micro_batch=0 must be at least 1"),
+    ("verifier.logp_chunk=-1", r"verifier\.logp_chunk=-1 must be at least 0"),
+    ("verifier.prompts_per_micro_batch=0", r"verifier\.prompts_per_micro_batch=0 must be at least 1"),
+    ("verifier.sft.rows_per_micro_batch=0", r"verifier\.sft\.rows_per_micro_batch=0 must be at least 1"),
+    ("generator.pack_length=36", r"generator\.pack_length=36 cannot hold a response of max_response=36 .* raise it"),
+    ("generator.row_buckets=()", r"generator\.row_buckets=\(\) must ascend and not be empty"),
+    ("generator.row_buckets=(8,4)", r"generator\.row_buckets=\(8, 4\) must ascend"),
+    ("verifier.row_buckets=(4,7)", r"verifier\.row_buckets ends in 7, .* multiple of rl\.samples_per_prompt=2"),
+    ("generator.loss.minibatches=3",
+     r"generator\.loss\.minibatches=3 does not divide rl\.prompts_per_step=4 \(batch of 8 rows\)"),
+    ("generator.loss.algorithm=ppo", r"generator\.loss\.algorithm='ppo' is not one of grpo, rloo, reinforce_pp"),
+    ("generator.loss.aggregation=sum", r"loss\.aggregation='sum' is not one of token_mean, seq_mean, seq_sum_norm"),
+    ("generator.loss.ratio=word", r"generator\.loss\.ratio='word' is not one of token, sequence"),
+    ("verifier.loss.kl_kind=k4", r"verifier\.loss\.kl_kind='k4' is not one of k1, k2, k3"),
+    ("verifier.loss.clip_low=1.2", r"verifier\.loss\.clip_low=1\.2 must lie between 0\.0 and 1\.0"),
+    ("verifier.loss.kl_coef=-1", r"verifier\.loss\.kl_coef=-1\.0 must be at least 0"),
+    ("verifier.loss.epochs=0", r"verifier\.loss\.epochs=0 must be at least 1"),
+    ("generator.temperature=0", r"generator\.temperature=0\.0 must lie between .*: a greedy policy has nothing to"),
+    ("generator.top_p=0", r"generator\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
+    ("generator.top_p=1.1", r"generator\.top_p=1\.1 must be above 0\.0 and at most 1\.0"),
+    ("generator.top_k=-1", r"generator\.top_k=-1 must be at least 0"),
+    ("generator.optimizer.schedule=step", r"generator\.optimizer\.schedule='step' is not one of constant, cosine"),
+    ("verifier.optimizer.lr=0", r"verifier\.optimizer\.lr=0\.0 must be above 0"),
+    ("verifier.sft.optimizer.clip_norm=0", r"verifier\.sft\.optimizer\.clip_norm=0\.0 must be above 0"),
+    ("generator.sft.optimizer.b2=1.0", r"generator\.sft\.optimizer\.b2=1\.0 must be at least 0\.0 and below 1\.0"),
+    ("generator.optimizer.decay_steps=-1", r"generator\.optimizer\.decay_steps=-1 must be at least 0"),
+    ("generator.optimizer.schedule=cosine", r"generator\.optimizer\.decay_steps=0 must be above .*=0: with"),
+    (" ".join(f"verifier.sft.optimizer.{item}" for item in ("schedule=cosine", "decay_steps=3", "warmup_steps=3")),
+     r"verifier\.sft\.optimizer\.decay_steps=3 must be above verifier\.sft\.optimizer\.warmup_steps=3"),
+    ("generator.sft.steps=-1", r"generator\.sft\.steps=-1 must be at least 0"),
+    ("generator.sft.start=generator", r"generator\.sft\.start='generator' is not one of fresh"),
+    ("verifier.sft.start=verifier", r"verifier\.sft\.start='verifier' is not one of fresh, generator"),
+    ("verifier.sft.start=generator verifier.model.width=64", r"sft\.start=generator needs .* to be the same"),
+    ("generator.sft.eval_every=0", r"generator\.sft\.eval_every=0 must be at least 1"),
+    (f"generator.prompt_buckets=() generator.max_prompt={LONGEST['generator prompt'] - 1}",
+     r"generator\.max_prompt=\d+ cannot hold the longest generator prompt of task\.sft_words=\(1, 2\), "
+     rf"task\.sft_letters=\(2, 3\): {LONGEST['generator prompt']} tokens; raise the limit or shorten the problems"),
+    (f"generator.cache_buckets=() generator.max_response={LONGEST['generator response'] - 1}",
+     rf"max_response=\d+ cannot hold the longest generator response .*: {LONGEST['generator response']} tokens"),
+    (f"verifier.prompt_buckets=() verifier.max_prompt={LONGEST['verifier prompt'] - 1}",
+     rf"verifier\.max_prompt=\d+ cannot hold the longest verifier prompt .*: {LONGEST['verifier prompt']} tokens"),
+    (f"verifier.cache_buckets=() verifier.max_response={LONGEST['verifier response'] - 1}",
+     rf"max_response=\d+ cannot hold the longest verifier response .*: {LONGEST['verifier response']} tokens"),
+    ("task.test_letters=(2,40)", r"cannot hold .*task\.test_words=\(1, 2\), task\.test_letters=\(2, 40\)"),
+    (f"generator.sft.pack_length={SFT_LENGTH - 1}",
+     rf"generator\.sft\.pack_length=\d+ cannot hold the longest training sequence of the sft split: {SFT_LENGTH} tok"),
+    ("verifier.share_prompts=False verifier.pack_length=40",
+     r"verifier\.pack_length=40 cannot hold the longest sequence that a model may write, of max_prompt .* raise it"),
+    (f"generator.share_prompts=False generator.pack_length={LONGEST['generator prompt'] + 35}",
+     rf"generator\.pack_length=\d+ cannot hold the longest training sequence of the rl split: "
+     rf"{LONGEST['generator prompt'] + 36} tokens; raise it or set it to 0"),
+    ("generator.checkpoint=none.gguf", r"generator\.checkpoint: checkpoint none\.gguf does not exist"),
+    ("verifier.checkpoint=a/b/c", r"verifier\.checkpoint: .*'a/b/c' is neither a \.gguf file nor a folder nor a hub"),
+    ("verifier.use_chat=True", r"verifier\.use_chat=True needs a verifier\.checkpoint"),
+    ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
+    ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
+    ("alarms.window=0", r"alarms\.window=0 must be at least 1"),
+    ("alarms.margin=0.0", r"alarms\.margin=0\.0 must be above 0\.0 and at most 1\.0"),
+    ("alarms.truncation=10.0", r"alarms\.truncation=10\.0 must lie between 0\.0 and 1\.0"),
+    ("alarms.kl=-1.0", r"alarms\.kl=-1\.0 must be at least 0\.0"),
+    ("alarms.steps_high=0.9", r"alarms\.steps_low=0\.5 and alarms\.steps_high=0\.9 must lie below and above 1"),
+    ("loggers.wandb=me/tango", r"loggers\.wandb='me/tango' is no project name: W&B allows no / in it"),
+    ("task.name=math", r"generator\.checkpoint is empty, and task\.name=math has no tokenizer: name a folder"),
+    (f"{MATH} generator.sft.steps=1 task.stage_one=", r"generator\.sft\.steps=1 needs text to imitate: set task"),
+    (f"{MATH} arm=gold_steps", r"arm=gold_steps needs a task with step labels; task\.name=math has none"),
+    (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
+    (f"{MATH} task.row_format=csv", r"task\.row_format='csv' is not one of math, gsm8k, verl"),
+    (f"{MATH} task.validation=0", r"task\.validation=0 must be at least 1"),
+    (f"{MATH} task.train=", r"task\.train is empty: name a problem file, a hub id or one of gsm8k"),
+    (f"{MATH} task.train=none.jsonl", r"task\.train: data file none\.jsonl does not exist"),
+    (f"{MATH} task.test=hub:a", r"task\.test: 'hub:a' is not a hub id; write hub:owner/name"),
+    (f"{MATH} task.validation=4",
+     r"task\.train=.* has 7 problems; a batch takes rl\.prompts_per_step=4, and 4 are set aside \(task\.validation\)"),
+    (f"{MATH} task.test= task.validation=2", r"has 7 problems; .*prompts_per_step=4, and 4 are set aside"),
+    (f"{MATH} task.stage_one=none.jsonl", r"data file none\.jsonl does not exist"),
+    (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: 'solution' is missing; keys found: question, answer;"),
+    (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
+    (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
+     r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),
+]  # fmt: skip
+
+
+def mistake(small, overrides) -> ValueError | None:
+    try:
+        validate(load_config(small, overrides.split()))
+    except ValueError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("overrides, message", MISTAKES, ids=[overrides for overrides, _ in MISTAKES])
+def test_a_mistaken_setting_is_refused(small, overrides, message):
+    error = mistake(small, overrides)
+    assert error is not None
+    assert re.search(message, str(error)), str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("overrides", [
+    "arm=grpo",
+    *(f"{what.split()[0]}.{kind}_buckets=() {what.replace(' ', '.max_')}={tokens}"
+      for what, tokens in LONGEST.items() for kind in ("prompt" if what.endswith("prompt") else "cache",)),
+    f"generator.sft.pack_length={SFT_LENGTH}", "generator.pack_length=37",
+    f"generator.share_prompts=False generator.pack_length={LONGEST['generator prompt'] + 36}",
+    "generator.model.max_position=76", "rl.alpha_final=0.0 rl.alpha_schedule=linear", "generator.loss.minibatches=2",
+    MATH, f"{MATH} task.train=gsm8k_train task.test=hub:openai/gsm8k:main/test", f"{MATH} task.stage_one=hub:a/b/train",
+    f"{MATH} generator.max_prompt=9 generator.prompt_buckets=()",  # counted by the checkpoint's tokenizer, at start
+    "verifier.sft.optimizer.schedule=cosine", "verifier.optimizer.schedule=cosine verifier.optimizer.decay_steps=1",
+    "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "transcripts=0",
+])  # fmt: skip
+def test_settings_at_their_limits_pass(small, overrides):
+    assert mistake(small, overrides) is None
+
+
+def test_every_check_is_among_the_mistakes(small):
+    """Each call of a checking function in the two modules, by its line, fails in one of the cases above."""
+    checks = {"require", "one_of", "at_least"}
+    calls = {
+        (module.__file__, node.lineno, node.end_lineno)
+        for module in (validation, task_validation)
+        for function in ast.parse(Path(module.__file__).read_text()).body
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in checks
+    }
+    assert len(calls) > 30
+    reached = set()
+    for overrides, _ in MISTAKES:
+        frame = mistake(small, overrides).__traceback__
+        while frame is not None:
+            file, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
+            reached |= {call for call in calls if call[0] == file and call[1] <= line <= call[2]}
+            frame = frame.tb_next
+    assert calls == reached
+
+
+def test_roles_have_the_same_keys():
+    config = default_config()
+    generator, verifier = flatten(config.generator), flatten(config.verifier)
+    assert list(generator) == list(verifier)
+    assert generator == verifier
+
+
+def test_every_key_is_read_by_the_program():
+    """By attribute, or by a subscript with an f-string; a name in a list of names to check is not enough."""
+    names, patterns = set(), []
+    for path in (ROOT / "tango_jax").rglob("*.py"):
+        if path.name in ("config.py", "defaults.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.JoinedStr):
+                parts = [re.escape(p.value) if isinstance(p, ast.Constant) else "[a-z]+" for p in node.slice.values]
+                patterns.append(re.compile("".join(parts)))
+    leaves = [key.split(".")[-1] for key in flatten(default_config())]
+    unread = {leaf for leaf in leaves if leaf not in names and not any(p.fullmatch(leaf) for p in patterns)}
+    assert not unread
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.name for path in CONFIGS])
+def test_the_projects_configs_pass(path):
+    config = load_config(str(path))
+    validate(config)
+    assert set(flatten(config)) == set(flatten(default_config()))
+    assert f"--config=configs/{path.name}" in path.read_text()  # its docstring says how to start it
+
+
+# ------------------------------------------------------------------------------------------ resuming, command line
+
+
+def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
+    path = tmp_path / "run" / "config.json"
+    path.parent.mkdir()
+    save_config(load_config(small), path)
+    written = path.read_text()
+    save_config(load_config(small), path)  # the same settings, tuples and all
+    assert path.read_text() == written
+    message = (r"run holds a run with other settings \(rl\.gamma: 0\.8 -> 0\.5; seed: 0 -> 1\): "
+               "resume with the same ones, or choose another --workdir")
+    with pytest.raises(ValueError, match=message):
+        save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
+    assert path.read_text() == written
+    assert json.loads(written)["generator.cache_buckets"] == [16, 24]
+
+
+def test_seeds_may_be_added_to_an_experiment(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small, ["ablation.seeds=(0,)"]), path, may_change=("ablation.",))
+    save_config(load_config(small, ["ablation.seeds=(0, 1)"]), path, may_change=("ablation.",))
+    assert json.loads(path.read_text())["ablation.seeds"] == [0, 1]
+    with pytest.raises(ValueError, match=r"ablation\.seeds: \[0, 1\] -> \[2\]"):
+        save_config(load_config(small, ["ablation.seeds=(2,)"]), path)
+    with pytest.raises(ValueError, match="seed: 0 -> 1"):
+        save_config(load_config(f"{small}:1"), path, may_change=("ablation.",))
+
+
+def test_a_run_may_go_on_with_other_loggers_and_alarms(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small), path)
+    save_config(load_config(small, ["loggers.wandb=tango", "alarms.kl=1.0"]), path)
+    assert json.loads(path.read_text())["alarms.kl"] == 1.0
+
+
+def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small), path)
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "generator.reward"}))
+    check_config(load_config(small), path)
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "rl.gamma"}))
+    with pytest.raises(ValueError, match=r"rl\.gamma: 0\.8 -> 0\.5"):
+        check_same_settings(load_config(small, ["rl.gamma=0.5"]), path)
+    path.write_text(json.dumps(saved | {"rl.delta": 1}))
+    with pytest.raises(ValueError, match=r"rl\.delta: 1 -> None"):
+        check_same_settings(load_config(small), path)
+
+
+def test_the_file_is_written_only_if_something_changed_and_never_by_a_check(small, tmp_path):
+    path = tmp_path / "run" / "config.json"
+    check_config(load_config(small), path)
+    assert not path.parent.exists()
+    keep_config(load_config(small), path)
+    before = path.stat().st_ino
+    keep_config(load_config(small), path)
+    assert path.stat().st_ino == before
+    keep_config(load_config(small, ["alarms.kl=1.0"]), path)
+    assert path.stat().st_ino != before  # another file under the name: no reader, and no kill, sees half of it
+    assert [file.name for file in path.parent.iterdir()] == ["config.json"]
+
+
+def test_a_run_may_go_on_with_the_cache_of_another_machine(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small, ["compile_cache=/home/a"]), path)
+    save_config(load_config(small, ["compile_cache=/scratch/b"]), path)
+    assert json.loads(path.read_text())["compile_cache"] == "/scratch/b"
+
+
+def test_another_runs_workdir_may_move_for_a_caller_that_compares_its_contents(small, tmp_path):
+    path = tmp_path / "config.json"
+    keep_config(load_config(small, ["generator.init_from=/a/ablation"]), path)
+    moved, none = load_config(small, ["generator.init_from=/b/ablation"]), load_config(small)
+    check_config(moved, path, may_move=ANY_PLACE)
+    for config, may_move in ((moved, ()), (none, ANY_PLACE)):
+        with pytest.raises(ValueError, match=r"generator\.init_from: /a/ablation -> "):
+            check_config(config, path, may_move=may_move)
+    keep_config(none, path)
+    with pytest.raises(ValueError, match=r"generator\.init_from:  -> /b/ablation"):
+        check_config(moved, path, may_move=ANY_PLACE)
+
+
+@pytest.mark.parametrize("made", ["checkpoints/20", "sft/verifier/checkpoints/3", "summary.json", "parts"])
+@pytest.mark.parametrize("content, reason", [(None, "is missing"), ('{"arm": "t', "cannot be"), ("", "cannot be")])
+def test_settings_that_are_gone_are_no_settings_that_agree(small, tmp_path, made, content, reason):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    check_config(load_config(small), path)  # nothing was made with them yet
+    (tmp_path / made).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError) as error:
+        save_config(load_config(small), path)
+    assert f"{path} {reason}" in str(error.value) and f"whether {tmp_path / made} was made" in str(error.value)
+    assert "restore it from a copy" in str(error.value) and "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_command_line(small):
+    arguments = [f"--config={small}:3", "--config.rl.gamma=0.5", "--workdir=~/a=b", "--config.arm=grpo"]
+    config, workdir = parse_command_line("train", "doc", arguments, "runs/x")
+    assert (config.seed, config.rl.gamma, config.arm, workdir) == (3, 0.5, "grpo", Path.home() / "a=b")
+    assert parse_command_line("train", "doc", [f"--config={small}"], "runs/x")[1] == Path("runs/x")
+    twice = ["--config=none.py", "--config.seed=1", "--workdir=a", "--config", small]
+    twice += ["--config.seed", "2", "--workdir=b"]
+    config, workdir = parse_command_line("train", "doc", twice, "runs/x")
+    assert (config.seed, workdir) == (2, Path("b"))
+
+
+@pytest.mark.parametrize("argument, message", [
+    ("--worksir=x", r"unknown argument '--worksir=x'; --help shows the usage"),
+    ("--workdir", r"argument --workdir: expected one argument; --help shows the usage"),
+    ("--confi=x", r"unknown argument '--confi=x'"),
+    ("--config.seed", r"--config\.seed has no value: write --config\.key=value"),
+    ("tiny", r"unknown argument 'tiny'"),
+    ("--config=none.py", r"'none\.py' is not a Python file"),
+    ("--config.rl.gama=1", r"did you mean rl\.gamma\?"),
+    ("--config.rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
+])  # fmt: skip
+def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, message):
+    with pytest.raises(SystemExit) as stopped:
+        parse_command_line("train", "doc", [f"--config={small}", argument], "runs/x")
+    text = str(stopped.value.code)  # Python prints it on stderr and exits with 1
+    assert text.startswith("error: ") and "\n" not in text
+    assert re.search(message, text)
+
+
+@pytest.mark.parametrize("module", [train, sft, ablate, generate], ids=["train", "sft", "ablate", "generate"])
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_the_usage(module, flag, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        module.main([flag])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert module.__doc__.strip() in text
+    assert "--config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]" in text
+    assert f"python -m {module.__name__}" in text
+
+
+@pytest.mark.parametrize("command", ["train", "report"])
+def test_help_into_a_pipe_that_closes(command):
+    """As `--help | head -1` does."""
+    with subprocess.Popen(
+        [sys.executable, "-m", f"tango_jax.{command}", "--help"], cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as program:
+        program.stdout.close()
+        assert program.stderr.read() == "" and program.wait(120) == 0
+
+
+@pytest.mark.parametrize("argument, code", [("--help", 0), ("--worksir=x", 1)])
+def test_as_a_program(argument, code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tango_jax.train", f"--workdir={tmp_path / 'run'}", argument], cwd=ROOT, timeout=HANG_S,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == code
+    assert bool(done.stdout) == (code == 0)
+    assert done.stderr == ("" if code == 0 else "error: unknown argument '--worksir=x'; --help shows the usage\n")
+    assert not (tmp_path / "run").exists()  # nothing is made before the settings are known to be right

@@ -1,0 +1,102 @@
+"""Either policy of a run as a Hugging Face folder: bit by bit, with a tokenizer that transformers opens."""
+
+import json
+
+import jax
+import pytest
+
+from support.hf_loading import assert_equal_trees
+from support.paths import ROOT
+from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
+from tango_jax import export
+from tango_jax.config import default_config
+from tango_jax.models.transformer import init_params
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.tracking.metrics import MetricsWriter
+from tango_jax.tracking.run_config import save_config
+from tango_jax.weights.source import open_source
+from tango_jax.weights.workdir import open_workdir, start_source
+
+TEXT = "Two words: <step>3 + 4</step> \u6570"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")
+
+
+@pytest.mark.parametrize("start", ["folder", "gguf"])
+def test_a_trained_policy_comes_back_bit_by_bit(start, folder, gguf, tmp_path, capsys):
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str({"folder": folder, "gguf": gguf}[start])
+    params = save_run(tmp_path / "run", config, step=3)
+    with MetricsWriter(tmp_path / "run" / "metrics.jsonl") as writer:
+        writer.write(0, "eval", {"verifier/pool/step_f1": 0.1})
+        writer.write(3, "eval", {"verifier/pool/step_f1": 0.625, "generator/accuracy": 0.5, "time/evaluate_s": 1.0})
+    out = tmp_path / "out"
+    code = export.main([f"--workdir={tmp_path / 'run'}", "--role=verifier", f"--out={out}"])
+    assert code == 0 and str(out) in capsys.readouterr().out
+    exported = open_source(str(out))
+    assert_equal_trees(exported.load_params(), params)
+    assert exported.tokenizer.encode_fn(TEXT) == open_source(str(folder)).tokenizer.encode_fn(TEXT)
+    assert exported.tokenizer.stop_ids == open_source(config.verifier.checkpoint).tokenizer.stop_ids
+    assert AutoConfig.from_pretrained(out).model_type == "llama"
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.encode(TEXT, add_special_tokens=False) == exported.tokenizer.encode_fn(TEXT)
+    assert "user\nHi" in tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    card = (out / "README.md").read_text()
+    assert "| verifier/pool/step_f1 | 0.625 |" in card and "| rl.gamma | 0.8 |" in card
+    assert "generator/accuracy" not in card
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == list(exported.tokenizer.stop_ids)
+
+
+def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
+    from transformers import AutoTokenizer
+
+    config = default_config()
+    own = start_source(config, "generator")
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    save_config(config, workdir / "config.json")
+    params = init_params(own.model_config, jax.random.key(0))
+    Checkpointer(workdir / "sft/generator/checkpoints").save(4, {"params": params}, {})
+    out = export.export(workdir, "generator", tmp_path / "out")
+    exported = open_source(str(out))
+    assert_equal_trees(exported.load_params(), params)
+    text = "abc#1 de#2\n<step>#1 ends in c</step>"
+    assert exported.tokenizer.encode_prompt(text) == own.tokenizer.encode_prompt(text)
+    assert exported.tokenizer.stop_ids == own.tokenizer.stop_ids
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.encode(text) == own.tokenizer.encode_prompt(text)
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+    assert "stage 1 (SFT)" in (out / "README.md").read_text()
+    bfloat16 = open_source(str(export.export(workdir, "generator", tmp_path / "small", "bfloat16")))
+    assert_equal_trees(bfloat16.load_params(), jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), params))
+
+
+def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    save_run(tmp_path / "run", config)
+    out = f"--out={tmp_path / 'out'}"
+    for arguments, message in [
+        ([f"--workdir={tmp_path}", out], f"{tmp_path}/config.json cannot be read"),
+        ([f"--workdir={tmp_path / 'run'}", f"--out={tmp_path}"], "already exists and is not an empty folder"),
+        (["--workdir=", out], "--workdir is empty: give a path"),
+        ([f"--workdir={tmp_path / 'run'}", "--out="], "--out is empty: give a path"),
+        ([f"--workdir={tmp_path / 'run'}", f"--out={__file__}/x"], "is not a folder; name a folder"),
+        ([f"--workdir={tmp_path / 'run'}", out, "--rolle=verifier"], "unknown argument '--rolle=verifier'"),
+        ([f"--workdir={tmp_path / 'run'}", out, f"--config={ROOT / 'configs/tiny.py'}"], "a run with other settings"),
+    ]:
+        assert export.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert open_workdir(tmp_path / "run", "generator").name == str(tmp_path / "run")

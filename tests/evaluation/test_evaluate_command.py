@@ -1,0 +1,303 @@
+"""`python -m tango_jax.evaluate`: hand-made outputs score as worked by hand, in every set."""
+
+import csv
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from support.evaluation_cases import (
+    FILES,
+    ROWS,
+    evaluate,
+    figures,
+    judge,
+    sets_flag,
+    settings_of,
+    small_tokenizer,
+    solver,
+    tagged,
+    verification,
+)
+from tango_jax.data.problem_sets import load_problems
+from tango_jax.data.processbench import load_processbench
+from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, PUBLISHED, comparable
+from tango_jax.evaluation.sets import open_sets
+from tango_jax.evaluation.shards import GREEDY
+from tango_jax.grading import close_pool
+
+T, F = True, False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_shared_pool():
+    yield
+    close_pool()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer()
+
+
+# ------------------------------------------------------------------------------------------------- numbers by hand
+
+
+def test_every_benchmark_scores_hand_made_outputs(tokenizer, tmp_path, monkeypatch):
+    """Right on every even problem, whatever its kind of answer."""
+    golds = {p.question: p.answer for file in FILES.values() for p in load_problems(ROWS / file).problems}
+
+    def text(number, sample, prompt):
+        return tagged(golds[prompt.removesuffix("\n")] if number % 2 == 0 else "no such thing")
+
+    results = evaluate(monkeypatch, settings_of(tmp_path, sets=sets_flag()), solver(tokenizer, text))
+    assert list(results) == list(FILES)
+    for name, file in FILES.items():
+        count = len(load_problems(ROWS / file).problems)
+        assert (results[name].count, results[name].is_whole) == (count, True)
+        found = figures(results[name])
+        assert found["greedy", 1] == (count + 1) // 2 / count and found["format", 0] == 1, name
+    shares = [figures(results[name])["greedy", 1] for name in OUT_OF_DOMAIN]
+    page = (tmp_path / "tables.md").read_text()
+    assert f"| this evaluation | {100 * shares[0]:.1f} [" in page and "| Avg. |" in page
+    with open(tmp_path / "tables.csv") as file:
+        means = {row["set"]: float(row["value"]) for row in csv.DictReader(file) if row["set"].endswith("_average")}
+    assert means["out_of_domain_average"] == pytest.approx(np.mean(shares))
+    assert set(means) == {"out_of_domain_average", "mathematics_average"}
+    # A handful of rows is not the published set.
+    assert "Tango-Qwen-7B" not in page and "Not the whole set, so without published figures: MATH-500, AIME" in page
+
+
+ANSWERS = {0: ["11", "11", "5", None], 1: ["5", "5", "16", "6"]}  # of gsm8k_short.jsonl; the gold answers are 11 and 16
+STEPS = {0: [(T, F, T), (F, F, T), (T, F, T), (F, F, F)], 1: [(F, F, T), (T, F, F), (T, T, F), (F, F, F)]}
+APPROVED = {0: [2], 1: [2]}  # by the verdict
+
+
+def both(tokenizer, **calls):
+    def solve(number, sample, prompt):
+        if sample == GREEDY:
+            return tagged(11)
+        answer = ANSWERS[number][sample]
+        return "no tags at all" if answer is None else tagged(answer)
+
+    def verify(number, sample, vote):
+        if sample == GREEDY:
+            return verification("CORRECT", T, T, T) if number == 0 else "nothing to read"
+        steps = STEPS[number][sample] if ANSWERS[number][sample] is not None else ()
+        return verification("CORRECT" if sample in APPROVED[number] else "INCORRECT", *steps)
+
+    return (solver(tokenizer, solve, calls=calls.get("solved")),
+            judge(tokenizer, verify, samples=4, calls=calls.get("judged")))  # fmt: skip
+
+
+def two_problems(tmp_path) -> str:
+    path = tmp_path / "two.jsonl"
+    path.write_text("\n".join((ROWS / "gsm8k_short.jsonl").read_text().splitlines()[:2]))
+    return f"gsm8k:{path}"
+
+
+def test_generator_and_verifier_together(tokenizer, tmp_path, monkeypatch):
+    """Problem 0: right, right, A, no answer; the verdict approves A. Problem 1: A, A, right, B; it approves the right.
+
+    Shares of approved steps: 2/3 1/3 2/3 (nothing to judge: 0) and 1/3 1/3 2/3 0. All four: the best by steps is right
+    or A in problem 0; votes by steps say right there (1 to 2/3), and A in problem 1 (2/3 twice, A more often).
+    """
+    settings = settings_of(tmp_path / "out", "--samples=4", "--verifier=a/b", sets=two_problems(tmp_path))
+    result = evaluate(monkeypatch, settings, *both(tokenizer))["gsm8k"]
+    found = figures(result)
+    names = ("pass", "majority", "best_of_by_verdict", "vote_by_verdict", "best_of_by_steps", "vote_by_steps")
+    assert [found[name, 1] for name in names] == pytest.approx([3 / 8] * 6)
+    assert [found[name, 4] for name in names] == pytest.approx([1, 1 / 2, 1 / 2, 1 / 2, 3 / 4, 1 / 2])
+    # Two of four. Problem 0: RR RA R- RA R- A- , problem 1: AA AR AB AR AB RB.
+    assert found["pass", 2] == pytest.approx((5 / 6 + 3 / 6) / 2)
+    assert found["majority", 2] == pytest.approx((4 / 6 + 1.5 / 6) / 2)
+    assert found["best_of_by_verdict", 2] == pytest.approx((2 / 6 + 3 / 6) / 2)
+    assert found["vote_by_steps", 2] == pytest.approx((3.5 / 6 + 3 / 6) / 2)
+    assert found["best_of_by_steps_minus_majority", 4] == pytest.approx(1 / 4)
+    # Greedy: right and called so, wrong and not judged. F1 of the class correct 1, of incorrect 0.
+    assert (found["greedy", 1], found["verifier_outcome_f1", 0], found["verifier_rate_invalid", 0]) == (0.5, 0.5, 0.5)
+    page = (tmp_path / "out/tables.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| best of k by the share of approved steps"))
+    assert re.findall(r"(?<=\| )[\d.]+", row) == ["37.5", "54.2", "75.0", "25.0"]  # 54.2: (3.5/6 + 3/6) / 2
+    assert (tmp_path / "out/samples.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_hold_everything(tokenizer, tmp_path, monkeypatch):
+    settings = settings_of(tmp_path / "out", "--samples=4", "--verifier=a/b", sets=two_problems(tmp_path))
+    evaluate(monkeypatch, settings, *both(tokenizer))
+    rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
+    assert [(row["number"], row["sample"]) for row in rows] == [(n, s) for n in range(2) for s in range(-1, 4)]
+    wrong = rows[3]
+    assert (wrong["answer"], wrong["is_correct"], wrong["gold"], wrong["num_steps"]) == ("5", False, "11", 3)
+    (judged,) = wrong["verifications"]
+    assert (judged["verdict"], judged["judgements"], judged["first_wrong"]) == ("CORRECT", [True, False, True], 1)
+    assert [row["answer_class"] for row in rows] == [-1, 0, 0, 1, -1, -1, 1, 1, 0, 2]
+
+
+LABELS = [-1, 1, 0, -1, 0]  # of processbench.jsonl, whose solutions have 3, 3, 2, 1 and 3 steps
+
+
+@pytest.mark.parametrize("texts, f1, erroneous, correct, misaligned", [
+    # Erroneous 1, 2, 4: hit, miss, no such count of judgements. Correct 0, 3: hit, miss. 2 * 1/3 * 1/2 / (5/6).
+    ([[(T, T, T)], [(T, F, F)], [(T, F)], [(F,)], [(F, F)]], 2 / 5, 1 / 3, 1 / 2, 1 / 5),
+    # Three votes each: most say -1; 1 twice; 0 and 1 once each, the first counts; one aligned vote; none.
+    ([[(T, T, T), (F, F, F), (T, T, T)], [(T, T, T), (T, F, T), (T, F, F)], [(F, T), (T, F), (T,)],
+      [(), (T,), (T, T)], [(), (), ()]], 2 * 2 / 3 / (5 / 3), 2 / 3, 1, 6 / 15),
+    ([[(F, F, F)], [(T, F, T)], [(F, T)], [(F,)], [(F, F, F)]], 0, 1, 0, 0),
+])  # fmt: skip
+def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, correct, misaligned):
+    votes = len(texts[0])
+    verifier = judge(tokenizer, lambda number, sample, vote: verification("CORRECT", *texts[number][vote]), votes=votes)
+    settings = settings_of(tmp_path, f"--votes={votes}", "--verifier=a/b", checkpoint=None,
+                           sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")  # fmt: skip
+    result = evaluate(monkeypatch, settings, None, verifier)["processbench_math"]
+    found = figures(result)
+    assert found["f1", 0] == pytest.approx(f1)
+    assert (found["accuracy_erroneous", 0], found["accuracy_correct", 0]) == pytest.approx((erroneous, correct))
+    assert found["rate_misaligned", 0] == pytest.approx(misaligned)
+    rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
+    assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
+
+
+def estimates(result) -> dict:
+    return {metric.name: metric.estimate for metric in result.metrics}
+
+
+def test_repeated_votes_and_samples_do_not_narrow_an_interval(tokenizer, tmp_path, monkeypatch):
+    """Three votes that say the same, or four samples that are the same, tell no more than one."""
+    marks = [(T, T, T), (T, F, F), (T, F), (F, F), (F, F)]
+    found = []
+    for votes in (1, 3):
+        verifier = judge(tokenizer, lambda number, *_: verification("CORRECT", *marks[number]), votes=votes)
+        settings = settings_of(tmp_path / f"votes_{votes}", f"--votes={votes}", "--verifier=a/b", checkpoint=None,
+                               sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")  # fmt: skip
+        found.append(estimates(evaluate(monkeypatch, settings, None, verifier)["processbench_math"]))
+    assert found[0] == found[1] and 0 < found[0]["rate_misaligned"].low < found[0]["rate_misaligned"].high < 1
+    found, golds = [], [problem.answer for problem in load_problems(ROWS / FILES["gsm8k"]).problems]
+    for samples in (1, 4):
+        generator = solver(tokenizer, lambda number, *_: tagged(golds[number] if number % 3 else "no such thing"))
+        verifier = judge(tokenizer, lambda number, *_: verification("CORRECT" if number % 2 else "INCORRECT", T, T, T),
+                         samples=samples - 1)  # fmt: skip
+        settings = settings_of(tmp_path / f"samples_{samples}", f"--samples={samples}", "--skip_greedy",
+                               "--verifier=a/b", sets=f"gsm8k:{ROWS / FILES['gsm8k']}")  # fmt: skip
+        found.append(estimates(evaluate(monkeypatch, settings, generator, verifier)["gsm8k"])["verifier_outcome_f1"])
+    assert found[0] == pytest.approx(found[1]) and found[0].low < found[0].value
+
+
+def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch):
+    prompts = []
+    verifier = judge(tokenizer, lambda number, sample, vote: "no words")
+    original = verifier.sampler.sample
+
+    def sample(weights, request):
+        prompts.extend(tokenizer.decode(prompt) for prompt in request.prompts)
+        return original(weights, request)
+
+    verifier.sampler.sample = sample
+    for subset in ("gsm8k", "math", "olympiadbench", "omnimath"):
+        shutil.copy(ROWS / "processbench.jsonl", tmp_path / f"{subset}.json")
+    settings = settings_of(tmp_path / "out", checkpoint="a/b", sets=f"processbench:{tmp_path}")
+    results = evaluate(monkeypatch, settings, None, verifier)
+    assert list(results) == list(PROCESSBENCH)
+    for prompt, row in zip(prompts, load_processbench(ROWS / "processbench.jsonl"), strict=False):
+        assert prompt.startswith(row.problem) and prompt.endswith(f"\n{len(row.steps)}\n")
+        assert all(f"<step>{step}</step>" in prompt for step in row.steps)
+    assert "| this evaluation | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 |" in (tmp_path / "out/tables.md").read_text()
+    assert "| Avg. |" in (tmp_path / "out/tables.md").read_text()
+
+
+def test_last_letter_has_gold_steps(tokenizer, tmp_path, monkeypatch):
+    """The fixed pool of training; a verifier that knows the labels is right, one that approves all is not."""
+    (claims,) = (one.claims for one in open_sets(("last_letter_steps",), None, "a/b", 12, 0))
+    gold = {claim.number: claim.solution.gold_steps for claim in claims}
+    flags = ("--problems=12", "--verifier=a/b")
+    for name, knows, step_f1 in (("knowing", True, 1.0), ("trusting", False, None)):
+        def text(number, sample, vote, knows=knows):
+            marks = gold[number] if knows else [True] * len(gold[number])
+            return verification("CORRECT" if all(marks) else "INCORRECT", *marks)
+
+        settings = settings_of(tmp_path / name, *flags, sets="last_letter_steps", checkpoint=None)
+        found = figures(evaluate(monkeypatch, settings, None, judge(tokenizer, text))["last_letter_steps"])
+        labels = [label for marks in gold.values() for label in marks]
+        trusting = sum(labels) / (sum(labels) + len(labels))  # F1 of correct 2h/(claimed + present), of incorrect 0
+        assert found["verifier_step_f1", 0] == pytest.approx(trusting if step_f1 is None else step_f1)
+        assert 0 < sum(labels) < len(labels)
+
+
+# ----------------------------------------------------------------------------------------- what is asked and how
+
+
+def test_greedy_and_sampled_passes(tokenizer, tmp_path, monkeypatch):
+    """Shards of two; one greedy pass, four samples that share a prompt; more samples than rows take several rounds."""
+    solved, judged = [], []
+    short = f"gsm8k:{ROWS / 'gsm8k_short.jsonl'}"
+    flags = ("--samples=4", "--shard=2", "--problems=3", "--verifier=a/b", "--votes=2", "--verifier_temperature=0.7")
+    text = lambda number, sample, prompt: tagged(sample)  # noqa: E731
+    results = evaluate(monkeypatch, settings_of(tmp_path / "a", *flags, sets=short),
+                       solver(tokenizer, text, calls=solved),
+                       judge(tokenizer, lambda *place: "", samples=4, votes=2, calls=judged))  # fmt: skip
+    assert solved == [(2, 1, 0.0), (2, 4, 1.0), (1, 1, 0.0), (1, 4, 1.0)]
+    assert judged == [(10, 2, 0.7), (5, 2, 0.7)]
+    assert (results["gsm8k"].count, results["gsm8k"].is_whole) == (3, False)
+    solved.clear()
+    few = solver(tokenizer, text, calls=solved, rows=3)
+    evaluate(monkeypatch, settings_of(tmp_path / "b", "--samples=4", "--problems=3", sets=short), few)
+    assert solved == [(3, 1, 0.0), (3, 3, 1.0), (3, 1, 1.0)]
+    rows = [[json.loads(line) for line in (tmp_path / name / "rows/gsm8k.jsonl").read_text().splitlines()]
+            for name in "ab"]  # fmt: skip
+    assert [row["text"] for row in rows[0]] == [row["text"] for row in rows[1]]
+    assert rows[0][0]["number"] != 0 or rows[0][5]["number"] != 1  # drawn, not the first three
+
+
+def test_over_long_problems_count_as_wrong(tokenizer, tmp_path, monkeypatch):
+    problems = load_problems(ROWS / "gsm8k.jsonl").problems
+    lengths = sorted(len(tokenizer.encode_prompt(problem.question + "\n")) for problem in problems)
+    limit = lengths[len(lengths) // 2]
+    fitting = sum(length <= limit for length in lengths)
+    golds = {problem.question: problem.answer for problem in problems}
+    right = lambda number, sample, prompt: tagged(golds[prompt.removesuffix("\n")])  # noqa: E731
+    generator = solver(tokenizer, right, max_prompt=limit)
+    verifier = judge(tokenizer, lambda number, sample, vote: verification("CORRECT", T, T, T), samples=2)
+    settings = settings_of(tmp_path, "--samples=2", "--verifier=a/b", sets=f"gsm8k:{ROWS / 'gsm8k.jsonl'}")
+    result = evaluate(monkeypatch, settings, generator, verifier)["gsm8k"]
+    assert 0 < fitting < len(problems) == result.count
+    assert figures(result)["greedy", 1] == figures(result)["best_of_by_verdict", 2] == fitting / len(problems)
+    assert any(f"{len(problems) - fitting} problems whose prompt is over the limit" in note for note in result.notes)
+
+
+def test_published_figures_stand_beside_the_whole_set_only(tokenizer, tmp_path, monkeypatch):
+    path = tmp_path / "aime.jsonl"
+    path.write_text("\n".join(json.dumps({"problem": f"What is {n}?", "answer": str(n)}) for n in range(30)))
+    page = {}
+    for name, flags in (("whole", ()), ("part", ("--problems=29",))):
+        settings = settings_of(tmp_path / name, *flags, sets=f"aime24:{path}")
+        evaluate(monkeypatch, settings, solver(tokenizer, lambda number, sample, prompt: tagged(number)))
+        page[name] = (tmp_path / name / "tables.md").read_text()
+    assert "| this evaluation | 100.0 [88.6, 100.0] |" in page["whole"]
+    assert "| Tango-Qwen-7B (table 2) | 26.7 |" in page["whole"] and "2505.15034" in page["whole"]
+    assert "Tango" not in page["part"]
+    assert 'aime24,greedy,,30,0.267,,,"arXiv 2505.15034, table 2: Tango-Qwen-7B"' in (
+        tmp_path / "whole/tables.csv").read_text()  # fmt: skip
+
+
+def test_the_published_averages_are_those_of_the_tables():
+    """Typing mistakes show here: the paper prints the averages too."""
+    printed = {
+        "Qwen2.5-7B-Instruct": (36.0, 61.4), "Qwen2.5-Math-7B-Instruct": (42.9, 50.2), "Eurus-2-7B-PRIME": (44.8,),
+        "Tango-7B-SFT": (25.8, 52.8), "GRPO": (37.0, 57.6), "GRPO with Tango": (46.1, 61.1), "RLOO": (37.2, 57.4),
+        "RLOO with Tango": (46.7, 61.8), "REINFORCE++": (37.1, 57.0), "REINFORCE++ with Tango": (46.9, 61.6),
+        "Tango-Qwen-7B": (49.5, 62.8), "Llama-3.1-8B-Instruct": (17.9,), "Tango-Llama3.1-8B-SFT": (19.2,),
+        "Llama, GRPO": (25.1,), "Llama, GRPO with Tango": (28.8,), "Llama-3.1-8B-Instruct as critic": (5.1,),
+        "Qwen2.5-7B-Instruct as critic": (32.6,), "Qwen2.5-Math-72B-Instruct as critic": (45.5,),
+        "Skywork-PRM-7B": (42.1,), "Tango-Qwen-7B verifier": (43.9,),
+    }  # fmt: skip
+    assert [row.model for row in PUBLISHED] == list(printed)
+    for row in PUBLISHED:
+        groups = [group for group in (MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH) if set(group) <= set(row.scores)]
+        means = [np.mean([row.scores[name] for name in group]) for group in groups]
+        # One decimal is printed of figures that were rounded before.
+        assert means == pytest.approx(printed[row.model], abs=0.11), row.model
+    assert comparable("math500", 500, True) and not comparable("math500", 499, True)
+    assert not comparable("gsm8k", 1319, True)  # the paper has no figure

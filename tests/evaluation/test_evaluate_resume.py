@@ -1,0 +1,151 @@
+"""Evaluations that are interrupted, repeated with other settings, or asked for wrongly."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.evaluation_cases import (
+    ROWS,
+    evaluate,
+    files_of,
+    judge,
+    settings_of,
+    small_tokenizer,
+    solver,
+    tagged,
+    verification,
+)
+from tango_jax.evaluate import main
+from tango_jax.grading import close_pool
+
+T, F = True, False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_shared_pool():
+    yield
+    close_pool()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer()
+
+
+def test_an_interrupted_evaluation_ends_with_the_same_bytes(tokenizer, tmp_path, monkeypatch):
+    class Interrupted(Exception):
+        pass
+
+    budget = {"solved": 0, "judged": 0}
+
+    def spend(stage):
+        budget[stage] -= 1
+        if budget[stage] < 0:
+            raise Interrupted
+
+    def solve(number, sample, prompt):
+        spend("solved")
+        return tagged(number + sample)
+
+    def verify(number, sample, vote):
+        spend("judged")
+        return verification("CORRECT" if sample else "INCORRECT", T, F, number % 2 == 0)
+
+    sets = f"gsm8k:{ROWS / 'gsm8k_short.jsonl'},processbench_math:{ROWS / 'processbench.jsonl'}"
+    flags = ("--samples=2", "--shard=3", "--verifier=a/b")
+
+    def attempt(name, solved, judged):
+        budget.update(solved=solved, judged=judged)
+        settings = settings_of(tmp_path / name, *flags, sets=sets)
+        evaluate(monkeypatch, settings, solver(tokenizer, solve), judge(tokenizer, verify, samples=2))
+
+    attempt("whole", 24, 29)
+    wanted = files_of(tmp_path / "whole")
+    assert {name for name in wanted if name.startswith("parts")} == {
+        *(f"parts/gsm8k/{stage}-0000{shard}.jsonl" for stage in ("solved", "judged") for shard in range(3)),
+        *(f"parts/processbench_math/judged-0000{shard}.jsonl" for shard in range(2)),
+    }
+    for solved, judged in ((9, 0), (8, 0), (15, 2), (0, 5), (0, 20)):  # three problems are nine solutions
+        with pytest.raises(Interrupted):
+            attempt("stopped", solved, judged)
+        assert not (tmp_path / "stopped/tables.md").exists()
+    attempt("stopped", 0, 100)
+    assert files_of(tmp_path / "stopped") == wanted
+    # Damage to a finished part: that part is done again, and nothing else.
+    damages = (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.write_bytes(b""))
+    for damage in damages:
+        damage(tmp_path / "stopped/parts/gsm8k/solved-00002.jsonl")
+        damage(tmp_path / "stopped/parts/processbench_math/judged-00001.jsonl")
+        (tmp_path / "stopped/parts/gsm8k/solved-00002.jsonl.partial").write_text("half a part")
+        attempt("stopped", 6, 2)
+        assert files_of(tmp_path / "stopped") == wanted
+    # Solutions that are not those that were judged: the judgements are made anew.
+    path = tmp_path / "stopped/parts/gsm8k/solved-00002.jsonl"
+    path.write_text(path.read_text().replace("some work", "other work"))
+    attempt("stopped", 0, 6)
+
+
+def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer, tmp_path, monkeypatch):
+    data, generator = tmp_path / "data.jsonl", solver(tokenizer, lambda number, sample, prompt: tagged(number))
+    shutil.copy(ROWS / "gsm8k_short.jsonl", data)
+    evaluate(monkeypatch, settings_of(tmp_path / "out", sets=f"gsm8k:{data}"), generator)
+    before = files_of(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out holds another evaluation \(samples: 0 -> 2; temperature: 1.0 -> 0.5\)"):
+        flags = ("--samples=2", "--temperature=0.5")
+        evaluate(monkeypatch, settings_of(tmp_path / "out", *flags, sets=f"gsm8k:{data}"), generator)
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join([*lines[:7], lines[7].replace("Hal", "Ida")]))
+    with pytest.raises(ValueError, match=r"solved-00000.* 'Hal has .* 'Ida has .*choose another --out"):
+        evaluate(monkeypatch, settings_of(tmp_path / "out", sets=f"gsm8k:{data}"), generator)
+    assert files_of(tmp_path / "out") == before
+    shutil.copy(ROWS / "gsm8k_short.jsonl", data)
+    evaluate(monkeypatch, settings_of(tmp_path / "out", "--rows=2", sets=f"gsm8k:{data}"), generator)
+    assert files_of(tmp_path / "out") == before
+
+
+def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written(tokenizer, tmp_path, monkeypatch):
+    sets, out = f"gsm8k:{ROWS / 'gsm8k_short.jsonl'}", tmp_path / "out"
+    short = {"max_prompt": 3}
+    generator, verifier = (make(tokenizer, lambda *place: tagged(1), **short) for make in (solver, judge))
+    with pytest.raises(ValueError, match=r"--max_prompt=3 is too short for every problem of gsm8k: .* of \d+ tokens"):
+        evaluate(monkeypatch, settings_of(out, sets=sets), generator)
+    with pytest.raises(ValueError, match=r"--verifier_max_prompt=3 is too short for every problem of gsm8k"):
+        generator = solver(tokenizer, lambda *place: tagged(1))
+        evaluate(monkeypatch, settings_of(out, "--verifier=a/b", sets=sets), generator, verifier)
+    with pytest.raises(ValueError, match=r"--verifier_max_prompt=3 is too short for every problem of processbench_m"):
+        judged = f"processbench_math:{ROWS / 'processbench.jsonl'}"
+        evaluate(monkeypatch, settings_of(out, "--verifier=a/b", sets=judged, checkpoint=None), None, verifier)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--sets=gsm8k"], "no model is named: --checkpoint solves, --verifier judges"),
+    (["--sets=,", "--checkpoint=a/b"], "--sets is empty"),
+    (["--sets=gsm8k", "--checkpoint=none.gguf"], "none.gguf does not exist"),
+    (["--sets=gsm8k", "--verifier=a/b"], "gsm8k has problems to solve: name a --checkpoint"),
+    (["--sets=math5000", "--checkpoint=a/b"], "unknown set 'math5000'; use one of gsm8k,"),
+    (["--sets=aime24,math", "--checkpoint=a/b"], "hub:Maxwell-Jia/AIME_2024/train: could not be fetched"),
+    (["--sets=last_letter:rows.jsonl", "--checkpoint=a/b"], "last_letter makes its own problems and takes no rows"),
+    (["--sets=gsm8k:none.jsonl", "--checkpoint=a/b"], "data file none.jsonl does not exist"),
+    (["--sets=processbench:tests", "--verifier=a/b"], "there is none of processbench_gsm8k.jsonl, "),
+    ([f"--sets=processbench_math:{ROWS / 'aime.jsonl'}", "--verifier=a/b"], "line 1: 'steps' is missing; keys"),
+    ([f"--sets=x:{ROWS / 'aime.jsonl'},x:{ROWS / 'aime.jsonl'}2", "--checkpoint=a/b"], "--sets names x twice"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--samples=2000"], "--samples=2000 must lie between 0 and 1024"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--skip_greedy"], "--skip_greedy leaves nothing to write"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--temperature=0"], "--temperature=0.0 must lie between 1e-06 and"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--top_p=0"], "--top_p=0.0 must be above 0.0 and at most 1.0"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--rows=0"], "--rows=0 must be at least 1"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--verifier_temperature=nan"], "--verifier_temperature=nan must lie between"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--seed=-1"], "--seed=-1 must lie between 0 and 4294967295"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--out="], "--out is empty: give a path"),
+    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is not a folder; name a folder"),
+    (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}"], "is a file; name a folder"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
+    out = [] if any(flag.startswith("--out") for flag in flags) else [f"--out={tmp_path / 'out'}"]
+    with pytest.raises(SystemExit) as error:
+        main([*flags, *out])
+    assert message in str(error.value) and str(error.value).startswith("error: ") and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()

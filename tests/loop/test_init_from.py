@@ -1,0 +1,150 @@
+"""What `init_from` starts from: a stage 1 that is there, finished and within its gates, looked at before any work."""
+
+import jax
+import numpy as np
+import pytest
+
+from support.paths import ROOT
+from tango_jax import ablate, sft
+from tango_jax.cli.command_line import load_config
+from tango_jax.loop import stage_one
+from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.run import train
+from tango_jax.rl.policy import make_policy
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.manifest import MANIFEST
+from tango_jax.tracking.run_config import save_config
+from tango_jax.weights.workdir import start_source
+
+TINY = str(ROOT / "configs/tiny.py")
+LENGTH = 6  # sft.steps of configs/tiny.py
+
+
+def tiny(*overrides: str):
+    return load_config(TINY, [f"generator.{override}" for override in overrides])
+
+
+@pytest.fixture
+def source(tmp_path):
+    """make(step, meta, *overrides): a workdir as a stage 1 of the generator leaves it."""
+
+    def make(step=LENGTH, meta=None, *overrides, settings=True):
+        workdir = tmp_path / "source"
+        if settings:
+            save_config(tiny(*overrides), workdir / "config.json")
+        if step is not None:
+            meta = {"heldout_loss": 0.4, "seconds": 1.0, "metrics_bytes": 0} if meta is None else meta
+            state = {"params": {"weight": np.ones(2, np.float32)}}
+            Checkpointer(workdir / "sft/generator/checkpoints").save(step, state, meta)
+        return workdir
+
+    return make
+
+
+def starting_from(workdir, *overrides):
+    return tiny(f"init_from={workdir}", *overrides)
+
+
+@pytest.mark.parametrize("step, meta, old, here, message", [
+    (None, None, [], [], "there is no stage-1 checkpoint of the generator in .*: run python -m tango_jax.sft with"),
+    (None, None, ["sft.steps=0"], [], r"had no stage 1 of the generator .*set generator\.checkpoint=.*source and"),
+    (None, None, ["init_from=runs/first"], [], "that run took its own from runs/first, so name that"),
+    (3, None, [], [], "unfinished, at step 3 of 6: run its command again to finish it"),
+    (3, None, [], ["sft.steps=0"], "unfinished, at step 3 of 6"),
+    (3, None, [], ["sft.steps=3"], "unfinished, at step 3 of 6"),
+    (3, None, ["sft.steps=3"], [], r"has 3 steps, but generator\.sft\.steps=6 .* or set generator\.sft\.steps=3 here"),
+    (6, None, ["sft.max_heldout_loss=0.3"], [], r"0\.400 per token and so failed its own gate, .*loss=0\.3:"),
+    (6, None, [], ["sft.max_heldout_loss=0.39"], r"0\.400 per token; the gate here is .*max_heldout_loss=0\.39"),
+    (6, {"heldout_loss": float("nan")}, [], [], "held-out loss of nan"),
+    (6, {"heldout_loss": float("nan")}, ["sft.max_heldout_loss=1.0"], ["sft.max_heldout_loss=1.0"], "loss of nan"),
+    (6, {"heldout_loss": float("inf")}, ["sft.max_heldout_loss=1.0"], [], "failed its own gate"),
+])  # fmt: skip
+def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, monkeypatch, step, meta, old, here,
+                                                             message):
+    config = starting_from(source(step, meta, *old), *here)
+
+    def must_not_be_called(*arguments):
+        raise AssertionError("work began")
+
+    for module in ("tango_jax.train", "tango_jax.ablate"):
+        monkeypatch.setattr(f"{module}.make_policies", must_not_be_called)
+    for start in (train, ablate.ablate):
+        with pytest.raises(ValueError, match=rf"^generator\.init_from=.*source: .*{message}") as error:
+            start(config, tmp_path / "run", Console(enabled=False))
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("step, meta, old, here", [
+    (6, None, [], []),
+    (6, None, [], ["sft.steps=0"]),
+    (6, None, [], ["sft.steps=3"]),
+    (3, None, ["sft.steps=3"], ["sft.steps=3"]),  # what the message above proposes
+    (6, None, ["sft.max_heldout_loss=0.4"], ["sft.max_heldout_loss=0.5"]),
+    (6, {}, ["sft.max_heldout_loss=0.3"], ["sft.max_heldout_loss=0.3"]),  # nothing was recorded
+])  # fmt: skip
+def test_a_finished_stage_one_is_a_start(source, step, meta, old, here):
+    check_init_from(starting_from(source(step, meta, *old), *here))
+
+
+def test_a_workdir_without_settings_goes_by_the_settings_here(source):
+    workdir = source(3, settings=False)
+    check_init_from(starting_from(workdir, "sft.steps=3"))
+    with pytest.raises(ValueError, match=r"generator\.sft\.steps=6 requires more"):
+        check_init_from(starting_from(workdir))
+    (workdir / "config.json").write_text("{")
+    check_init_from(starting_from(workdir, "sft.steps=3"))
+
+
+def test_a_step_that_cannot_be_read_is_no_start(source):
+    workdir = source(6)
+    for path in (workdir / "sft/generator/checkpoints/6").rglob("*"):
+        if path.is_file() and path.name != MANIFEST:
+            path.write_bytes(b"")
+    with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
+        check_init_from(starting_from(workdir))
+    policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
+    with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
+        stage_one.load_sft(policy, str(workdir))
+
+
+def test_a_flipped_byte_in_the_record_is_not_believed(source, caplog):
+    """The step before is looked at, which is unfinished; what the damaged record says is not."""
+    source(3)
+    workdir = source(6, {"heldout_loss": 0.9})
+    record = next(path for path in (workdir / "sft/generator/checkpoints/6/record").rglob("*") if path.is_file())
+    record.write_bytes(record.read_bytes().replace(b"0.9", b"0.1"))
+    with pytest.raises(ValueError, match="unfinished, at step 3 of 6"):
+        check_init_from(starting_from(workdir, "sft.max_heldout_loss=0.5"))
+    assert "is damaged: record/" in caplog.text and "falling back to step 3" in caplog.text
+
+
+def test_parameters_that_are_not_finite_are_no_start(source):
+    workdir = source(None)
+    policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
+    shapes = policy.abstract_state().params
+    meta = {"heldout_loss": 0.4}
+    for step, value in ((5, 1.0), (6, 1.0), (7, np.nan), (8, 1e38)):
+        params = jax.tree.map(lambda leaf, value=value: np.full(leaf.shape, value, leaf.dtype), shapes)
+        Checkpointer(workdir / "sft/generator/checkpoints", keep=1).save(step, {"params": params}, meta)
+        if step == 6:
+            assert stage_one.load_sft(policy, str(workdir)).step == 6
+        else:
+            problem = "unfinished, at step 5 of 6" if step == 5 else f"parameters of step {step} in .* not finite"
+            with pytest.raises(ValueError, match=problem):
+                stage_one.load_sft(policy, str(workdir))
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["generator.sft.steps=0", "verifier.sft.steps=0"], r"no role has a stage 1 to run .*generator\.sft\.steps=0"),
+    (["generator.init_from=elsewhere", "verifier.sft.steps=0"], r"generator\.init_from='elsewhere'.*init_from=\)"),
+    (["generator.init_from=none", "verifier.sft.start=generator"], r"generator\.init_from=none: there is no stage-1"),
+])  # fmt: skip
+def test_the_command_for_stage_one_says_when_there_is_none(tmp_path, monkeypatch, overrides, message):
+    """Before, it read the weights of both models and left nothing."""
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
+    arguments = [f"--config={TINY}", f"--workdir={tmp_path / 'run'}", *(f"--config.{item}" for item in overrides)]
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        sft.main(arguments)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,217 @@
+"""A stage 1 that breaks down stops with one line, saves nothing of it, and the advice in that line works."""
+
+import dataclasses
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from support.paths import ROOT
+from tango_jax import sft
+from tango_jax.cli.command_line import load_config
+from tango_jax.loop import imitation, stage_one
+from tango_jax.records import Problem, TrainState
+from tango_jax.rl.policy import make_policy
+from tango_jax.rl.supervised import Sft
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import Checkpointer, read_state
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.task import SftExample
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.weights.workdir import start_source
+
+TINY = str(ROOT / "configs/tiny.py")
+NEVER = SimpleNamespace(is_due=lambda: False, saved=lambda: None, unsaved=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def policies() -> dict:
+    config = load_config(TINY)
+    return {role: make_policy(role, config[role], start_source(config, role)) for role in ("generator", "verifier")}
+
+
+class Scripted:
+    """In place of the model: one weight and one loss for each step, typed by hand."""
+
+    def __init__(self, losses, weights, heldout):
+        self.losses, self.weights, self.heldout, self.steps = losses, weights, heldout, []
+
+    def make(self, policy) -> Sft:
+        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+        def state_of(weight, step):
+            weight, step = np.float32([weight]), np.int32(step)
+            return TrainState({"weight": jax.device_put(weight, place)}, (), jax.device_put(step, place))
+
+        def update(state, batch):
+            step = int(state.step) + 1
+            self.steps.append(step)
+            loss, weight = (script.get(step, 1.0) for script in (self.losses, self.weights))
+            return state_of(weight, step), {"loss": jnp.float32(loss)}
+
+        def loss(params, batch):
+            return jnp.float32(self.heldout.get(self.steps[-1], 1.0))
+
+        shardings = TrainState({"weight": place}, (), place)
+
+        def init(key_data):
+            return TrainState({"weight": jnp.ones(1)}, (), jnp.int32(0))
+
+        return Sft(init, None, update, loss, shardings)
+
+
+def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, preemption=NEVER, **settings):
+    """Stage 1 of six steps, evaluated and saved after the third and the last."""
+    script = Scripted(losses or {}, weights or {}, heldout or {})
+    monkeypatch.setattr(stage_one, "make_sft", script.make)
+    config = load_config(TINY)
+    config.generator.sft.update(settings)
+    policy = dataclasses.replace(policy, config=config.generator)
+    task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
+    return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption)
+
+
+def saved(workdir) -> list[int]:
+    return Checkpointer(workdir / "sft/generator/checkpoints").steps()
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("script, step, what, kept", [
+    (dict(losses={1: NAN}), 1, "had a loss of nan", []),
+    (dict(losses={2: -INF}), 2, "had a loss of -inf", []),
+    (dict(losses={4: NAN}), 4, "had a loss of nan", [3]),
+    (dict(losses={6: NAN}), 6, "had a loss of nan", [3]),
+    (dict(heldout={3: NAN}), 3, "led to a held-out loss of nan per token", []),
+    (dict(heldout={6: INF}), 6, "led to a held-out loss of inf per token", [3]),
+    (dict(heldout={6: 1e11}), 6, r"led to a held-out loss of 1e\+11 per token \(10 times the loss of uniform", [3]),
+    (dict(weights={3: NAN}), 3, "left values in params/weight that are not finite or absurdly large", []),
+    (dict(weights={6: INF}), 6, "left values in params/weight that are not finite", [3]),
+    (dict(weights={6: 1e38}), 6, "left values in params/weight that are not finite or absurdly large", [3]),
+    (dict(heldout={6: NAN}, max_heldout_loss=2.0), 6, "led to a held-out loss of nan", [3]),
+])  # fmt: skip
+def test_what_is_not_finite_is_never_saved(policies, tmp_path, monkeypatch, script, step, what, kept):
+    with pytest.raises(FloatingPointError, match=rf"^step {step} of the generator's stage 1 {what}.*new --workdir"):
+        run(monkeypatch, policies["generator"], tmp_path, **script)
+    assert saved(tmp_path) == kept
+    rows = [row["step"] for row in read_metrics(tmp_path / "sft/generator/metrics.jsonl")]
+    assert rows == kept  # nor written down as a result
+
+
+def test_a_loss_is_read_while_the_next_step_runs(policies, tmp_path, monkeypatch):
+    script = Scripted({4: NAN}, {}, {})
+    monkeypatch.setattr(Scripted, "make", lambda self, policy, make=Scripted.make: make(script, policy))
+    with pytest.raises(FloatingPointError, match="^step 4 "):
+        run(monkeypatch, policies["generator"], tmp_path)
+    assert script.steps == [1, 2, 3, 4, 5]
+
+
+def test_sigterm_saves_nothing_that_is_broken(policies, tmp_path, monkeypatch):
+    due = SimpleNamespace(**vars(NEVER) | {"is_due": lambda: True})
+    with pytest.raises(hosts.Preempted):
+        run(monkeypatch, policies["generator"], tmp_path / "good", preemption=due)
+    assert saved(tmp_path / "good") == [1]
+    with pytest.raises(FloatingPointError, match="^step 1 "):
+        run(monkeypatch, policies["generator"], tmp_path / "bad", heldout={1: NAN}, preemption=due)
+    assert saved(tmp_path / "bad") == []
+    # The held-out loss in the record is that of the step that was saved.
+    abstract = {"weight": np.ones(1, np.float32)}
+    meta = read_state(tmp_path / "good/sft/generator/checkpoints", abstract, part=("params",)).meta
+    assert (meta["heldout_loss"], meta["left_out"]) == (1.0, 0)
+
+
+@pytest.mark.parametrize("loss, passes", [(2.0, True), (2.1, False)])
+def test_the_gate(policies, tmp_path, monkeypatch, loss, passes):
+    for _ in range(2):  # a finished stage 1 is measured by what it recorded
+        if passes:
+            run(monkeypatch, policies["generator"], tmp_path, heldout={6: loss}, max_heldout_loss=2.0)
+        else:
+            with pytest.raises(ValueError, match=r"held-out loss of 2\.100 per token; the gate is .*new --workdir"):
+                run(monkeypatch, policies["generator"], tmp_path, heldout={6: loss}, max_heldout_loss=2.0)
+
+
+@pytest.mark.parametrize("weight, loss", [(NAN, 1.0), (1e38, 1.0), (1.0, NAN)])
+def test_a_checkpoint_of_before_that_is_broken_is_refused(policies, tmp_path, monkeypatch, weight, loss):
+    state = TrainState({"weight": np.float32([weight])}, (), np.array(3, np.int32))
+    meta = {"heldout_loss": loss, "seconds": 1.0, "metrics_bytes": 0}
+    Checkpointer(tmp_path / "sft/generator/checkpoints").save(3, state, meta)
+    with pytest.raises(ValueError, match=r"checkpoint of step 3 in .* has .*(weight|of nan).*Choose a new --workdir"):
+        run(monkeypatch, policies["generator"], tmp_path)
+    good = TrainState({"weight": np.float32([1.0])}, (), np.array(3, np.int32))
+    Checkpointer(tmp_path / "old/sft/generator/checkpoints").save(3, good, meta | {"heldout_loss": INF})
+    run(monkeypatch, policies["generator"], tmp_path / "old")  # saved before its first evaluation
+    assert saved(tmp_path / "old") == [3, 6]
+
+
+# ------------------------------------------------------------------------------------------ the model, the command line
+
+
+def test_a_huge_learning_rate_breaks_the_model(tmp_path):
+    config = load_config(TINY, ["generator.sft.optimizer.lr=1e30", "generator.model.num_layers=1"])
+    source = start_source(config, "generator")
+    policy = make_policy("generator", config.generator, source, devices=jax.devices()[:1])
+    task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
+    with pytest.raises(FloatingPointError, match=r"^step \d of the generator's stage 1 .*lr=1e\+30"):
+        stage_one.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER)
+    assert saved(tmp_path) == []
+
+
+def test_the_command_ends_with_one_line_whose_advice_works(tmp_path, monkeypatch):
+    def make_scripted(policy):
+        return Scripted({5: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)
+
+    monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
+    monkeypatch.setattr(stage_one, "make_sft", make_scripted)
+    command = [f"--config={TINY}", "--config.verifier.sft.steps=0"]
+    with pytest.raises(SystemExit, match="^error: step 5 of the generator's stage 1 had a loss of nan.*[^\n]$") as end:
+        sft.main([*command, "--config.generator.sft.optimizer.lr=1e30", f"--workdir={tmp_path / 'run'}"])
+    advice = re.search(r"choose a new (--workdir) and lower (generator\.sft\.optimizer\.lr)=1e\+30", str(end.value))
+    assert advice and saved(tmp_path / "run") == [3]
+    lower = f"--config.{advice[2]}=1e-3"
+    with pytest.raises(SystemExit, match="other settings"):  # in the same one it would be refused
+        sft.main([*command, lower, f"--workdir={tmp_path / 'run'}"])
+    sft.main([*command, lower, f"{advice[1]}={tmp_path / 'other'}"])
+    assert saved(tmp_path / "other") == [3, 6]
+
+
+# ------------------------------------------------------------------------------------- examples that do not fit a role
+
+
+def example(words: int) -> SftExample:
+    letters = "abcdefgh"[:words]
+    question = " ".join(f"ab{letter}#{k}" for k, letter in enumerate(letters, 1))
+    solution = "".join(f"<step>#{k} ends in {letter}</step>" for k, letter in enumerate(letters, 1))
+    return SftExample(Problem("p", question, letters), solution, words, "<step>#1 reads a</step>" * words)
+
+
+def test_an_example_that_would_lose_its_end_is_left_out(policies):
+    policy = policies["verifier"]  # prompts of at most 64 tokens, rows of 64 + 48
+    sizes = {"train": [1, 2, 7, 3], "heldout": [8, 8]}
+    task = SimpleNamespace(sft_example=lambda role, split, index: example(sizes[split][index]))
+    whole = [imitation.sft_sequence(policy, example(words))[2] for words in (1, 2, 3, 7, 8)]
+    assert whole == [True, True, True, False, False]
+    pairs = imitation.sft_pairs(policy, task, "train", 0, 4)
+    assert len(pairs) == 3 and all(len(prompt) <= 64 for prompt, _ in pairs)
+    batch = imitation.pack_pairs(policy, pairs, 4)
+    assert float(jnp.sum(batch.weight_NZRT)) == pytest.approx(1.0)
+    # Nothing is left: no gradient, and no failure.
+    assert imitation.pack_pairs(policy, imitation.sft_pairs(policy, task, "train", 2, 1), 1).num_micro == 0
+    with pytest.raises(ValueError, match=r"none of the first 8 held-out examples .*verifier\.max_prompt=64"):
+        task.sft_example = lambda role, split, index: example(8)
+        imitation.heldout_batch(policy, task)
+
+
+def test_what_was_left_out_is_counted_over_restarts(policies, tmp_path, monkeypatch):
+    sft_pairs, stops, lines = stage_one.sft_pairs, iter([False] * 4 + [True] + [False] * 9), []
+    monkeypatch.setattr(stage_one, "sft_pairs", lambda *args: sft_pairs(*args)[args[2] == "train" :])
+    monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
+    preemption = SimpleNamespace(**vars(NEVER) | {"is_due": lambda: next(stops)})
+    with pytest.raises(hosts.Preempted):
+        run(monkeypatch, policies["generator"], tmp_path, preemption=preemption)
+    run(monkeypatch, policies["generator"], tmp_path, preemption=preemption)
+    assert any("6 of 24 examples were left out" in line for line in lines)

@@ -1,0 +1,220 @@
+"""The plan of a run: command line, targets, what a turn does, predicted times and advice, with numbers by hand."""
+import dataclasses
+import io
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from support.paths import ROOT
+from tango_jax import plan
+from tango_jax.cli.command_line import load_config
+from tango_jax.planning.advice import advice
+from tango_jax.planning.hlo import Collective
+from tango_jax.planning.memory import Phase
+from tango_jax.planning.needs import Flops
+from tango_jax.planning.planner import Options, comparison, make_plan
+from tango_jax.planning.programs import compile_one, plan_source
+from tango_jax.planning.report import as_json, show
+from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_target
+from tango_jax.planning.times import TimeModel
+from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths
+from tango_jax.runtime.console import Console
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.weights.presets import CONFIG_JSON, preset_model
+
+A100 = TARGETS["a100-80gb"]
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def tiny_plan():
+    """Two processes of four A100 without a compiler for them: virtual CPU devices stand in."""
+    config = load_config(str(ROOT / "configs/tiny.py"), ["generator.cache_buckets=()", "verifier.model.num_layers=1"])
+    target = dataclasses.replace(A100, compilers=("a_package_that_is_not_there", "json"))
+    options = Options(config, target, devices=8, per_process=4, filled=0.5, is_json=True)
+    return make_plan(options, Console(enabled=False))
+
+
+def test_json_has_what_programs_read(tiny_plan):
+    report = json.loads(json.dumps(as_json(tiny_plan)))
+    assert report["fits"] is True and report["devices"] == 8 and report["compiled_for_target"] is False
+    assert report["available_gib_per_device"] == pytest.approx(0.95 * 85.1e9 / GIB)
+    peaks = [phase["peak"] for phase in report["phases"].values()]
+    assert report["peak_gib_per_device"] == max(peaks) > 0
+    assert set(report["phases"]) == {f"{role}/{phase}" for role in ("generator", "verifier")
+                                     for phase in ("reshard", "sample", "score", "update")}  # fmt: skip
+    names = ("update", "score", "layout", "prefill", "decode")
+    assert set(report["functions"]) == {f"{role}/{name}" for role in ("generator", "verifier") for name in names}
+    for function in report["functions"].values():
+        assert {"argument_gib", "temp_gib", "flops", "collective_bytes"} <= set(function)
+    update = report["functions"]["generator/update"]
+    assert update["flops"] > 3 * report["functions"]["generator/score"]["flops"] * 0.99 > 0
+    assert update["collective_bytes"]["reduce-scatter"] == pytest.approx(
+        update["needed_collective_bytes"]["reduce-scatter"], rel=0.01
+    )
+    assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
+    assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
+    assert report["predicted_hours"] == pytest.approx(sum(
+        count * sum(report["predicted_seconds_by_turn"][role].values())
+        for role, count in (("generator", 6), ("verifier", 4))  # 2 of warm-up, 1 after each 3 of the generator
+    ) / 3600)  # fmt: skip
+
+
+def test_memory_of_states_is_counted_by_hand(tiny_plan):
+    """float32 over 8 devices: each holds both policies and their references, and the moments of both."""
+    job = tiny_plan.job
+    stored = {role: sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * 4 for leaf in
+                        jax.tree.leaves(state.params)) for role, state in job.states.items()}
+    phase = tiny_plan.phases[0]
+    assert phase.parameters == 2 * sum(stored.values())
+    assert phase.optimizer == pytest.approx(2 * sum(stored.values()), abs=64)  # and two counters
+    table = job.states["generator"].params["embed"]
+    assert table.sharding.shard_shape(table.shape) == (table.shape[0], table.shape[1] // 8)
+
+
+def test_a_process_works_on_its_share(tiny_plan):
+    assert (tiny_plan.job.processes, tiny_plan.job.prompts) == (2, 2)  # of four prompts a turn
+    placement = tiny_plan.job.policies["generator"].placement
+    assert (placement.num_shards, placement.num_local_shards, placement.row_multiple) == (8, 4, 4)
+    assert tiny_plan.job.batches["generator"].token_NZRT.shape[1] == 8
+
+
+def test_tables_for_people(tiny_plan):
+    stream = io.StringIO()
+    show(tiny_plan, Console(stream=stream))
+    text = stream.getvalue()
+    assert "8 x a100-80gb: 2 process(es) of 4" in text and "mesh data 1 x fsdp 8 x tensor 1" in text
+    assert "compiled for virtual CPU devices, because a_package_that_is_not_there is not installed" in text
+    for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU"):
+        assert word in text
+
+
+def test_what_to_change_when_it_does_not_fit(tiny_plan):
+    small, large = (dataclasses.replace(A100, memory=size) for size in (1.0, 1e12))
+    lines = advice(tiny_plan.job, tiny_plan.phases, small)
+    assert lines[0].startswith("generator/reshard needs 0.0 GiB of 0.0 GiB")
+    text = "\n".join(lines)
+    for change in ("generator.row_buckets=(4,)", "generator.rows_per_micro_batch=2", "generator.model.remat=full",
+                   "generator.logp_chunk=512", "one process for the 8 devices of a host", "verifier.mesh.offload=True",
+                   "more devices"):  # fmt: skip
+        assert change in text
+    assert advice(tiny_plan.job, tiny_plan.phases, large) == []
+    failed = Phase("generator/update", error="RESOURCE_EXHAUSTED: too much")
+    assert "does not compile for this memory" in advice(tiny_plan.job, [failed], large)[0]
+
+
+def test_a_compiler_that_runs_out_of_memory_is_no_crash():
+    class Lowered:
+        def compile(self, compiler_options):
+            raise jax.errors.JaxRuntimeError(self.message)
+
+    lowered = Lowered()
+    lowered.message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.\nmore"
+    program = compile_one(lowered, {}, 8)
+    assert program.temp == 20.5 * GIB and program.error == lowered.message.splitlines()[0]
+    lowered.message = "INTERNAL: something else"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        compile_one(lowered, {}, 8)
+
+
+def test_comparison_is_for_a_whole_turn(tiny_plan):
+    count = tiny_plan.turns["generator"].passes.micro_batches
+    need, found = comparison(tiny_plan, "generator")["all-gather"]
+    assert found == pytest.approx(need, rel=0.1) and need > 0 and count >= 1
+
+
+@pytest.mark.parametrize("argument, message", [
+    ("--target=b200:8", "choose one of a100-80gb, h100, tpu-v5p, tpu-v5e, cpu"),
+    ("--target=a100-80gb:12", "a machine has 8 devices, and 12 are no multiple"),
+    ("--target=tpu-v5p:24", "comes in slices of 4, 8, 16, 32"),
+    ("--target=a100-80gb:x", "with a number of devices, 1 or more, after a colon"),
+    ("--target=a100-80gb:0", "with a number of devices, 1 or more, after a colon"),
+    ("--target=a100-80gb:99999992", "at most 16384 devices of a100-80gb; lower the number"),
+    ("--target=cpu:1000", "at most 256 devices of cpu; lower the number"),
+    ("--per-process=3", "divides 32"),
+    ("--per-process=-1", "--per-process=-1: choose a number of devices"),
+    ("--per-process=", "argument --per-process: invalid int value: ''; --help shows the usage"),
+    ("--filled=nan", "--filled=nan must be above 0.0 and at most 1.0: it is the mean length"),
+    ("--filled=1e-999", "--filled=0.0 must be above 0.0 and at most 1.0: it is the mean length"),
+    ("--filled=half", "argument --filled: invalid float value: 'half'"),
+    ("--jsn", "unknown argument '--jsn'"),
+    ("--config.rl.gama=1", "did you mean rl.gamma"),
+])  # fmt: skip
+def test_mistakes_on_the_command_line(argument, message):
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        plan.main(["--config=configs/tiny.py", "--target=a100-80gb:32", argument])
+
+
+def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "make_plan", lambda options, console: tiny_plan)
+    plan.main([f"--config={ROOT / 'configs/tiny.py'}", "--target=h100:16", "--per-process=1", "--json"])
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+    options = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
+    assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
+
+
+def test_this_machine_as_a_target(monkeypatch):
+    monkeypatch.setattr("tango_jax.planning.targets.machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
+    target, count = parse_target("cpu:2")
+    assert (count, target.platform, target.flops, target.read, target.per_host) == (2, "cpu", 50e9, 10e9, 2)
+    assert target.memory > 2**29
+
+
+def test_flags_are_those_of_the_launchers():
+    """All but --xla_gpu_enable_command_buffer, which changes neither memory nor what is sent."""
+    text = (ROOT / "launch/flags_gpu.sh").read_text()
+    flags = dict(re.findall(r"^ +--(xla_gpu_\w+)=(\w+)$", text, re.MULTILINE))
+    assert flags == {name: str(value).lower() for name, value in GPU_FLAGS.items()}
+    flags = re.findall(r"^ +(--xla_tpu\S+)$", (ROOT / "launch/flags_tpu.sh").read_text(), re.MULTILINE)
+    assert tuple(flags) == TPU_FLAGS
+
+
+def test_sizes_of_checkpoints_without_them():
+    config = load_config(str(ROOT / "configs/qwen2_5_math_7b.py"))
+    source = plan_source(config, "generator")
+    assert (source.model_config.width, source.model_config.compute_dtype) == (3584, "bfloat16")
+    assert source.tokenizer.vocab_size == 152064
+    config.generator.checkpoint = "someone/unknown"
+    with pytest.raises(ValueError, match="no preset sizes for someone/unknown: give a folder"):
+        plan_source(config, "generator")
+    assert all(preset_model(name).num_layers == raw["num_hidden_layers"] for name, raw in CONFIG_JSON.items())
+
+
+def test_a_folder_with_a_config_json_is_enough(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG_JSON["Qwen/Qwen2.5-1.5B"]))
+    config = load_config(str(ROOT / "configs/qwen2_5_1_5b_last_letter.py"))
+    config.verifier.checkpoint = str(tmp_path)
+    assert plan_source(config, "verifier").model_config == plan_source(config, "generator").model_config
+
+
+def test_lengths_are_spread_around_their_mean():
+    assert evenly_spaced_lengths(5, 100, 0.5).tolist() == [100, 75, 50, 25, 1]
+    assert evenly_spaced_lengths(3, 100, 0.25).tolist() == [50, 25, 1]
+    assert evenly_spaced_lengths(3, 100, 0.75).tolist() == [100, 75, 50]
+
+
+def test_segments_of_a_decode_batch():
+    # Six rows in eight places: at once no more than 8 > alive = 6 > 4. At step 3 four are left, in a batch of four; its
+    # cache of 4 is full at step 4 and grows to 10; the last row ends at step 9.
+    lengths = np.array([9, 9, 5, 5, 3, 2])
+    assert list(decode_segments(lengths, 8, SamplerConfig((1,), (4, 10), (4, 8)))) == [
+        DecodeSegment(8, 4, 2), DecodeSegment(4, 4, 1), DecodeSegment(4, 10, 5)
+    ]  # fmt: skip
+    # Prefill has made the only token.
+    assert list(decode_segments(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
+
+
+def test_bandwidth_of_a_group():
+    times = TimeModel(A100)
+    assert times.bandwidth((0, 1, 2, 3, 4, 5, 6, 7)) == 300e9
+    assert times.bandwidth((0, 8, 16, 24)) == 25e9  # one device of each host, one network card each
+    assert times.bandwidth(tuple(range(32))) == 200e9  # eight cards of a host
+    gather = Collective("all-gather", size=8 * 10**9, members=tuple(range(8)), times=3, in_pass=True)
+    assert times.transfer_seconds(gather) == pytest.approx(3 * 7e9 / (0.8 * 300e9))
+    # Half of 312 TFLOP/s for bfloat16, half of 156 for float32 as it is, half of 19.5 for a head in full float32.
+    assert times.matmul_seconds(Flops(156e12, 9.75e12), "bfloat16", "float32") == pytest.approx(2.0)
+    assert times.matmul_seconds(Flops(78e12, 156e12), "float32", "bfloat16") == pytest.approx(2.0)
+    assert times.read_seconds(2.04e12) == pytest.approx(1 / 0.7)

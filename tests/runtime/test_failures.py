@@ -1,0 +1,177 @@
+"""What the surroundings break ends with one line, and a mistake of the program's own with its traceback."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+
+import jax
+import pytest
+
+from support.paths import ROOT
+from tango_jax.cli import session as runtime
+from tango_jax.config import default_config
+from tango_jax.runtime import failures, hosts
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.metrics import MetricsWriter, read_metrics
+
+
+def end_of(error: BaseException, workdir, monkeypatch) -> object:
+    """With what a command ends in which this is raised."""
+    monkeypatch.setattr(runtime, "configure", lambda config: "")
+    with pytest.raises(SystemExit) as stopped, runtime.session(default_config(), workdir):
+        raise error
+    return stopped.value.code
+
+
+def full_disk(path) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EMFILE])
+def test_a_disk_that_fails_is_one_line_with_the_file(number, tmp_path, monkeypatch):
+    message = end_of(OSError(number, os.strerror(number), "runs/x/summary.json"), tmp_path, monkeypatch)
+    assert message.startswith(f"error: runs/x/summary.json: {os.strerror(number)} (") and "\n" not in message
+    assert message.endswith(f"What is saved in {tmp_path} is kept: the same command goes on from there")
+
+
+@pytest.mark.parametrize("error, part", [
+    (OSError(errno.ENOSPC, "No space left on device"), "session.py, session: No space left"),
+    (OSError("no number"), "error: no number"),
+    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore\nlines"),
+     "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),
+    (jax.errors.JaxRuntimeError("INTERNAL: a driver fails\nmore"), "INTERNAL: a driver fails (in "),
+    (MemoryError(), "out of memory"),
+    (RuntimeError("the math grader cannot start: no module\nmath_verify"), "the math grader cannot start"),
+    (FloatingPointError("nan"), "error: nan"),
+    (ValueError("two\nlines"), "error: two lines"),
+])  # fmt: skip
+def test_errors_of_libraries_and_users_are_one_line(error, part, tmp_path, monkeypatch):
+    message = end_of(error, tmp_path / "none", monkeypatch)
+    assert part in message and "\n" not in message and message.startswith("error: ")
+    assert "is kept" not in message  # there is no workdir
+    if "memory" in message:
+        assert "python -m tango_jax.plan" in message
+
+
+@pytest.mark.parametrize("kind", [AssertionError, AttributeError, TypeError, IndexError, NotImplementedError,
+                                  RecursionError])  # fmt: skip
+def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "configure", lambda config: "")
+    with pytest.raises(kind, match="ours"), runtime.session(default_config(), tmp_path):
+        raise kind("ours")
+    with pytest.raises(kind, match="ours"):
+        failures.report(kind("ours"), 2)
+
+
+@pytest.mark.parametrize("error, part", [
+    (RuntimeError("Unable to initialize backend 'cuda':\nno driver"), "Unable to initialize backend 'cuda': no driver"),
+    (AssertionError(), "its package is not installed"),  # jax's own, for a platform that is known and not there
+])  # fmt: skip
+def test_a_device_that_is_not_there_is_a_mistake_of_the_users(monkeypatch, error, part):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(ValueError, match=part):
+        hosts.check_devices()
+
+
+def test_results_that_standard_output_does_not_take_are_one_line(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "<answer>\\\\boxed{a}</answer>", "gold": "a", "kind": "string"}\n')
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "tango_jax.grade", f"--file={rows}"], cwd=ROOT, stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "error: grade.py, _write_rows: No space left on device (free some space)"
+    assert "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
+
+
+# --------------------------------------------------------------------------------------------------- compile cache
+
+
+def test_a_run_goes_on_without_a_compile_cache(tmp_path):
+    (tmp_path / "file").touch()
+    before = jax.config.jax_compilation_cache_dir
+    message = runtime.use_compile_cache(str(tmp_path / "file" / "cache"))
+    assert message.startswith(f"warning: compile_cache={tmp_path}/file/cache cannot be used") and "\n" not in message
+    assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_compile_cache_that_fails_in_mid_run_is_said_once(capsys):
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        with runtime._one_cache_warning(Console()):
+            for name in ("jit_a", "jit_b"):
+                warnings.warn(f"Error writing persistent compilation cache entry for '{name}': full", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+    assert capsys.readouterr().out.count("the compile cache fails") == 1
+    assert [str(warning.message) for warning in others] == ["something else"]
+
+
+# ---------------------------------------------------------------------------------------------------- metrics.jsonl
+
+
+@pytest.fixture
+def writer(tmp_path):
+    with MetricsWriter(tmp_path / "run" / "metrics.jsonl") as writer:
+        writer.write(1, "eval", {"a": 1.0})
+        yield writer
+
+
+@pytest.mark.parametrize("call", [lambda writer: writer.write(2, "eval", {"a": 2.0}), lambda writer: writer.position()])
+def test_a_metrics_file_that_is_removed_comes_back_before_the_end(writer, tmp_path, call):
+    path = tmp_path / "run" / "metrics.jsonl"
+    before = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ValueError, match="was removed during the run. Its rows have been restored"):
+        call(writer)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [
+    lambda path: path.write_bytes(b""),  # a shell's `>`
+    lambda path: os.replace(shutil.copy(path, f"{path}.new"), path),  # an editor
+    lambda path: open(path, "ab").write(b"{}\n"),
+])  # fmt: skip
+def test_a_metrics_file_that_others_change_is_noticed_before_a_checkpoint_relies_on_it(writer, tmp_path, change):
+    change(tmp_path / "run" / "metrics.jsonl")
+    with pytest.raises(ValueError, match="was replaced or changed during the run"):
+        writer.position()
+
+
+def test_a_workdir_that_is_removed_is_not_made_again(writer, tmp_path):
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(ValueError, match="run was removed during the run"):
+        writer.write(2, "eval", {"a": 2.0})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_row_that_does_not_fit_on_the_disk_names_the_file_and_is_cut_off_again(writer, tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    position, limits = writer.position(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (position + 5, limits[1]))  # Python ignores the signal that goes with it
+    try:
+        with pytest.raises(OSError, match="File too large.*metrics.jsonl"):
+            writer.write(2, "eval", {"a": 2.0})
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == position + 5
+    with MetricsWriter(path, resume_at=position) as again:
+        again.write(2, "eval", {"a": 2.0})
+    assert [row["a"] for row in read_metrics(path)] == [1.0, 2.0]
+
+
+def test_a_log_notices_at_its_end_what_happened_after_the_last_checkpoint(tmp_path):
+    log = RunLog(tmp_path, default_config(), Console(enabled=False), resume_at=0)
+    with pytest.raises(ValueError, match="Its rows have been restored"), log:
+        log.write(1, "eval", {"a": 1.0})
+        (tmp_path / "metrics.jsonl").unlink()
+    assert [row["a"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1.0]
+    log.close()

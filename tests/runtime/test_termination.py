@@ -1,0 +1,107 @@
+"""SIGTERM: at once where nothing is to be saved, once it is saved where something is, and exit code 75 for both."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import tango_jax
+from support.paths import ROOT
+from support.processes import HANG_S, finish, wait_for
+from torture.terms import is_watching
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    """A process of its own that sends itself the signal; it loads no jax."""
+    code = "import os, signal\nfrom tango_jax.runtime import termination\ntermination.watch()\n" + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+                          timeout=HANG_S)  # fmt: skip
+
+
+def test_nothing_here_imports_jax():
+    done = run_python("import sys; print('jax' in sys.modules or 'numpy' in sys.modules)")
+    assert done.stdout == "False\n"
+
+
+def test_the_signal_ends_a_process_that_has_nothing_to_save():
+    done = run_python("os.kill(os.getpid(), signal.SIGTERM)\nprint('goes on', flush=True)")
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr == "told to stop (SIGTERM): everything is saved; run the same command again to resume\n"
+
+
+def test_the_signal_does_not_wait_for_c_code_to_return():
+    """As in XLA's compiler: Python's own handler would run after it."""
+    done = run_python("""
+        import hashlib, threading
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # an hour without an interruption
+    """)
+    assert done.returncode == 75
+
+
+def test_the_signal_is_held_back_until_all_is_saved():
+    done = run_python("""
+        termination.hold()
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(termination.is_requested(), "saving", flush=True)
+        termination.release()
+        print("goes on", flush=True)
+    """)
+    assert (done.returncode, done.stdout) == (75, "True saving\n")
+
+
+def test_a_library_that_takes_the_signal_loses_it_again():
+    done = run_python("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        termination.watch()
+        os.kill(os.getpid(), signal.SIGTERM)
+    """)
+    assert done.returncode == 75
+
+
+@pytest.mark.parametrize("first, arguments, expected", [
+    ("-m", ["python", "-m", "tango_jax.train", "--config=x"], True),
+    ("-m", ["python", "-mtango_jax.evaluate"], True),
+    ("-m", ["python", "-m", "tango_jax.sample"], False),  # nothing to go on with: the signal ends it as any program
+    ("-m", ["python", "-m", "tango_jax.grading.worker"], False),
+    ("pytest", ["python", "-m", "pytest", "tango_jax.train"], False),
+    ("/opt/bin/tango-train", ["python", "/opt/bin/tango-train", "--config=tiny"], True),
+    ("/opt/bin/tango-sample", ["python", "/opt/bin/tango-sample"], False),
+    # A worker that multiprocessing spawned from tango-train.
+    ("/opt/bin/tango-train", ["python", "-c", "spawn_main(3)", "--multiprocessing-fork"], False),
+])  # fmt: skip
+def test_commands_are_watched_from_the_first_line(monkeypatch, first, arguments, expected):
+    monkeypatch.setattr(sys, "argv", [first])
+    monkeypatch.setattr(sys, "orig_argv", arguments)
+    assert tango_jax.is_resumable_command() == expected
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_command_that_is_still_importing_ends_at_once(tmp_path, command):
+    flags = {"train": ["--config=configs/tiny.py"], "evaluate": ["--checkpoint=x", "--sets=gsm8k"]}[command]
+    process = subprocess.Popen([sys.executable, "-m", f"tango_jax.{command}", *flags, f"--workdir={tmp_path / 'run'}"],
+                               cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    wait_for(lambda: is_watching(process.pid), "SIGTERM is caught", process)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.code == 75 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_compiles_ends_at_once(tiny_train, tmp_path):
+    """Nothing has been done since the last save, so nothing is waited for."""
+    start = [f"{role}.sft.steps=0" for role in ("generator", "verifier")]
+    # Without a cache the warm-up takes many times as long as the wait, on any machine.
+    process = tiny_train.start(tmp_path / "run", *start, "compile_cache=")
+    for line in process.stdout:
+        if line.startswith("a verifier prompt"):  # the last line before the warm-up
+            break
+    time.sleep(0.5)  # into it; had it come less far, nothing would be left to save either
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.code == 75, done.stderr
+    assert "Traceback" not in done.stderr and "Stage 2" not in done.stdout
+    assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -1,0 +1,106 @@
+"""Samplers whose responses are written by hand, and evaluations that use them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from support.paths import ROWS
+from support.small_tokenizers import byte_level
+from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.evaluation import command
+from tango_jax.evaluation.settings import parse_settings
+from tango_jax.evaluation.shards import GREEDY
+from tango_jax.records import Rollout
+from tango_jax.runtime.console import Console
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
+from tango_jax.text.hf_tokenizer import make_tokenizer
+
+FILES = {  # rows of every set to solve
+    "math500": "math500.jsonl", "aime24": "aime_capitals.jsonl", "aime25": "aime.jsonl", "amc23": "amc23.jsonl",
+    "olympiadbench": "olympiadbench.jsonl", "gsm8k": "gsm8k.jsonl", "bgqa": "bgqa.jsonl", "cruxeval": "cruxeval.jsonl",
+    "strategyqa": "strategyqa.json", "tablebench": "tablebench.jsonl",
+}  # fmt: skip
+SILENT = Console(enabled=False)
+PROMPT = "{problem}\n"
+CLAIM = "{problem}\n{solution}\n{num_steps}\n"
+
+
+def small_tokenizer():
+    backend = byte_level("smollm")
+    return make_tokenizer(backend, backend.get_vocab_size(), (), (backend.token_to_id("<|im_end|>"),))
+
+
+def sets_flag(files=FILES) -> str:
+    return ",".join(f"{name}:{ROWS / file}" for name, file in files.items())
+
+
+def tagged(answer, steps=3) -> str:
+    return f"<think>{'<step>some work</step>' * steps}</think>\n<answer>\\boxed{{{answer}}}</answer>"
+
+
+def verification(verdict: str, *judgements: bool) -> str:
+    blocks = "".join(f"<step>\\boxed{{{'CORRECT' if mark else 'INCORRECT'}}}</step>" for mark in judgements)
+    return (f"<step_verification>{blocks}</step_verification>"
+            f"<final_verification>\\boxed{{{verdict}}}</final_verification>")  # fmt: skip
+
+
+def settings_of(out, *flags, sets, checkpoint="a/b"):
+    """As the command line gives them; the names of models need not exist where samplers are scripted."""
+    named = [f"--checkpoint={checkpoint}"] * bool(checkpoint)
+    return parse_settings("", [*named, f"--sets={sets}", f"--out={out}", *flags])
+
+
+def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None, rows=64) -> CheckpointSampler:
+    """A sampler that returns text_fn(row number, prompt text, is greedy); a text that is None is cut off."""
+
+    def sample(weights, request):
+        prompts, group_size = request.prompts, request.group_size
+        assert len(request.row_numbers) == len(prompts) * group_size <= rows * len(prompts)
+        if calls is not None:
+            calls.append((len(prompts), group_size, request.temperature))
+        texts = [text_fn(int(number), tokenizer.decode(prompts[b // group_size]), request.temperature == 0.0)
+                 for b, number in enumerate(request.row_numbers)]  # fmt: skip
+        ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
+        return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
+
+    source = SimpleNamespace(tokenizer=tokenizer, load_params=lambda shardings: {})
+    sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
+    return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows)
+
+
+def solver(tokenizer, text_fn, **settings) -> CheckpointSampler:
+    """text_fn(number of the problem, sample, prompt)."""
+    return scripted(
+        tokenizer,
+        lambda row, prompt, is_greedy: text_fn(row // MAX_SAMPLES, GREEDY if is_greedy else row % MAX_SAMPLES, prompt),
+        **settings,
+    )
+
+
+def judge(tokenizer, text_fn, samples=0, votes=1, **settings) -> CheckpointSampler:
+    """text_fn(number of the problem, sample, vote) of an evaluation with so many samples, greedy ones besides."""
+
+    def text(row, prompt, is_greedy):
+        claim, vote = divmod(row, votes)
+        number, place = divmod(claim, samples + 2)
+        return text_fn(number, place - 1, vote)
+
+    return scripted(tokenizer, text, CLAIM, **settings)
+
+
+def evaluate(monkeypatch, settings, generator=None, verifier=None) -> dict:
+    """Results by set, with the given samplers."""
+    samplers = {"generator": generator, "verifier": verifier}
+    monkeypatch.setattr(command, "open_checkpoint_sampler", lambda role, name, settings: samplers[role])
+    return {result.name: result for result in command.evaluate_checkpoint(settings, SILENT)}
+
+
+def figures(result) -> dict:
+    """(name, k) -> value."""
+    return {(metric.name, metric.k): metric.estimate.value for metric in result.metrics}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

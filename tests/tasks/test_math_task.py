@@ -1,0 +1,196 @@
+"""The math task: what is trained on, tested on, imitated and left out; and whole runs of a tiny checkpoint on it."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from ml_collections import ConfigDict
+
+from support.hf_loading import assert_equal_trees
+from support.math_cases import math_config, task_of
+from support.paths import ROWS
+from support.tiny_checkpoints import write_tiny_folder, write_tiny_gguf
+from tango_jax.cli.validation import validate
+from tango_jax.grading import close_pool, parse_solution, parse_verification
+from tango_jax.loop.run import train
+from tango_jax.loop.turn import run_turn
+from tango_jax.rl.policy import make_policies
+from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.weights.hf_layout import abstract_params
+from tango_jax.weights.source import open_source
+from tango_jax.weights.workdir import open_checkpoint
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_shared_pool():
+    yield
+    close_pool()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return open_source(str(folder)).tokenizer
+
+
+# ---------------------------------------------------------------------------------------------------- the task
+
+
+def test_what_is_measured_on_is_not_trained_on(tokenizer):
+    config = math_config("a/b")
+    validate(config)
+    task = task_of(config, tokenizer)
+    trained = {task.train_problem(index).id for index in range(10)}
+    imitated = {task.sft_example(role, "train", index).problem.id for role in task.sft_roles for index in range(10)}
+    heldout = {task.sft_example("generator", "heldout", index).problem.id for index in range(10)}
+    pool = {task.pool_solution(index)[0].id.split("/pool/")[0] for index in range(10)}
+    assert (len(trained), len(imitated), len(heldout)) == (6, 6, 2)
+    assert pool == heldout and not (trained | imitated) & heldout
+    n = task.num_test
+    assert 0 < n <= 7 and len({task.test_problem(index).id for index in range(n)}) == n
+    assert (task.grade_kind, task.min_steps, task.sft_roles) == ("math", 3, ("generator", "verifier"))
+
+
+def test_the_order_depends_on_the_seed_and_the_test_does_not(tokenizer):
+    def ids(seed):
+        config = math_config("a/b")
+        config.seed = seed
+        task = task_of(config, tokenizer)
+        return [task.train_problem(index).id for index in range(20)], [task.test_problem(index) for index in range(2)]
+
+    assert ids(0) == ids(0)
+    assert ids(0)[0] != ids(1)[0] and ids(0)[1] == ids(1)[1]
+
+
+@pytest.mark.parametrize("role", ["generator", "verifier"])
+def test_problems_over_the_limits_are_left_out_and_counted(tokenizer, role):
+    """Whichever role cannot read it; the test set is filtered in the same way."""
+    config = math_config("a/b", train=str(ROWS / "gsm8k.jsonl"), stage_one="")
+    config.generator.max_prompt = config.verifier.max_prompt = 1000
+    assert "7 training and 0 validation problems; 0 left out" in task_of(config, tokenizer).notes[0]
+    config[role].max_prompt = 200
+    task = task_of(config, tokenizer)
+    left = [int(re.search(r"(\d+) left out", note)[1]) for note in task.notes[:2]]
+    assert left[0] == left[1] == 7 - task.num_test and 0 < left[0] < 5
+    longest = max(len(tokenizer.encode_prompt(task.test_problem(index).question)) for index in range(task.num_test))
+    assert longest < 200
+
+
+def test_too_few_within_the_limits_end_the_run_before_it_begins(folder, tmp_path):
+    config = math_config(folder)
+    config.generator.max_prompt = 20
+    with pytest.raises(ValueError, match="stage 1: 0 of 8 examples are within the limits"):
+        train(config, tmp_path / "run", Console(enabled=False))
+    config.task.stage_one = ""
+    with pytest.raises(ValueError, match="too few problems: 0 training and 0 validation problems; 8 left out because"):
+        train(config, tmp_path / "run", Console(enabled=False))
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_problems_where_there_is_no_test_set(tokenizer):
+    task = task_of(math_config("a/b", test="", stage_one=""), tokenizer)
+    trained = {task.train_problem(index).id for index in range(10)}
+    tested = {task.test_problem(index).id for index in range(task.num_test)}
+    assert (len(trained), len(tested)) == (6, 2) and not trained & tested
+    assert task.pool_solution is None and task.sft_roles == ()
+    with pytest.raises(ValueError, match="nothing to imitate"):
+        task.sft_example("generator", "train", 0)
+
+
+def test_a_file_of_tagged_solutions(tokenizer):
+    config = math_config("a/b", stage_one=str(ROWS / "tagged.jsonl"), validation=1)
+    task = task_of(config, tokenizer)
+    assert task.sft_roles == ("generator", "verifier") and task.pool_solution is None
+    example = task.sft_example("generator", "train", 0)
+    assert parse_solution(example.response).answer and example.solution == ""
+    problem, solution, num_steps, verification = task.sft_example("verifier", "heldout", 0)
+    assert parse_solution(solution).steps and parse_verification(verification, num_steps).aligned
+    config.verifier.sft.steps = 0
+    assert task_of(config, tokenizer).sft_roles == ("generator",)
+
+
+def test_sets_that_are_graded_differently_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="is graded as math, task.test=.* as python"):
+        task_of(math_config("a/b", test=str(ROWS / "cruxeval.jsonl")), tokenizer)
+    with pytest.raises(ValueError, match="line 1: .answer. has no ####"):
+        task_of(math_config("a/b", train=str(ROWS / "math500.jsonl"), test=""), tokenizer)
+
+
+# ------------------------------------------------------------------------------------------------------ whole runs
+
+
+class Run(NamedTuple):
+    config: ConfigDict
+    workdir: Path
+    policies: dict  # what is compiled, for runs with the same settings
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory) -> Run:
+    """From a Hugging Face folder: stage 1, a warm-up turn, a turn of each role."""
+    config, workdir = math_config(folder), tmp_path_factory.mktemp("math") / "run"
+    policies = make_policies(config)
+    train(config, workdir, Console(enabled=False), policies)
+    return Run(config, workdir, policies)
+
+
+def test_a_folder_is_trained_on_gsm8k(run):
+    summary = json.loads((run.workdir / "summary.json").read_text())
+    assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] < 1e-4
+    assert None not in summary["verifier"].values()
+    rows = read_metrics(run.workdir / "metrics.jsonl")
+    assert [row["phase"] for row in rows] == ["eval", "warmup", "eval", "generator", "eval", "verifier", "eval"]
+    assert None not in [value for row in rows for value in row.values()]
+    kl = [row[f"{role}/kl"] for role in ("generator", "verifier") for row in rows if f"{role}/kl" in row]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
+    workdir = tmp_path / "run"
+    shutil.copytree(run.workdir / "sft", workdir / "sft")
+    shutil.copy(run.workdir / "config.json", workdir)
+
+    class Interrupted(Exception):
+        pass
+
+    def stop(context, states, counters, turn):
+        if turn.role == "generator":
+            raise Interrupted
+        return run_turn(context, states, counters, turn)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tango_jax.loop.run.run_turn", stop)
+        with pytest.raises(Interrupted):
+            train(run.config, workdir, Console(enabled=False), run.policies)
+    assert [row["phase"] for row in read_metrics(workdir / "metrics.jsonl")] == ["eval", "warmup", "eval"]
+    train(run.config, workdir, Console(enabled=False), run.policies)
+    for role in ("generator", "verifier"):
+        params = [open_checkpoint(str(path), role).load_params() for path in (workdir, run.workdir)]
+        assert_equal_trees(*params)
+
+
+def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_path):
+    """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw."""
+    config = math_config(gguf, stage_one="")
+    config.verifier.checkpoint, config.generator.use_chat = str(run.workdir), True
+    config.arm, config.rl.warmup_steps = "fixed_generator", 0
+    train(config, tmp_path, Console(enabled=False))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert set(summary["verifier"].values()) == {None} and summary["compiles_after_warmup"] == 0
+    source = open_source(str(gguf))
+    saved = read_state(tmp_path / "checkpoints", abstract_params(source.model_config), ("generator", "params")).state
+    assert_equal_trees(saved, source.load_params())

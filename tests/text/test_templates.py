@@ -1,0 +1,105 @@
+"""Prompts of both roles: fields are put in literally, and a solution too long for the limit loses its end only."""
+
+import pytest
+
+from support.letters import LETTERS
+from tango_jax.records import Problem
+from tango_jax.text.templates import TEMPLATES, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer
+
+NASTY = [
+    r"\frac{1}{2} and \left\{x\right\}, then {x: {}} or {{problem}}",
+    "the {problem} has {num_steps} steps, its {solution} is {solution}",
+    r"\1 \g<0> %s %(problem)s $problem {0} {}",
+    "",
+    "\n\n{\n}",
+]
+NAMES = ["latex", "field names", "escapes", "empty", "line breaks"]
+
+
+@pytest.mark.parametrize("question", NASTY, ids=NAMES)
+def test_the_question_is_put_in_literally(question):
+    template = "a {x} \\frac{1}{2}\n{problem}\nz"
+    ids = generator_prompt(template, LETTERS, Problem("p", question, ""))
+    assert LETTERS.read(ids) == "a {x} \\frac{1}{2}\n" + question + "\nz"
+
+
+@pytest.mark.parametrize("question", NASTY, ids=NAMES)
+@pytest.mark.parametrize("solution", NASTY, ids=NAMES)
+def test_question_and_solution_are_put_in_literally(question, solution):
+    template = "{num_steps}|{problem}|{solution}|{num_steps}|\\boxed{CORRECT}"
+    ids, is_shortened = verifier_prompt(template, LETTERS, Problem("p", question, ""), solution, 12, max_prompt=500)
+    assert LETTERS.read(ids) == "12|" + question + "|" + solution + "|12|\\boxed{CORRECT}"
+    assert not is_shortened
+
+
+@pytest.mark.parametrize("role, name", TEMPLATES)
+def test_known_templates_hold_every_field_once_filled(role, name):
+    template = load_template(role, name)
+    problem = Problem("p", "QUESTION {braces}", "")
+    if role == "generator":
+        text = LETTERS.read(generator_prompt(template, LETTERS, problem))
+        assert text == template.replace("{problem}", "QUESTION {braces}")
+    else:
+        text = LETTERS.read(verifier_prompt(template, LETTERS, problem, "SOLUTION", 3, 10_000)[0])
+        assert text.count("SOLUTION") == 1 and text.index("QUESTION") < text.index("SOLUTION")
+    assert text.count("QUESTION {braces}") == 1
+    assert not any(field in text for field in ("{problem}", "{solution}", "{num_steps}"))
+
+
+@pytest.mark.parametrize("max_prompt", range(15, 28))
+def test_a_long_solution_loses_its_end_and_nothing_else(max_prompt):
+    # BOS, 10 characters of the filled template around question and solution, 4 of the question: 15 without a solution.
+    template, question, solution = "in: {problem} / {num_steps}\n{solution}\n", "1+{1", "0123456{x}9"
+    ids, is_shortened = verifier_prompt(template, LETTERS, Problem("p", question, ""), solution, 2, max_prompt)
+    kept = min(max_prompt - 15, len(solution))
+    assert LETTERS.read(ids) == f"in: 1+{{1 / 2\n{solution[:kept]}\n"
+    assert len(ids) == min(max_prompt, 26)
+    assert is_shortened == (max_prompt < 26)
+
+
+def test_shortening_where_characters_are_no_tokens():
+    # A pair of characters is one token, or two if it has an accent: the longest prefix is found by trying them all.
+    def encode(text: str) -> list[int]:
+        pairs = [text[start:start + 2] for start in range(0, len(text), 2)]
+        return [token for pair in pairs for token in ([1, 2] if "\u00e9" in pair else [3])]
+
+    tokenizer = Tokenizer(encode, (), (9,), (8,))
+    template, solution = "{problem}{num_steps}{solution}", "abc\u00e9def\u00e9ghij\u00e9"
+    for limit in range(2, 12):
+        ids, is_shortened = verifier_prompt(template, tokenizer, Problem("p", "q", ""), solution, 1, limit)
+        fitting = [end for end in range(len(solution) + 1) if 1 + len(encode("q1" + solution[:end])) <= limit]
+        assert ids == [9, *encode("q1" + solution[: max(fitting)])]
+        assert is_shortened == (max(fitting) < len(solution))
+
+
+def test_a_problem_too_long_even_without_a_solution_is_named():
+    problem = Problem("rl/7", "x" * 30, "")
+    with pytest.raises(ValueError, match=r"rl/7 has 34 tokens without the solution; the limit is 33: raise"):
+        verifier_prompt("{problem}\n{solution}\n{num_steps}", LETTERS, problem, "y" * 50, 2, max_prompt=33)
+
+
+def test_template_from_a_file(tmp_path):
+    path = tmp_path / "verifier.txt"
+    path.write_text("{problem} then {solution} in {num_steps}\n\\boxed{CORRECT}")
+    assert load_template("verifier", str(path)) == "{problem} then {solution} in {num_steps}\n\\boxed{CORRECT}"
+    assert load_template("generator", str(path)).startswith("{problem}")  # further fields stay as they are
+
+
+@pytest.mark.parametrize("role, text, missing", [
+    ("generator", "Solve {question}", r"\{problem\}"),
+    ("verifier", "{problem} {solution}", r"\{num_steps\}"),
+    ("verifier", "{num_steps}", r"\{problem\}, \{solution\}"),
+    ("verifier", "", r"\{problem\}, \{solution\}, \{num_steps\}"),
+])  # fmt: skip
+def test_a_template_file_without_a_field_is_refused(tmp_path, role, text, missing):
+    path = tmp_path / "template.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"^{role}\.template file .*template\.txt lacks {missing}$"):
+        load_template(role, str(path))
+
+
+@pytest.mark.parametrize("role", ["generator", "verifier"])
+def test_an_unknown_template_lists_the_known_ones(role):
+    with pytest.raises(ValueError, match=rf"{role}\.template='maths' is neither one of math, last_letter nor a file"):
+        load_template(role, "maths")

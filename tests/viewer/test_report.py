@@ -1,0 +1,377 @@
+"""The report without a browser: which runs it finds, what it counts, what it leaves out, and that the page is whole."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+from support.processes import HANG_S
+from support.report_cases import HOSTILE, run_config, write_run
+from tango_jax.config import default_config, flatten
+from tango_jax.report import main, parse
+from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.viewer import alarm_table, charts, pack, panels, performance, quality
+from tango_jax.viewer.build import build_page
+from tango_jax.viewer.quality import Judged
+from tango_jax.viewer.runs import Run, find_runs
+
+T, F, N = True, False, None
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "one", hostile=True)
+
+
+def decoded(text: str) -> str:
+    return gzip.decompress(base64.b64decode(text)).decode()
+
+
+def payload(page: str, name: str) -> str:
+    return decoded(re.search(rf'<script type="text/plain" id="data-{name}">(.*?)</script>', page)[1])
+
+
+def rollouts_in(page: str) -> list[dict]:
+    """As the page's own script puts them together."""
+    found = []
+    for number in range(page.count('id="data-chunk-')):
+        lines = payload(page, f"chunk-{number}").split("\n")
+        half = len(lines) // 2
+        for texts, rest in zip(lines[:half], lines[half:], strict=True):
+            row = json.loads(rest)
+            row["problem"]["id"], row["problem"]["question"], row["problem"]["answer"], *written = json.loads(texts)
+            row["solution"]["text"], *verifications = written
+            for item, text in zip(row["verifications"], verifications, strict=True):
+                item["text"] = text
+            found.append(row)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_runs_are_found_and_named_by_their_place(tmp_path, run_folder):
+    for arm in ("tango", "grpo"):
+        for seed in (0, 1):
+            write_run(tmp_path / "abl" / arm / f"seed_{seed}", run_config(arm, seed, groups=1), turns=2)
+    runs = find_runs([tmp_path / "abl"])
+    assert [(run.name, run.arm) for run in runs] == [
+        ("grpo/seed_0", "grpo"), ("grpo/seed_1", "grpo"), ("tango/seed_0", "tango"), ("tango/seed_1", "tango")
+    ]  # fmt: skip
+    assert find_runs([run_folder])[0].name == "one"
+    assert len(find_runs([tmp_path / "abl", tmp_path / "abl" / "grpo"])) == 4  # none twice
+
+
+def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run_folder, copy)
+    (copy / "summary.json").unlink()
+    with open(copy / "metrics.jsonl", "a") as file:
+        file.write('{"step": 99, "ph')
+    (run,) = find_runs([copy])
+    assert not run.is_finished and run.rows[-1]["step"] < 99
+
+
+@pytest.mark.parametrize("argv, message", [
+    ([], "no run is named"),
+    (["{run}", "--ou=x"], "unknown argument '--ou=x'; --help shows the usage"),
+    (["{run}", "--rollouts=many"], "argument --rollouts: invalid int value: 'many'"),
+    (["{run}", "--watch=soon"], "argument --watch: invalid float value: 'soon'"),
+    (["{run}", "--watch=-1"], "--watch=-1.0 must lie between 0.0 and 86400.0"),
+    (["{run}", "--watch=nan"], "--watch=nan must lie between"),
+    (["{run}", "--rollouts=-1"], "--rollouts=-1 must be at least 0"),
+    (["{run}", "--out={run}"], "is a folder; name a file in it"),
+    (["{run}/rollouts"], r"rollouts holds no run with metrics .*: give the --workdir of tango_jax\.train"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line(run_folder, argv, message):
+    with pytest.raises(SystemExit) as stopped:
+        main([argument.format(run=run_folder) for argument in argv])
+    assert re.search(f"^error: .*{message}", str(stopped.value)) and "\n" not in str(stopped.value)
+
+
+def test_the_command_line(run_folder):
+    assert parse(["a", "b", "--out=x/y.html", "--rollouts=5", "--watch=60"]) == (["a", "b"], Path("x/y.html"), 5, 60.0)
+    assert parse(["a", "--watch=5", "b"])[0] == ["a", "b"]
+    assert parse(["a"]) == (["a"], Path("report.html"), 20_000, 0.0)
+
+
+def test_the_command_writes_the_page_and_says_what_is_in_it(run_folder, tmp_path):
+    out = tmp_path / "new" / "report.html"
+    command = [sys.executable, "-m", "tango_jax.report", str(run_folder), f"--out={out}", "--rollouts=20"]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    kept, left_out = map(int, re.search(r"runs 1, rollouts (\d+) \((\d+) more left out\), ", done.stdout).groups())
+    assert kept <= 20 and kept + left_out == 160 and kept % 4 == 0
+    assert out.read_text().startswith("<!doctype html>") and list(out.parent.iterdir()) == [out]
+
+
+def test_watching_goes_on_until_the_run_is_finished(run_folder, tmp_path, monkeypatch, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run_folder, copy)
+    (copy / "summary.json").unlink()
+    naps = []
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 2:
+            (copy / "summary.json").write_text("{}")
+
+    monkeypatch.setattr("tango_jax.report.time.sleep", sleep)
+    main([str(copy), f"--out={tmp_path / 'report.html'}", "--watch=60"])
+    assert naps == [60.0, 60.0] and capsys.readouterr().out.count("rollouts 160") == 3
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_holds_every_rollout_as_it_was_dumped(run_folder, tmp_path):
+    built = build_page(find_runs([run_folder]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    dumped = list(read_rollouts(run_folder / "rollouts"))
+    assert rollouts_in(page) == dumped
+    assert (built.rollouts, built.rollouts_dumped, built.size) == (160, 160, len(page.encode()))
+    columns = json.loads(payload(page, "columns"))
+    assert columns["turn"] == [row["turn"] for row in dumped]
+    assert [columns["labels"][i] for i in columns["label"]][0] == HOSTILE.replace("\u2028", "").strip()
+
+
+def test_the_page_asks_for_nothing_from_a_network(run_folder, tmp_path):
+    build_page(find_runs([run_folder]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(r"(?:src|href)=[\"'](?!#|data:)", page.replace("`", '"'))
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|@import|url\(", page)
+    assert page.count("<script") == page.count("</script>")  # nothing of the model's text stands in the markup
+    assert "onerror=alert" not in page and "<!--" not in page
+
+
+def test_the_policy_names_the_pages_own_parts_and_nothing_else(run_folder, tmp_path):
+    build_page(find_runs([run_folder]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    def source(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    head = page[: page.index("<link")]  # before anything that it is about
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', head)
+    given = {name: values.split() for name, _, values in (part.partition(" ") for part in policy.split("; "))}
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert given == {
+        "default-src": ["'none'"],
+        "script-src": [source(text) for text in (*scripts, payload(page, "plotly"))],
+        "style-src": [source(style), source("")],
+        "img-src": ["data:"],
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert len(scripts) == 1 and not re.search(r"\beval\(|new Function|innerHTML|insertAdjacent|\.write\(", scripts[0])
+    # What hashes do not allow: handlers and styles in attributes, in the page or made by its script.
+    markup = re.sub(r"<(script|style)[ >].*?</\1>", "", page, flags=re.DOTALL)
+    assert not re.search(r"<[^>]*\s(?:on\w+|style)\s*=", markup)
+    assert not re.search(r"setAttribute\(\s*[\"'](?:style|on)", scripts[0])
+
+
+def test_model_text_cannot_end_its_element(tmp_path):
+    """Whatever a rollout holds, the payloads are base64, and every script element is one of the page's own."""
+    folder = write_run(tmp_path / "run", run_config(groups=1), turns=1)
+    (path,) = (folder / "rollouts").glob("*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for text in ("</script><script>alert(1)</script>", "<!--<script>", "]]>\x00\ud800", "<base href=//evil>"):
+        rows[0]["solution"]["text"] = rows[0]["problem"]["question"] = rows[0]["problem"]["id"] = text
+        rows[0]["verifications"][0]["text"] = rows[0]["problem"]["answer"] = text
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        build_page(find_runs([folder]), tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert text not in page and "alert(1)" not in page and "<!--" not in page and "<base" not in page
+        payloads = re.findall(r'<script type="text/plain" id="data-[\w-]+">([^<]*)</script>', page)
+        assert len(payloads) + 1 == page.count("<script") == page.count("</script>")
+        assert all(re.fullmatch(r"[A-Za-z0-9+/=]+", value) for value in payloads)
+        assert rollouts_in(page)[0]["problem"]["question"] == text.replace("\ud800", "?")
+
+
+def test_a_folder_of_any_name_has_its_report(run_folder, tmp_path):
+    shutil.copytree(run_folder, tmp_path / "a\udcff\u202e<b>")  # bytes that are no text, and letters turned around
+    (run,) = find_runs([tmp_path / "a\udcff\u202e<b>"])
+    build_page([run], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<title>RL Tango: a\\udcff\\u202e&lt;b&gt;</title>" in page
+
+
+def test_the_same_runs_give_the_same_page(run_folder, tmp_path):
+    for name in ("a.html", "b.html"):
+        build_page(find_runs([run_folder]), tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_beyond_the_size_limit_whole_groups_are_left_out_evenly(run_folder, tmp_path):
+    runs = find_runs([run_folder])
+    whole = build_page(runs, tmp_path / "whole.html")
+    page = (tmp_path / "whole.html").read_text()
+    chunks = sum(len(value) for value in re.findall(r'id="data-chunk-\d+">(.*?)<', page))
+    limit = whole.size - chunks // 2
+    built = build_page(runs, tmp_path / "half.html", max_bytes=limit)
+    assert built.size <= limit and 40 < built.rollouts < 100
+    kept = rollouts_in((tmp_path / "half.html").read_text())
+    groups = [(row["turn"], row["group"]) for row in kept]
+    assert all(groups.count(group) == 4 for group in groups)
+    assert {row["turn"] for row in kept} >= {2, 5, 9}
+    assert build_page(runs, tmp_path / "none.html", max_bytes=1000).rollouts == 0
+
+
+def test_a_run_without_rollouts_has_its_charts(tmp_path):
+    folder = write_run(tmp_path / "run", turns=9)
+    shutil.rmtree(folder / "rollouts")
+    built = build_page(find_runs([folder]), tmp_path / "report.html")
+    content = json.loads(payload((tmp_path / "report.html").read_text(), "charts-0"))
+    assert built.rollouts == 0 and content["confusion"] == []
+    assert [panel["title"] for panel in content["training"]][:2] == ["Generator", "Verifier on the fixed pool"]
+
+
+def test_a_real_run(tiny_run, tmp_path):
+    built = build_page(find_runs([tiny_run.workdir]), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert rollouts_in(page) == list(read_rollouts(tiny_run.workdir / "rollouts"))
+    assert built.rollouts == 3 * 8  # three dumped turns of 4 prompts x 2 samples
+    content = json.loads(payload(page, "charts-0"))
+    titles = {panel["title"] for part in ("training", "verifier", "speed") for panel in content[part]}
+    assert {"Generator", "Entropy", "Rate of CORRECT", "Seconds per turn", "Peak memory"} <= titles
+    assert [row[0] for row in content["headline"]] == ["Generator accuracy", "Verifier step F1", "Verifier outcome F1"]
+
+
+def test_alarms_from_their_first_turn_to_their_last():
+    """A log-prob gap beyond 0.02 at turns 2 and 3, and a truncation rate that rings in a run of other limits."""
+    gaps = (0.0, 0.05, 0.05, 0.0, 0.0)
+    rows = [{"step": step, "phase": "generator", "generator/logprob_gap_mean": gap, "generator/logprob_gap_share": 0.0,
+             "alarm/generator/logprob_gap": int(gap > 0), "alarm/generator/truncation": int(step == 5)}
+            for step, gap in enumerate(gaps, 1)]  # fmt: skip
+    run = Run("one", Path("one"), flatten(default_config()), rows, True)
+    told = alarm_table.alarms(run)
+    assert told["note"] == "Alarms in 5 turns: 2 (1 still active at the last turn)."
+    gap, truncation = told["rows"]
+    assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
+    assert "0.025" in gap["seen"] and "alarms.logprob_gap=0.02" in gap["limit"]
+    assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
+    assert truncation["seen"] == "raised under different limits"
+    before = run._replace(rows=[{"step": 1, "phase": "generator"}])
+    assert alarm_table.alarms(before)["note"] == "The metrics of this run contain no alarms."
+
+
+def test_the_plotting_library_is_the_published_file():
+    data = (ROOT / "tango_jax/viewer/vendor/plotly-basic.min.js").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+
+
+# ------------------------------------------------------------------------------------------------------- the numbers
+
+
+def rollout(verdict="CORRECT", is_correct=True, judgements=(T, F), gold=(T, F), aligned=True, cut=(F, F)) -> dict:
+    verification = {"verdict": verdict, "judgements": list(judgements), "is_aligned": aligned, "is_truncated": cut[1]}
+    solution = {"is_correct": is_correct, "gold_steps": None if gold is None else list(gold), "is_truncated": cut[0],
+                "steps": [[0, 1]] * 2}  # fmt: skip
+    return {"turn": 3, "solution": solution, "verifications": [verification]}
+
+
+@pytest.mark.parametrize("case, flags", [
+    ({}, set()),
+    ({"is_correct": False}, {"false_accept"}),
+    ({"verdict": "INCORRECT"}, {"false_reject"}),
+    ({"verdict": "INCORRECT", "is_correct": False}, set()),
+    ({"verdict": "INVALID"}, {"invalid"}),
+    ({"judgements": (T,), "aligned": False}, {"misaligned"}),  # judges no step, so none wrongly
+    ({"judgements": (T, T)}, {"misjudged"}),
+    ({"judgements": (T, T), "gold": None}, set()),
+    ({"cut": (True, False)}, {"truncated"}),
+    ({"cut": (False, True), "is_correct": False}, {"truncated", "false_accept"}),
+])  # fmt: skip
+def test_flags(case, flags):
+    assert pack.flags_of(rollout(**case)) == flags
+
+
+def test_without_a_verifier_only_truncation_is_flagged():
+    row = rollout(is_correct=False, cut=(True, False)) | {"verifications": []}
+    assert pack.flags_of(row) == {"truncated"}
+
+
+def test_a_misaligned_verification_judges_no_step():
+    assert quality.judged(rollout(judgements=(T,), aligned=False)) == [Judged(3, True, "CORRECT", (N, N), (T, F))]
+
+
+def items(*triples) -> list[Judged]:
+    return [Judged(turn, all(gold), verdict, judgements, gold) for turn, verdict, judgements, gold in triples]
+
+
+def test_confusion_early_and_late():
+    made = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
+                 (9, "INCORRECT", (F,), (T,)))  # fmt: skip
+    parts = quality.early_and_late(made)
+    assert {name: len(part) for name, part in parts.items()} == {"turns 1 to 1": 2, "turns 9 to 9": 1}
+    assert quality.confusion(made) == {"right": {"CORRECT": 1, "INCORRECT": 1, "INVALID": 0},
+                                       "wrong": {"CORRECT": 1, "INCORRECT": 0, "INVALID": 1}}  # fmt: skip
+    early, late = charts.confusion_tables(made)
+    assert [cell["filter"] for cell in early["rows"][1]["cells"]] == ["false_accept", None, "invalid"]
+    assert (late["turns"], late["rows"][0]["total"]) == ([9, 9], 1)
+    assert list(quality.early_and_late(made[:2])) == ["all turns"] and quality.early_and_late([]) == {}
+
+
+def test_step_scores_by_position_and_turn():
+    # Step 1: five right ones approved, five wrong ones of which four are rejected. F1 of right: 2*5/(6+5) = 10/11; of
+    # wrong: 2*4/(4+5) = 8/9. Step 2 is always right: no F1.
+    made = items(*[(4, "CORRECT", (T, T), (T, T))] * 5, *[(5, "CORRECT", (F, T), (F, T))] * 4,
+                 (5, "CORRECT", (T, N), (F, T)))  # fmt: skip
+    by_position = quality.step_f1_by_position(made)
+    assert by_position.x.tolist() == [1] and by_position.y[0] == pytest.approx((10 / 11 + 8 / 9) / 2)
+    assert quality.recall_by_turn(made, True).y.tolist() == [1.0, 0.8]  # 10 of 10; 4 of 5
+    wrong = quality.recall_by_turn(made, False)
+    assert (wrong.x.tolist(), wrong.y.tolist()) == ([5], [0.8])
+    assert quality.disagreement_by_turn(made, "CORRECT", False).y.tolist() == [0.0, 1.0]
+    # Of solutions with two steps: 20 judgements, 15 right (14 approved), 5 wrong (4 rejected, 1 approved).
+    by_count = quality.step_f1_by_count(made)
+    assert by_count.x.tolist() == [2] and by_count.y[0] == pytest.approx((2 * 14 / (15 + 15) + 2 * 4 / (4 + 5)) / 2)
+
+
+@pytest.mark.parametrize("values, limits", [
+    ([0.0, 0.0], [-0.02, 0.18]), ([1.0], [0.82, 1.02]), ([0.5], [0.4, 0.6]), ([0.0, 1.0], [-0.02, 1.02]),
+])  # fmt: skip
+def test_the_axis_of_a_share_has_no_room_beyond_its_limits(values, limits):
+    drawn = panels.panel("Share", "", [{"y": values}], "turn", score=True)
+    assert drawn["layout"]["yaxis"]["range"] == pytest.approx(limits)
+
+
+def test_phases_that_raise_the_peak():
+    rows = [{"step": 0, "phase": "eval", "memory/evaluate_host_gib": 1.0, "time/evaluate_s": 2.0},
+            {"step": 1, "phase": "generator", "memory/sample_host_gib": 1.5, "memory/update_host_gib": 1.75,
+             "time/sample_s": 1.0, "time/update_s": 3.0, "time/turn_s": 4.0},
+            # Within sample and, later, within verify: its memory is from after sample, its time is part of both.
+            {"step": 2, "phase": "generator", "memory/reshard_host_gib": 2.5, "memory/sample_host_gib": 2.0,
+             "memory/update_host_gib": 2.5, "time/reshard_s": 0.5, "time/sample_s": 1.0, "time/update_s": 5.0,
+             "time/turn_s": 6.5}]  # fmt: skip
+    run = Run("made", Path("made"), {"arm": "tango", "seed": 0}, rows, True)
+    table = performance.memory_table(run)
+    assert table["head"] == ["GiB", "when first measured", "sample", "update", "evaluate", "reshard", "peak"]
+    assert table["rows"] == [["host", "1.000", "0.750", "0.750", "", "", "2.500"]]
+    assert performance.speed_table(run)["rows"] == [["generator turn", "1.000", "5.000", "", "0.500", "6.500"]]
+    stacked = performance.speed(run)[0]
+    assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
+
+
+def test_arms_are_means_over_seeds_with_every_seed_beside_them(tmp_path):
+    for arm, seed in (("grpo", 0), ("tango", 0), ("tango", 1)):
+        write_run(tmp_path / arm / str(seed), run_config(arm, seed, groups=1), turns=9)
+    runs = find_runs([tmp_path])
+    table = charts.arms_table(runs)
+    # The last evaluation is of turn index 8: 0.2 + 0.7 * 8 / 18 = 0.511.
+    assert table["rows"] == [["Tango (trained together)", *["0.511 (0.51, 0.51)"] * 3],
+                             ["GRPO (no verifier)", *["0.511"] * 3]]  # fmt: skip
+    panels = charts.arms(runs)
+    assert [panel["title"] for panel in panels] == ["Generator: accuracy", "Verifier: step F1", "Verifier: outcome F1"]
+    named = [trace for trace in panels[0]["traces"] if "name" in trace]
+    assert [(trace["name"], trace["legendrank"]) for trace in named] == [
+        ("GRPO (no verifier)", 1), ("Tango (trained together)", 0)]  # fmt: skip

@@ -1,0 +1,417 @@
+"""The report as a reader uses it: in headless Chromium, opened from disk."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from support.report_cases import HOSTILE, run_config, write_run
+from tango_jax.notebook.live import inline_page
+from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.viewer.build import build_page
+from tango_jax.viewer.pack import FLAGS, flags_of
+from tango_jax.viewer.runs import find_runs
+
+ESCAPE = "\ue00c"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two arms; that with a verifier has two seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "tango" / "0", run_config("tango", 0), hostile=True)
+    two_votes = run_config("tango", 1)
+    two_votes.rl.verifications_per_solution = 2
+    write_run(folder / "tango" / "1", two_votes)
+    write_run(folder / "grpo" / "0", run_config("grpo", 0), turns=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rollouts(runs) -> list[dict]:
+    """Every dumped rollout in the order of the page, with the name of its run."""
+    return [row | {"run": run.name} for run in find_runs([runs]) for row in read_rollouts(run.rollouts)]
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    build_page(find_runs([runs]), path)
+    return path
+
+
+@pytest.fixture
+def page(browser, report):
+    """The report, opened anew; afterwards nothing may have been logged."""
+    browser.size(1440, 1000)
+    browser.prefer("light")
+    browser.open(report, "order=")  # an address about rollouts: their view
+    browser.logged()
+    yield browser
+    assert browser.logged() == []
+
+
+def key(row: dict) -> str:
+    return f"{row['run']}:{row['turn']}:{row['row']}"
+
+
+def found(page) -> int:
+    """How many rollouts are listed; the size of the list says it too."""
+    count = int(page.text("#found").removeprefix("all ").split()[0].replace(",", ""))
+    assert page.js("document.querySelector('#list-space').clientHeight") == 52 * count
+    return count
+
+
+def shown(page) -> dict:
+    """What the rollout's page says of itself."""
+    page.wait("document.querySelector('#rollout h2') !== null")
+    return {"id": page.text("#rollout h2"), "where": page.text("#rollout .where-line")}
+
+
+def type_search(page, query: str) -> None:
+    page.js(f"""(() => {{ const field = document.querySelector('#search'); field.value = {json.dumps(query)};
+        field.dispatchEvent(new Event('input')); }})()""")
+    page.wait("performance.getEntriesByName('filter').length > 0 && !document.querySelector('#found').textContent"
+              ".startsWith('reading')")  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- opening and charts
+
+
+def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
+    from selenium.webdriver import ActionChains
+
+    browser.size(1440, 1000)
+    browser.open(report)
+    assert browser.js("document.body.dataset.view") == "charts"
+    assert browser.text("#rollout-count") == str(len(rollouts))
+    assert browser.texts("#charts h2") == [
+        "Arms", "Both roles over training", "Alarms", "The verifier", "Speed and memory"
+    ]  # fmt: skip
+    browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 3")
+    chart = browser.driver.find_element("css selector", "#arms .nsewdrag")
+    ActionChains(browser.driver).move_to_element(chart).perform()  # what is shown there obeys the page's policy too
+    browser.wait("document.querySelectorAll('#arms .hoverlayer text').length > 0")
+    for name in ("training", "quality", "speed"):
+        browser.js(f"document.getElementById('{name}').scrollIntoView({{ behavior: 'instant' }})")
+        browser.wait(f"document.querySelectorAll('#{name} .plot.is-drawn').length >= 2")
+    assert browser.js("document.querySelectorAll('#arms .plot:first-of-type .scatterlayer .trace').length") >= 2
+    # A chart is told in words, and its legend has lines and symbols besides colours.
+    assert browser.js("document.querySelector('#arms .plot').ariaLabel").startswith(
+        "Generator: accuracy. Mean over seeds; the band spans the lowest to the highest seed."
+    )
+    assert browser.texts("#arms .curves:first-of-type li")[:2] == ["●Tango (trained together)", "■GRPO (no verifier)"]
+    assert browser.logged() == []
+
+
+def test_a_confusion_cell_leads_to_its_rollouts(browser, report, rollouts):
+    browser.open(report)
+    browser.driver.find_element("css selector", ".confusion td a[href*='false_accept']").click()
+    browser.wait("document.body.dataset.view === 'rollouts'")
+    turns = [row["turn"] for row in rollouts if row["run"] == "tango/0"]
+    early = sorted(set(turns))[: len(set(turns)) // 3]
+    wanted = [row for row in rollouts if row["run"] == "tango/0" and row["turn"] <= early[-1]
+              and "false_accept" in flags_of(row)]  # fmt: skip
+    assert found(browser) == len(wanted) > 0
+    browser.driver.back()
+    browser.wait("document.body.dataset.view === 'charts'")
+    assert browser.logged() == []
+
+
+def test_an_alarm_leads_to_the_rollouts_of_its_turns(browser, report, rollouts):
+    """The KL of the made-up verifier is not 0 at its first update, the fourth turn."""
+    browser.open(report)
+    assert browser.texts("#alarms tbody th") == ["verifier/reference"]
+    browser.click("#alarms tbody a")
+    browser.wait("document.body.dataset.view === 'rollouts'")
+    assert found(browser) == sum(row["run"] == "tango/0" and 4 <= row["turn"] <= 10 for row in rollouts) > 0
+    assert browser.logged() == []
+
+
+def test_another_run_has_other_charts(browser, report):
+    browser.open(report)
+    assert browser.text(".headline p").startswith("tango/0 · task last_letter · arm tango · seed 0")
+    browser.driver.find_element("css selector", "#chart-run option[value='0']").click()
+    browser.wait("document.querySelector('.headline p').textContent.startsWith('grpo/0')")
+    assert "No rollouts of a verifier" in browser.text("#quality")
+    assert browser.text("#alarms p") == "No alarms in 5 turns."
+
+
+# ------------------------------------------------------------------------------------------------ filters and search
+
+
+def test_each_filter_lists_what_the_dump_says(page, rollouts):
+    for number, name in enumerate(FLAGS, 1):
+        expected = sum(name in flags_of(row) for row in rollouts)
+        assert expected > 0, name
+        chip = f"#chips button:nth-child({number})"
+        assert page.text(f"{chip} .count") == str(expected)
+        page.click(chip)
+        assert found(page) == expected and page.js(f"document.querySelector('{chip}').ariaPressed") == "true"
+        page.click(chip)
+    assert found(page) == len(rollouts)
+    for number in (1, 2):  # any of them
+        page.click(f"#chips button:nth-child({number})")
+    assert found(page) == sum(bool(flags_of(row) & {"false_accept", "false_reject"}) for row in rollouts)
+    page.click("#clear")
+    assert found(page) == len(rollouts)
+
+
+def test_role_grade_run_turns_and_steps(page, rollouts):
+    page.click("#more summary")
+    page.driver.find_element("css selector", "#role option:nth-child(3)").click()
+    assert found(page) == sum(row["role"] == "verifier" for row in rollouts)
+    page.driver.find_element("css selector", "#grade option:nth-child(2)").click()
+    both = [row for row in rollouts if row["role"] == "verifier" and row["solution"]["is_correct"]]
+    assert found(page) == len(both)
+    page.click("#clear")
+    for name, value in (("turn-from", "3"), ("turn-to", "6"), ("steps-from", "2"), ("steps-to", "4")):
+        page.driver.find_element("id", name).send_keys(value)
+    ranged = [row for row in rollouts if 3 <= row["turn"] <= 6 and 2 <= len(row["solution"]["steps"]) <= 4]
+    assert found(page) == len(ranged)
+    page.driver.find_element("css selector", "#run option:nth-child(4)").click()
+    assert found(page) == sum(row["run"] == "tango/1" for row in ranged)
+    address = page.js("location.hash")
+    assert "run=tango/1" in address and "turns=3-6" in address and "steps=2-4" in address
+    page.driver.refresh()  # as after the report was written anew
+    page.wait("document.body.dataset.ready === 'true'")
+    assert found(page) == sum(row["run"] == "tango/1" for row in ranged)
+
+
+@pytest.mark.parametrize("query", ["KALON", r"\BOXED{INCORRECT}", "größe", '<img src=x onerror="', "no such text", "]"])
+def test_search_reads_every_text_whatever_its_case(page, rollouts, query):
+    def texts(row):
+        return [*(row["problem"][name] for name in ("id", "question", "answer")), row["solution"]["text"],
+                *(item["text"] for item in row["verifications"])]  # fmt: skip
+
+    type_search(page, query)
+    expected = [row for row in rollouts if any(query.lower() in text.lower() for text in texts(row))]
+    page.wait(f"document.querySelector('#found').textContent.startsWith('{len(expected)} of ')")
+    assert found(page) == len(expected)
+
+
+def test_orders(page, rollouts):
+    page.click("#more summary")
+    page.driver.find_element("css selector", "#order option[value='advantage']").click()
+    strongest = max(abs(value) for row in rollouts for _, value, _ in row["advantage"]["total"])
+    text = page.text("#option-0 .much")
+    assert abs(float(text.replace("−", "-"))) == pytest.approx(strongest, abs=0.006)
+
+
+# ------------------------------------------------------------------------------------------------------ one rollout
+
+
+def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, rollouts):
+    row = next(row for row in rollouts if row["role"] == "generator" and row["reward"]["steps"] not in ([], [None])
+               and len(row["reward"]["steps"][0]) >= 3 and len(set(row["group_rewards"])) == 2)  # fmt: skip
+    page.open(report, f"r={key(row)}")
+    assert shown(page)["id"] == row["problem"]["id"]
+    assert f"turn {row['turn']} of {row['run']}" in shown(page)["where"]
+    steps = row["solution"]["steps"]
+    assert len(page.texts("#rollout .step")) == len(steps)
+    written = [row["solution"]["text"][start + 6 : end - 7] for start, end in steps]
+    assert page.texts("#rollout .wrote pre") == written
+    kinds = {True: "good", False: "bad"}
+    judged = [kinds[label] for label in row["verifications"][0]["judgements"]]
+    assert page.js("[...document.querySelectorAll('#rollout .step')].map((item) => item.classList[1])") == judged
+    marks = {"good": "✓ approved", "bad": "✗ rejected"}
+    assert page.texts("#rollout .said b") == [marks[kind] for kind in judged]
+    # reward, group, A outcome; then step, r, A step, the sum, A.
+    outcome = row["advantage"]["outcome"][0][1]
+    assert page.texts("#rollout .sums:first-of-type td.num")[2] == signed(outcome)
+    cells = page.js("[...document.querySelectorAll('.steps-sums tbody tr')].map((tr) => [...tr.children]"
+                    ".map((td) => td.textContent))")  # fmt: skip
+    for k, end in enumerate(row["solution"]["step_ends"]):
+        r = row["reward"]["steps"][0][k]
+        step, total = at(row["advantage"]["step"], end), at(row["advantage"]["total"], end)
+        assert total == pytest.approx(0.7 * outcome + 0.3 * step, abs=1e-4)
+        sum_text = f"0.700 × {signed(outcome)} + 0.300 × {signed(step)}"
+        assert cells[k] == [f"step {k + 1}", signed(r), signed(step), sum_text, signed(total)]
+    rest = f"0.700 × {signed(outcome)} + 0.300 × +0.000"  # no step comes after these tokens
+    assert cells[-1] == ["after the last step", "", "+0.000", rest, signed(0.7 * outcome)]
+
+
+def at(runs: list, token: int) -> float:
+    values = [value for count, value, *_ in runs for _ in range(count)]
+    return values[token]
+
+
+def signed(value: float) -> str:
+    return ("−" if value < 0 else "+") + f"{abs(value):.3f}"
+
+
+def test_shading_covers_the_tokens_that_it_belongs_to(page, report, rollouts):
+    row = next(row for row in rollouts if len({value for _, value, _ in row["advantage"]["total"]}) >= 3)
+    page.open(report, f"r={key(row)}")
+    page.js("document.querySelector('#rollout details').open = true")
+    parts = page.js("[...document.querySelectorAll('#rollout .raw')[0].querySelectorAll('.adv')]"
+                    ".map((item) => [item.textContent, item.title])")  # fmt: skip
+    text, start, expected = row["solution"]["text"], 0, []
+    for _, value, end in row["advantage"]["total"]:
+        if value:
+            expected.append([text[start:end], f"advantage {signed(value)}"])
+        start = end
+    assert parts == expected
+
+
+def test_the_verifiers_own_rollout(page, report, rollouts):
+    row = next(row for row in rollouts if row["role"] == "verifier" and row["advantage"]["total"][0][1])
+    page.open(report, f"r={key(row)}")
+    total, outcome = row["advantage"]["total"][0][1], row["advantage"]["outcome"][0][1]
+    sums = page.texts("#rollout .sums td")
+    verdict, fact = row["verifications"][0]["verdict"], "right" if row["solution"]["is_correct"] else "wrong"
+    reward = row["reward"]
+    assert sums[0] == (f"{reward['correctness']:.0f} ({verdict} on a {fact} answer) + 0.8 × format "
+                       f"{reward['format']:.2f}")  # fmt: skip
+    assert sums[1] == f"{reward['total']:.3f}"
+    assert sums[-2:] == [f"{row['class_weight']:.3f} (weight of {fact} solutions) × {signed(outcome)}", signed(total)]
+    assert page.js("document.querySelector('#rollout .wrote .adv')") is None  # its tokens are the verifier's
+
+
+def test_each_of_several_verifications_can_be_read(page, report, rollouts):
+    row = next(row for row in rollouts if row["run"] == "tango/1" and row["role"] == "generator"
+               and len({item["verdict"] for item in row["verifications"]}) == 2)  # fmt: skip
+    page.open(report, f"r={key(row)}")
+    for number, item in enumerate(row["verifications"], 1):
+        page.driver.find_element("css selector", f"#rollout select option:nth-child({number})").click()
+        assert f"Verdict {item['verdict']}" in page.text("#rollout .banner")
+    assert page.js("document.activeElement.tagName") == "SELECT"
+
+
+def test_a_misaligned_verification_says_so(page, report, rollouts):
+    row = next(row for row in rollouts if "misaligned" in flags_of(row) and row["role"] == "generator"
+               and row["solution"]["steps"] and row["verifications"][0]["blocks"])  # fmt: skip
+    page.open(report, f"r={key(row)}")
+    assert "misaligned" in page.text("#rollout .banner")
+    assert set(page.texts("#rollout .said b")) == {"– not judged"}
+    assert "No step rewards: the verification is not aligned" in page.text("#rollout")
+
+
+def test_model_text_is_never_markup(page, report):
+    page.open(report, "r=tango/0:1:0")
+    shown_text = HOSTILE.replace("\u2028", "\\u2028")
+    assert page.text("#rollout .problem pre") == shown_text
+    assert page.texts("#rollout .wrote pre") == [shown_text]
+    assert page.text("#rollout .between pre") == "\U0001f600\\u202e<think>"
+    assert page.text("#rollout .between .escape") == "\\u202e"  # unlike a backslash that was written
+    assert page.js("document.querySelectorAll('img, #rollout script').length") == 0
+
+
+def test_the_policy_blocks_what_is_not_the_pages_own(page, report):
+    """Markup and scripts that are put into the page, as if some text had got through, do nothing."""
+    page.js("""(() => { window.violated = [];
+        document.addEventListener('securitypolicyviolation', (event) => violated.push(event.effectiveDirective));
+        const box = document.createElement('div');
+        box.innerHTML = '<img src=x onerror="window.ran = 1"><a id="bad" href="javascript:window.ran = 2">a</a>'
+          + '<p style="position: fixed">p</p><form action="x"></form>';
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = 3';
+        document.body.append(box, script);
+        box.querySelector('#bad').click(); })()""")
+    page.wait("violated.length >= 4")
+    assert set(page.js("violated")) >= {"img-src", "script-src-attr", "style-src-attr", "script-src-elem"}
+    assert page.js("window.ran ?? null") is None and page.js("document.querySelector('p[style]').style.position") == ""
+    assert len(page.logged()) >= 4
+
+
+def test_the_report_inside_a_notebook(browser, report, tmp_path):
+    """In its frame the charts draw, and a link leads to rollouts instead of to the notebook."""
+    (tmp_path / "cell.html").write_text(f"<!doctype html><meta charset=utf-8>{inline_page(report).data}", "utf-8")
+    browser.driver.get(f"file://{tmp_path}/cell.html")
+    browser.driver.switch_to.frame(0)
+    browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 1")
+    browser.click(".confusion td a[href*='false_accept']")
+    browser.wait("document.body.dataset.view === 'rollouts'")
+    assert browser.js("location.href").startswith("about:srcdoc#only=false_accept")
+    browser.driver.switch_to.default_content()
+    assert browser.logged() == []
+
+
+def test_a_link_to_a_rollout_that_is_not_there_says_so(page, report):
+    page.open(report, "r=tango/0:99:0")
+    assert page.js("!document.querySelector('#problem').hidden")
+    assert page.text("#problem").startswith("This report does not contain the rollout tango/0:99:0")
+    page.press("j")  # on to another one
+    page.wait("document.querySelector('#problem').hidden")
+    page.open(report, "run=grpo/9")
+    assert found(page) == 0
+
+
+# ----------------------------------------------------------------------------------------------- keys and appearance
+
+
+def test_keys_alone_are_enough(page, rollouts):
+    def here() -> str:
+        return page.js("new URLSearchParams(location.hash.slice(1)).get('r')")
+
+    page.press("j", "j")
+    page.wait(f"location.hash.includes('{key(rollouts[2])}')")
+    page.wait(f"document.querySelector('#rollout h2').textContent === '{rollouts[2]['problem']['id']}'")
+    assert page.js("document.activeElement.id") == "list"  # where it is heard
+    page.press("k")
+    assert here() == key(rollouts[1])
+    page.press("]", "]")
+    assert here() == key(rollouts[3])
+    page.press("]")  # the group ends here
+    assert here() == key(rollouts[3])
+    page.press("\ue010")  # End
+    assert here() == key(rollouts[-1])
+    page.press("1")
+    assert found(page) == sum("false_accept" in flags_of(row) for row in rollouts)
+    page.press("0")
+    assert found(page) == len(rollouts)
+    page.press("/")
+    assert page.js("document.activeElement.id") == "search"
+    page.press("j1?")  # letters, not commands
+    page.wait("document.querySelector('#found').textContent.startsWith('0 of')")
+    page.press(ESCAPE)
+    page.press("0")
+    page.wait("document.querySelector('#found').textContent.startsWith('all')")
+    page.press("?")
+    assert page.js("document.querySelector('#help').open")
+    page.press(ESCAPE)
+    page.wait("!document.querySelector('#help').open && document.activeElement === document.body")
+    page.press("c")
+    assert page.js("document.body.dataset.view") == "charts"
+
+
+def test_the_list_says_where_one_is(page, rollouts):
+    page.press("j")
+    assert page.js("document.querySelector('#list').getAttribute('aria-activedescendant')") == "option-1"
+    option = "document.querySelector('#option-1')"
+    assert page.js(f"{option}.ariaSelected") == "true" and page.js(f"{option}.ariaPosInSet") == "2"
+    assert page.js(f"{option}.ariaSetSize") == str(len(rollouts))
+    assert page.js("document.querySelectorAll('#list [role=option]').length") < 40  # the others are not made
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    return struct.unpack(">II", data[16:24])
+
+
+@pytest.mark.parametrize("scheme, width, brightness", [("light", 1440, 200), ("dark", 1440, 60), ("light", 390, 200)])
+def test_light_dark_and_narrow(page, report, rollouts, tmp_path, scheme, width, brightness):
+    row = next(row for row in rollouts if "false_accept" in flags_of(row))
+    page.size(width, 900)
+    page.prefer(scheme)
+    page.open(report, f"r={key(row)}")
+    picture = tmp_path / f"{scheme}_{width}.png"
+    page.driver.save_screenshot(str(picture))
+    assert png_size(picture.read_bytes()) == (width, 900)
+    channels = page.js("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (min(channels) > brightness) if scheme == "light" else (max(channels) < brightness)
+    assert page.js("document.documentElement.scrollWidth") <= width  # nothing to scroll sideways
+    side, rollout = (page.js(f"document.querySelector('{name}').getBoundingClientRect().top")
+                     for name in (".side", "#rollout"))  # fmt: skip
+    assert (rollout > side) == (width < 900)
+
+
+def test_the_toggle_overrides_what_the_system_prefers(page):
+    def background():
+        return page.js("getComputedStyle(document.body).backgroundColor")
+
+    light = background()
+    page.press("t", "t")
+    assert page.js("document.documentElement.dataset.theme") == "dark" and background() != light
+    page.press("t")
+    assert page.js("document.documentElement.dataset.theme") == "auto" and background() == light
