@@ -67,7 +67,7 @@ def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, m
     def must_not_be_called(*arguments):
         raise AssertionError("work began")
 
-    for module in ("tango_jax.train", "tango_jax.ablate"):
+    for module in ("tango_jax.loop.run", "tango_jax.ablate"):
         monkeypatch.setattr(f"{module}.make_policies", must_not_be_called)
     for start in (train, ablate.ablate):
         with pytest.raises(ValueError, match=rf"^generator\.init_from=.*source: .*{message}") as error:

@@ -1,10 +1,12 @@
 """Files that are written whole or not at all."""
 
+import json
 import os
 
+import numpy as np
 import pytest
 
-from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 
 
 def test_content_arrives_in_a_folder_that_is_made(tmp_path):
@@ -28,3 +30,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_json_file_is_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "out" / "summary.json"
+    write_json_atomic(path, {"arm": "tango", "f1": np.float32(0.25), "rows": (1, float("inf"))})
+    assert json.loads(path.read_text()) == {"arm": "tango", "f1": 0.25, "rows": [1, None]}
+    with pytest.raises(TypeError):
+        write_json_atomic(path, {"arm": object()})
+    assert json.loads(path.read_text())["arm"] == "tango"

@@ -31,16 +31,13 @@ class TinyTrain:
         self.overrides = [f"{role}.sft.{setting}" for role in ("generator", "verifier") for setting in stage_one]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
         self.overrides += ["rl.format_weight=0.5", f"compile_cache={compile_cache}"]
-        self.compile_cache = compile_cache
         self.environment = on_devices(1)
 
     def start(self, workdir: Path, *overrides: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
-        return self.start_command([*command, *(f"--config.{item}" for item in [*self.overrides, *overrides])])
-
-    def start_command(self, command: list[str]) -> subprocess.Popen:
+        command += [f"--config.{item}" for item in [*self.overrides, *overrides]]
         return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)
+                                stderr=subprocess.PIPE)  # fmt: skip
 
     def run(self, workdir: Path, *overrides: str) -> Finished:
         return finish(self.start(workdir, *overrides))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
-from tango_jax.cli import validation
 from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
@@ -50,7 +50,7 @@ def test_a_missing_package_is_one_error_before_any_work(monkeypatch, tmp_path, k
         with pytest.raises(ValueError, match=message):
             check_installed(make_config(**{key: value}).loggers)
         with pytest.raises(ValueError, match=message):
-            validation.check(load_config(str(ROOT / "configs/tiny.py"), [f"loggers.{key}={value}"]))
+            validate(load_config(str(ROOT / "configs/tiny.py"), [f"loggers.{key}={value}"]))
     check_installed(default_config().loggers)  # nothing is needed where nothing is asked for
 
 
