@@ -6,18 +6,25 @@ counters. Runs before the first turn, and after every turn that saves.
 
 import contextlib
 import dataclasses
+import json
 import time
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from tango_jax.loop.breakdown import explained
+from tango_jax.loop.describe import describe_results
 from tango_jax.records import Counters, States
 from tango_jax.rl.policy import Policy
+from tango_jax.rl.schedule import make_schedule
+from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, Restored
+from tango_jax.runtime.console import Console
 from tango_jax.runtime.finite import check_loaded
 from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.results import is_finished, redraw_missing
 from tango_jax.tracking.rollout_dump import RolloutDump
+from tango_jax.tracking.run_config import check_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +97,20 @@ def check_start(restored: Restored | None, fingerprints: dict[str, str]) -> None
             f"stage 1, or the run that init_from names, has changed since the checkpoint of turn {restored.step} was "
             "saved: restore the stage-1 checkpoints, or choose another --workdir"
         )
+
+
+def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
+    """Log and return the summary of a finished run, or return None if it is not finished.
+
+    Raises:
+        ValueError: it was made with other settings.
+    """
+    if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
+        return None
+    check_config(config, workdir / "config.json")
+    console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
+    if hosts.is_first():
+        redraw_missing(config, workdir, console)
+    summary = json.loads((workdir / "summary.json").read_text())
+    describe_results(console, workdir, summary)
+    return summary

@@ -5,7 +5,6 @@ moment, the same call resumes where it stopped, bit for bit.
 """
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tango_jax.loop.breakdown import check_metrics, check_params
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
-from tango_jax.loop.resume import RunRecord, Start, check_start, start_or_resume
+from tango_jax.loop.resume import RunRecord, Start, check_start, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.loop.warm_up import warm_up
@@ -33,7 +32,7 @@ from tango_jax.sharding.layouts import offload
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log, read_metrics
-from tango_jax.tracking.results import is_finished, redraw_missing, write_results
+from tango_jax.tracking.results import write_results
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 from tango_jax.tracking.turn_metrics import sampled_per_second
@@ -70,23 +69,6 @@ def train(
         if summary := read_finished(config, workdir, console):
             return summary
         return run_all(config, workdir, console, policies, preemption or hosts.Preemption())
-
-
-def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
-    """Log and return the summary of a finished run, or return None if it is not finished.
-
-    Raises:
-        ValueError: it was made with other settings.
-    """
-    if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
-        return None
-    check_config(config, workdir / "config.json")
-    console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
-    if hosts.is_first():
-        redraw_missing(config, workdir, console)
-    summary = json.loads((workdir / "summary.json").read_text())
-    describe_results(console, workdir, summary)
-    return summary
 
 
 def run_all(

@@ -27,7 +27,7 @@ from tango_jax.records import (
     TurnResult,
     Verification,
 )
-from tango_jax.rl.credit import CREDITS, reward_fn
+from tango_jax.rl.credit import CREDITS, TurnSoFar, reward_fn
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn
@@ -82,7 +82,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
     reward = reward_fn(config, role, plan.reward)(answers, config.rl)
-    credit = CREDITS[plan.credit](config, turn, answers, reward.reward_B, is_action_BT, counters)
+    credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))
     state, update_metrics = update_policy(context, states[role], learner, credit.signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
     metrics |= reward.metrics | credit.metrics | turn_metrics(role, answers, reward.reward_B) | update_metrics

@@ -29,6 +29,24 @@ class Rewards(NamedTuple):
     metrics: dict[str, float]
 
 
+class TurnSoFar(NamedTuple):
+    """What a credit function sees: the turn up to its rewards."""
+
+    config: ConfigDict
+    turn: Turn
+    answers: Answers
+    reward_B: np.ndarray  # float32, of the role that learns
+    is_action_BT: np.ndarray  # bool, the tokens that it is trained on
+    counters: Counters
+
+    def outcome_advantages(self, role: str) -> np.ndarray:
+        """The normalised reward of the role that learns, on every token of a response, float32 [B, T]."""
+        loss, group_size = self.config[role].loss, self.answers[role].group_size
+        return advantages.outcome_advantages(
+            loss.algorithm, self.reward_B, self.is_action_BT, group_size, loss.use_std
+        )
+
+
 class Credit(NamedTuple):
     """Advantages of one batch, the counters after it, and metrics."""
 
@@ -130,63 +148,36 @@ def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     return Rewards(reward_B, metrics)
 
 
-def outcome_credit(
-    config: ConfigDict,
-    turn: Turn,
-    answers: Answers,
-    reward_B: np.ndarray,
-    is_action_BT: np.ndarray,
-    counters: Counters,
-) -> Credit:
+def outcome_credit(so_far: TurnSoFar) -> Credit:
     """The generator's reward is shared by all tokens of a response."""
-    adv_BT = _outcome_advantages(config, answers["generator"], reward_B, is_action_BT)
-    return Credit(Signal(reward_B, adv_BT, adv_BT), counters, {"generator/alpha": 0.0})
+    adv_BT = so_far.outcome_advantages("generator")
+    return Credit(Signal(so_far.reward_B, adv_BT, adv_BT), so_far.counters, {"generator/alpha": 0.0})
 
 
-def judged_steps_credit(
-    config: ConfigDict,
-    turn: Turn,
-    answers: Answers,
-    reward_B: np.ndarray,
-    is_action_BT: np.ndarray,
-    counters: Counters,
-) -> Credit:
+def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
     averaged."""
-    verifications, count = answers["verifier"].records, answers["verifier"].group_size
+    verifications, count = so_far.answers["verifier"].records, so_far.answers["verifier"].group_size
     labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
-    return _steps_credit(config, turn, answers, reward_B, is_action_BT, counters, labels)
+    return _steps_credit(so_far, labels)
 
 
-def gold_steps_credit(
-    config: ConfigDict,
-    turn: Turn,
-    answers: Answers,
-    reward_B: np.ndarray,
-    is_action_BT: np.ndarray,
-    counters: Counters,
-) -> Credit:
+def gold_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with the task's own step labels: what a verifier without faults would say."""
-    labels = [[solution.gold_steps for solution in answers["generator"].records]]
-    return _steps_credit(config, turn, answers, reward_B, is_action_BT, counters, labels)
+    labels = [[solution.gold_steps for solution in so_far.answers["generator"].records]]
+    return _steps_credit(so_far, labels)
 
 
-def class_balanced_credit(
-    config: ConfigDict,
-    turn: Turn,
-    answers: Answers,
-    reward_B: np.ndarray,
-    is_action_BT: np.ndarray,
-    counters: Counters,
-) -> Credit:
+def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     """The verifier's reward, weighted against the class of solutions that is more frequent (arXiv 2505.15034)."""
-    is_correct_B = np.array([solution.is_correct for solution in answers["verifier"].owners])
-    adv_outcome_BT = _outcome_advantages(config, answers["verifier"], reward_B, is_action_BT)
-    label_counts = advantages.update_label_counts(
-        np.array(counters.label_counts), is_correct_B, config.rl.label_count_decay
-    )
+    is_correct_B = np.array([solution.is_correct for solution in so_far.answers["verifier"].owners])
+    adv_outcome_BT = so_far.outcome_advantages("verifier")
+    counters, decay = so_far.counters, so_far.config.rl.label_count_decay
+    label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, decay)
     class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
-    signal = Signal(reward_B, adv_outcome_BT, adv_outcome_BT * class_weight_B[:, None], class_weight_B=class_weight_B)
+    signal = Signal(
+        so_far.reward_B, adv_outcome_BT, adv_outcome_BT * class_weight_B[:, None], class_weight_B=class_weight_B
+    )
     metrics = {
         "verifier/solutions_correct": is_correct_B.mean(),
         "verifier/label_count_incorrect": label_counts[0],
@@ -222,7 +213,7 @@ def reward_fn(config: ConfigDict, role: str, name: str) -> Callable[[Answers, Co
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
-CREDITS: dict[str, Callable[..., Credit]] = {
+CREDITS: dict[str, Callable[[TurnSoFar], Credit]] = {
     "outcome": outcome_credit,
     "outcome_and_judged_steps": judged_steps_credit,
     "outcome_and_gold_steps": gold_steps_credit,
@@ -230,45 +221,27 @@ CREDITS: dict[str, Callable[..., Credit]] = {
 }
 
 
-def _outcome_advantages(
-    config: ConfigDict, learner: Responses, reward_B: np.ndarray, is_action_BT: np.ndarray
-) -> np.ndarray:
-    loss = config[learner.role].loss
-    return advantages.outcome_advantages(loss.algorithm, reward_B, is_action_BT, learner.group_size, loss.use_std)
-
-
-def _steps_credit(
-    config: ConfigDict,
-    turn: Turn,
-    answers: Answers,
-    reward_B: np.ndarray,
-    is_action_BT: np.ndarray,
-    counters: Counters,
-    labels: list[Sequence],
-) -> Credit:
+def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
     """Blend outcome and steps; `labels` is one list of step labels per solution for every verification of it."""
-    rl, loss, solved = config.rl, config.generator.loss, answers["generator"]
+    rl, loss, solved = so_far.config.rl, so_far.config.generator.loss, so_far.answers["generator"]
     step_ends = [solution.step_ends for solution in solved.records]
     parts, share, total = [], [], []
     for judgements in labels:
-        reward_BT, is_end_BT = step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
+        reward_BT, is_end_BT = step_reward_BT(judgements, step_ends, so_far.is_action_BT.shape[1])
+        arrays = (reward_BT, is_end_BT, so_far.is_action_BT)
         parts.append(
-            advantages.step_advantages(
-                loss.algorithm, reward_BT, is_end_BT, is_action_BT, solved.group_size, loss.use_std,
-                loss.step_scale,
-            )
-        )  # fmt: skip
+            advantages.step_advantages(loss.algorithm, *arrays, solved.group_size, loss.use_std, loss.step_scale)
+        )
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
-    alpha = alpha_at(turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
-    adv_outcome_BT = _outcome_advantages(config, answers["generator"], reward_B, is_action_BT)
+    step = so_far.turn.generator_step
+    alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
+    adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)
-    signal = Signal(
-        reward_B, adv_outcome_BT, advantages.blend(adv_outcome_BT, adv_step_BT, alpha), adv_step_BT, alpha, labels
-    )
+    adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha)
     metrics = {
         "generator/alpha": alpha,
         "generator/reward/step": np.mean(total),
         "generator/step_rewarded_share": np.mean(share),
     }
-    return Credit(signal, counters, metrics)
+    return Credit(Signal(so_far.reward_B, adv_outcome_BT, adv_BT, adv_step_BT, alpha, labels), so_far.counters, metrics)
