@@ -3,7 +3,7 @@
 Stage: inside the update, traced and in float32; only `token_weights_BT` runs on the host, in NumPy, before rows are
 packed. The loss of an update is sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and
 micro-batching cannot change it. `logp_BT[:, t]` scores token t. The letter N counts the sequences that are packed into
-one row; a row holds whole sequences. Values at tokens that are no actions must be finite: they meet a weight of 0, and 0 * inf is not 0.
+one row; a row holds whole sequences. Values at tokens that are no actions must be finite: 0 * inf is not 0.
 """
 
 import chex
