@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_options(args, RANGES)
         hosts.check_devices()
         if args.question is not None and not args.question.strip():
-            raise ValueError("--question is empty: ask something, or leave it out and write questions, one a line")
+            raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
         generator = load_sampler("generator", args.checkpoint, args)
         verifier = load_sampler("verifier", args.verifier or args.checkpoint, args)
         for question in questions(args):

@@ -75,7 +75,7 @@ def drop_broken_output() -> None:
 
 def _place(error: BaseException) -> str:
     """File and function of this package in which the error occurred."""
-    package = str(Path(__file__).parent)
+    package = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(package)] or frames
     return f"{Path(own[-1].filename).name}, {own[-1].name}" if own else "this program"

@@ -88,7 +88,7 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
     out = f"--out={tmp_path / 'out'}"
     for arguments, message in [
         ([f"--workdir={tmp_path}", out], f"{tmp_path}/config.json cannot be read"),
-        ([f"--workdir={tmp_path / 'run'}", f"--out={tmp_path}"], "already exists and is not an empty folder"),
+        ([f"--workdir={tmp_path / 'run'}", f"--out={tmp_path}"], "exists already and is not an empty folder"),
         (["--workdir=", out], "--workdir is empty: give a path"),
         ([f"--workdir={tmp_path / 'run'}", "--out="], "--out is empty: give a path"),
         ([f"--workdir={tmp_path / 'run'}", f"--out={__file__}/x"], "is not a folder; name a folder"),

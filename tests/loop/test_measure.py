@@ -38,7 +38,8 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     monkeypatch.setitem(turns.ROLE_TEXTS, "verifier", text)
     monkeypatch.setattr(turns, "_sample", lambda *args: rollout)
     states = {"verifier": types.SimpleNamespace(params=None)}
-    policy = types.SimpleNamespace(role="verifier", tokenizer=None)
+    sampling = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
+    policy = types.SimpleNamespace(role="verifier", tokenizer=None, config=sampling)
     context = turns.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer())
     metrics = turns.respond(context, states, "verifier", [solution()] * 4, 1, None).metrics
     assert metrics == {

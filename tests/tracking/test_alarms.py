@@ -161,7 +161,7 @@ def test_an_alarm_is_said_once_and_once_that_it_is_over():
         "alarm generator/truncation (turn 2)", "alarm generator/truncation is over (turn 6; it began at turn 2)",
     ]  # fmt: skip
     assert "12.0% of the generator's responses" in lines[0] and "alarms.truncation=0.1" in lines[0]
-    assert "What to try: read some" in lines[0]
+    assert "What to try: read a few" in lines[0]
 
 
 def test_every_turn_has_every_alarm_as_a_metric():
