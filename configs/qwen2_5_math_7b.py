@@ -49,7 +49,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rl.label_count_decay = 0.8
     config.eval.every, config.eval.problems = 10, 500
     config.checkpoint.every = 50
-    config.ablation.arms = tuple(arm for arm in ARMS if arm != "gold_steps")
+    config.ablation.arms = tuple(n for n in config.ablation.arms if not ARMS[n].needs_gold_steps)
     set_algorithm(config, argument or "grpo")
     return config
 

@@ -46,5 +46,5 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rl.alpha_initial = 0.5
     config.eval.every, config.eval.problems, config.eval.pool = 6, 16, 8
     config.checkpoint.every, config.checkpoint.keep = 2, 1
-    config.ablation.arms = tuple(arm for arm in ARMS if arm != "gold_steps")
+    config.ablation.arms = tuple(n for n in config.ablation.arms if not ARMS[n].needs_gold_steps)
     return config

@@ -7,8 +7,8 @@ refers to an arm by name, so a new arm only needs a new entry here.
 import dataclasses
 
 # Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E")  # fmt: skip
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E", "#000000")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,14 @@ class TurnPlan:
     calls: tuple[Call, ...]
     reward: str  # a name in rl/credit.py REWARDS; `config.<role>.reward` can override it
     credit: str  # a name in rl/credit.py CREDITS
+    problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
+
+    def calls_until(self, role: str) -> tuple[Call, ...]:
+        """Its calls up to and including that of `role`."""
+        return self.calls[: [call.role for call in self.calls].index(role) + 1]
+
+    def calls_after(self, role: str) -> tuple[Call, ...]:
+        return self.calls[len(self.calls_until(role)) :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +57,11 @@ class Arm:
     is_interleaved: bool = True  # False: the verifier is trained only in its warm-up
     needs_gold_steps: bool = False  # the task must provide step labels
 
+    @property
+    def needs_curriculum(self) -> bool:
+        """Whether the task must provide a curriculum."""
+        return any(plan.problems == "curriculum" for plan in self.turns.values())
+
 
 _SOLVE = Call("generator", "samples_per_prompt")
 SOLVE_ALONE = TurnPlan((_SOLVE,), "outcome", "outcome")
@@ -56,7 +69,10 @@ SOLVE_WITH_GOLD_STEPS = TurnPlan((_SOLVE,), "outcome", "outcome_and_gold_steps")
 SOLVE_AND_BE_JUDGED = TurnPlan(
     (_SOLVE, Call("verifier", "verifications_per_solution")), "outcome", "outcome_and_judged_steps"
 )
-JUDGE = TurnPlan((Call("generator", ""), Call("verifier", "samples_per_prompt")), "verdict", "class_balanced")
+SOLVE_CURRICULUM = TurnPlan((_SOLVE,), "outcome", "outcome", problems="curriculum")
+JUDGE = TurnPlan(
+    (Call("generator", ""), Call("verifier", "samples_per_prompt")), "verdict", "class_balanced", problems="verifier"
+)
 
 ARMS = {
     "tango": Arm(
@@ -66,6 +82,10 @@ ARMS = {
     "grpo": Arm(
         "generator alone, outcome reward only", "GRPO (no verifier)", Look(BLUE, "--", "square"),
         {"generator": SOLVE_ALONE},
+    ),
+    "grpo_curriculum": Arm(
+        "generator alone, on problems that are also as short as the verifier's", "GRPO with a curriculum",
+        Look(BLACK, ":", "x"), {"generator": SOLVE_CURRICULUM},
     ),
     "fixed_verifier": Arm(
         "the verifier is fixed after stage 1, never trained with RL", "fixed verifier",

@@ -163,7 +163,10 @@ def task_config() -> ConfigDict:
             "sft_letters": (3, 8),
             "rl_words": (2, 6),
             "rl_letters": (3, 10),
-            "test_words": (2, 8),
+            # Words of the problems on which the verifier is trained, also in its warm-up; empty: those of rl_words. On
+            # problems that the generator nearly always gets wrong, verdicts would have little to learn from.
+            "verifier_words": (),
+            "test_words": (2, 8),  # empty: those of rl_words
             "test_letters": (3, 10),
             "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter
             "easy_error": 0.02,
@@ -221,7 +224,12 @@ def default_config() -> ConfigDict:
                 "verifications_per_solution": 1,  # n_inference
                 "alpha_initial": 0.1,
                 "alpha_final": 1e-3,
-                "alpha_schedule": "exponential",  # exponential, linear, cosine, none
+                # exponential, linear, cosine, none (constant), signal (follows the share of groups in which all samples
+                # have the same reward)
+                "alpha_schedule": "exponential",
+                # Dynamic sampling (DAPO, arXiv 2503.14476): groups in which all samples have the same reward are
+                # replaced by those of further problems, from this many further batches at most. 0: off.
+                "dynamic_sampling": 0,
                 "outcome_weight": 1.0,
                 "format_weight": 0.0,  # weight of the generator's format score in the reward; it is logged in any case
                 "gamma": 0.8,  # weight of the verifier's format score in the reward
@@ -273,7 +281,10 @@ def default_config() -> ConfigDict:
             },
             "compile_cache": "~/.cache/tango_jax/xla",  # persistent compilation cache, shared by all runs; empty: off
             "transcripts": 6,  # annotated examples in transcripts.md
-            "ablation": {"arms": tuple(ARMS), "seeds": (0, 1, 2)},
+            "ablation": {
+                "arms": tuple(name for name, arm in ARMS.items() if not arm.needs_curriculum),
+                "seeds": (0, 1, 2),
+            },
         }
     )
     return config.lock()

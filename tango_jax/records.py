@@ -5,7 +5,7 @@ Axis letters are those of `models/transformer.py`. Host records hold NumPy array
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,8 +99,12 @@ class Counters:
     """Training state on the host; saved with every checkpoint."""
 
     turn: int = 0  # turns completed
-    cursor: int = 0  # index of the next training problem
+    cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # problems taken from each stream (task.py)
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
+
+    def take(self, stream: str, count: int) -> "Counters":
+        """The counters after `count` more problems of a stream."""
+        return dataclasses.replace(self, cursors={**self.cursors, stream: self.cursors.get(stream, 0) + count})
 
 
 @struct.dataclass

@@ -99,6 +99,7 @@ RANGES: Mapping[str, Range] = {
     "rl.prompts_per_step": COUNT,
     "rl.samples_per_prompt": COUNT,
     "rl.verifications_per_solution": COUNT,
+    "rl.dynamic_sampling": COUNT_OR_NONE,
     "rl.alpha_initial": SHARE,
     "rl.alpha_final": SHARE,
     "rl.outcome_weight": WEIGHT,

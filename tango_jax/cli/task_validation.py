@@ -9,6 +9,7 @@ from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import pack_shape, sft_pack_shape
 from tango_jax.runtime.checks import at_least, one_of, require
 from tango_jax.runtime.user_code import is_user_code, load_function
+from tango_jax.tasks.last_letter import range_keys
 from tango_jax.tasks.registry import TASKS
 from tango_jax.tasks.tagged_examples import read_stage_one
 
@@ -22,7 +23,7 @@ def check_task(config: ConfigDict) -> None:
         return
     one_of("task.name", config.task.name, TASKS)
     if config.task.name == "last_letter":
-        _check_last_letter(config.task)
+        _check_last_letter(config)
         _check_last_letter_lengths(config)
     else:
         _check_math(config)
@@ -36,8 +37,9 @@ def _check_math(config: ConfigDict) -> None:
         require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
                 f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to gsm8k or "
                 "a file, or the steps to 0")
-    require(not ARMS[config.arm].needs_gold_steps, f"arm={config.arm} needs a task with step labels; task.name=math "
-            "has none: choose another arm, or task.name=last_letter")
+    for needed, is_needed in (("step labels", "needs_gold_steps"), ("a curriculum", "needs_curriculum")):
+        require(not getattr(ARMS[config.arm], is_needed), f"arm={config.arm} needs a task with {needed}; "
+                "task.name=math has none: choose another arm, or task.name=last_letter")
     if task.row_format:
         one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:
@@ -79,13 +81,20 @@ def _check_tagged(config: ConfigDict) -> None:
             f"which task.validation={task.validation} are set aside: give more rows, or lower it")
 
 
-def _check_last_letter(task: ConfigDict) -> None:
-    for name in ("sft_words", "sft_letters", "rl_words", "rl_letters", "test_words", "test_letters"):
+def _check_last_letter(config: ConfigDict) -> None:
+    task = config.task
+    for name in ("sft_words", "sft_letters", "rl_words", "rl_letters", "verifier_words", "test_words", "test_letters"):
         value = tuple(task[name])
+        may_be_empty = name in ("verifier_words", "test_words")
         require(
-            len(value) == 2 and value[0] <= value[1],
-            f"task.{name}={value} must be (low, high) with 1 <= low <= high",
+            (may_be_empty and not value) or (len(value) == 2 and value[0] <= value[1]),
+            f"task.{name}={value} must be (low, high) with 1 <= low <= high{', or empty' * may_be_empty}",
         )
+    if task.verifier_words:
+        require(task.verifier_words[0] <= task.rl_words[1], f"task.verifier_words={tuple(task.verifier_words)} begins "
+                f"above the longest problems of the generator, task.rl_words={tuple(task.rl_words)}: lower it")
+    require(bool(task.verifier_words) or not ARMS[config.arm].needs_curriculum, f"arm={config.arm} needs "
+            "task.verifier_words, the size of the short problems of its curriculum: set it, such as to (2, 4)")
 
 
 def longest_last_letter(words: int, letters: int) -> dict[str, int]:
@@ -103,8 +112,8 @@ def longest_last_letter(words: int, letters: int) -> dict[str, int]:
 def _check_last_letter_lengths(config: ConfigDict) -> None:
     """No problem of any split may be longer than its role's limits."""
     task = config.task
-    for split in ("sft", "rl", "test"):
-        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
+    for split, keys in range_keys(task).items():
+        words, letters = (task[key][1] for key in keys)
         for what, tokens in longest_last_letter(words, letters).items():
             role, kind = what.split()
             if config[role].checkpoint:  # its tokenizer counts otherwise: problems.make_task checks
@@ -114,9 +123,9 @@ def _check_last_letter_lengths(config: ConfigDict) -> None:
             # fit is the material itself.
             require(
                 tokens <= limit,
-                f"{role}.max_{kind}={limit} cannot hold the longest {what} of task.{split}_words="
-                f"{tuple(task[f'{split}_words'])}, task.{split}_letters={tuple(task[f'{split}_letters'])}: "
-                f"{tokens} tokens; raise the limit or shorten the problems",
+                f"{role}.max_{kind}={limit} cannot hold the longest {what} of "
+                f"{', '.join(f'task.{key}={tuple(task[key])}' for key in keys)}: {tokens} tokens; raise the limit or "
+                "shorten the problems",
             )
         sizes = longest_last_letter(words, letters)
         for role in [role for role in ROLES if not config[role].checkpoint]:

@@ -21,6 +21,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, Restored
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.finite import check_loaded
+from tango_jax.tasks.task import STREAMS
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.results import is_finished, redraw_missing
 from tango_jax.tracking.rollout_dump import RolloutDump
@@ -84,7 +85,9 @@ def start_or_resume(
         check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
                      "go back to the turn before it, if one is left, or choose another --workdir")
     meta = restored.meta
-    counters = Counters(meta["turn"], meta["cursor"], tuple(meta["label_counts"]))
+    # Earlier versions took the problems of all turns from one stream: each now goes on where that one stopped.
+    cursors = meta["cursors"] if "cursors" in meta else dict.fromkeys(STREAMS, meta["cursor"])
+    counters = Counters(meta["turn"], cursors, tuple(meta["label_counts"]))
     # Checkpoints of earlier versions were always saved after the evaluation.
     states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
     return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta.get("owes_evaluation", False))

@@ -6,15 +6,17 @@ declared by a `TurnPlan` of the arm (arms.py).
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
+from tango_jax.arms import ARMS, Call
 from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verification
 from tango_jax.loop.breakdown import Broken
+from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.records import (
     Batch,
     Counters,
@@ -70,30 +72,49 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     P problems -> for each call, responses to the records of the previous call -> one reward per response and one
     advantage per token for the role that learns -> the update of that role.
     """
-    config, role = context.config, turn.role
+    config, role, rl = context.config, turn.role, context.config.rl
     plan = ARMS[config.arm].turns[role]
-    problems, counters = next_problems(context, counters)
-    answers, parents = {}, problems
-    for call in plan.calls:
-        key_data = rng.step_key(config.seed, _KEYS[call.role], turn.index)
-        samples = config.rl[call.samples] if call.samples else 1
-        answers[call.role] = respond(context, states, call.role, parents, samples, key_data)
-        parents = answers[call.role].records
+    reward_of = partial(reward_fn(config, role, plan.reward), rl=rl)
+    taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
+
+    def answer_batch(number: int) -> dict[str, Responses]:
+        start = taken + number * rl.prompts_per_step
+        problems = [problem_fn(index) for index in range(start, start + rl.prompts_per_step)]
+        return make_calls(context, states, plan.calls_until(role), problems, turn, number)
+
+    if rl.dynamic_sampling:
+        answers, batch_metrics = sample_until_full(answer_batch, reward_of, role, 1 + rl.dynamic_sampling)
+    else:
+        answers, batch_metrics = answer_batch(0), {}
+    answers |= make_calls(context, states, plan.calls_after(role), answers[role].records, turn)
+    batches = batch_metrics.get(f"{role}/batches_sampled", 1)
+    counters = counters.take(plan.problems, batches * rl.prompts_per_step)
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
-    reward = reward_fn(config, role, plan.reward)(answers, config.rl)
+    reward = reward_of(answers)
     credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))
     state, update_metrics = update_policy(context, states[role], learner, credit.signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
     metrics |= reward.metrics | credit.metrics | turn_metrics(role, answers, reward.reward_B) | update_metrics
-    return TurnResult(states | {role: state}, credit.counters, metrics, answers, credit.signal)
+    return TurnResult(states | {role: state}, credit.counters, metrics | batch_metrics, answers, credit.signal)
 
 
-def next_problems(context: RunContext, counters: Counters) -> tuple[list, Counters]:
-    """The next P training problems, and the counters with the cursor advanced past them."""
-    count, start = context.config.rl.prompts_per_step, counters.cursor
-    problems = [context.task.train_problem(index) for index in range(start, start + count)]
-    return problems, dataclasses.replace(counters, cursor=start + count)
+def make_calls(
+    context: RunContext, states: States, calls: Sequence[Call], parents: Sequence, turn: Turn, batch: int = 0
+) -> dict[str, Responses]:
+    """Make calls in order, each about the records of the previous one, the first about `parents`.
+
+    The random stream depends on the role that learns and the number of its turns so far, which do not differ between
+    arms: arms with the same seed see the same problems at the same generator step, and draw the same random numbers.
+    """
+    answers = {}
+    for call in calls:
+        path = (_KEYS[call.role], turn.role, turn.role_step, batch)
+        samples = context.config.rl[call.samples] if call.samples else 1
+        key_data = rng.step_key(context.config.seed, *path)
+        answers[call.role] = respond(context, states, call.role, parents, samples, key_data)
+        parents = answers[call.role].records
+    return answers
 
 
 def respond(

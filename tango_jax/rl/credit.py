@@ -55,6 +55,11 @@ class Credit(NamedTuple):
     metrics: dict[str, float]
 
 
+def has_signal_P(reward_B: np.ndarray, group_size: int) -> np.ndarray:
+    """Whether the rewards of a group differ, bool [P]; if they do not, no response has an outcome advantage."""
+    return np.ptp(reward_B.reshape(-1, group_size), axis=1) > 0
+
+
 def generator_outcome_reward_B(
     is_correct_B: np.ndarray, format_B: np.ndarray, outcome_weight: float, format_weight: float
 ) -> np.ndarray:
@@ -234,8 +239,10 @@ def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
         )
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
-    step = so_far.turn.generator_step
-    alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule)
+    step, without_signal = so_far.turn.generator_step, 1 - has_signal_P(so_far.reward_B, solved.group_size).mean()
+    alpha = alpha_at(
+        step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, float(without_signal)
+    )
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)
     adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha)

@@ -10,10 +10,12 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
 
-ALPHA_KINDS = ("exponential", "linear", "cosine", "none")
+ALPHA_KINDS = ("exponential", "linear", "cosine", "none", "signal")
 
 
-def alpha_at(step: int, total_steps: int, initial: float, final: float, kind: str) -> float:
+def alpha_at(
+    step: int, total_steps: int, initial: float, final: float, kind: str, share_without_signal: float = 0.0
+) -> float:
     """Weight of the step advantage at a generator step (arXiv 2505.15034).
 
     Args:
@@ -21,7 +23,9 @@ def alpha_at(step: int, total_steps: int, initial: float, final: float, kind: st
         total_steps: S, the generator steps of the run.
         initial: a0, the value at s = 0.
         final: a_min, the value at s = S.
-        kind: "exponential" a0 * (a_min / a0)^(s/S); "linear"; "cosine" (half a period); "none" stays at a0.
+        kind: "exponential" a0 * (a_min / a0)^(s/S); "linear"; "cosine" (half a period); "none" stays at a0; "signal"
+            a_min + (a0 - a_min) u, which has no schedule of its own: steps count for as much as outcomes leave open.
+        share_without_signal: u, the share of this batch's groups in which all samples have the same reward, in [0, 1].
 
     Raises:
         ValueError: unknown kind, S < 1, a value outside [0, 1], or an exponential decay from or to 0.
@@ -36,6 +40,8 @@ def alpha_at(step: int, total_steps: int, initial: float, final: float, kind: st
     done = min(step / total_steps, 1.0)
     if kind == "none":
         return float(initial)
+    if kind == "signal":
+        return final + (initial - final) * share_without_signal
     if kind == "linear":
         return initial + (final - initial) * done
     if kind == "cosine":
@@ -57,6 +63,11 @@ class Turn:
     role: str
     phase: str
     generator_step: int
+
+    @property
+    def role_step(self) -> int:
+        """Turns of this role made before this one."""
+        return self.generator_step if self.role == "generator" else self.index - self.generator_step
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ SPLITS = {
     "sft_verifier": 5,
     "sft_generator_heldout": 6,
     "sft_verifier_heldout": 7,
+    "rl_verifier": 8,
+    "rl_curriculum": 9,
 }
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
 _STEP = re.compile(r"#(\d+) ends in ([a-z])")
@@ -51,9 +53,17 @@ def symbols(max_words: int) -> list[str]:
     return [*CONTRACT_SYMBOLS[:-3], *numbers, *CONTRACT_SYMBOLS[-3:], " ends in ", " reads ", ", says "]
 
 
+def range_keys(task: ConfigDict) -> dict[str, tuple[str, str]]:
+    """Return the keys of the task's settings with the range of words, and of letters, for each split."""
+    keys = {split: (f"{split}_words", f"{split}_letters") for split in ("sft", "rl")}
+    for split, letters in (("verifier", "rl_letters"), ("test", "test_letters")):
+        keys[split] = (f"{split}_words" if task[f"{split}_words"] else "rl_words", letters)
+    return keys
+
+
 def tokenizer_model(task: ConfigDict) -> bytes:
     """Return a SentencePiece model with the letters, and the symbols that problems of the configured sizes need."""
-    return train_sentencepiece(ALPHABET, symbols(max(task.sft_words[1], task.rl_words[1], task.test_words[1])))
+    return train_sentencepiece(ALPHABET, symbols(max(task[words][1] for words, _ in range_keys(task).values())))
 
 
 ALPHABET = string.ascii_lowercase + string.digits + "}\n "

@@ -5,6 +5,7 @@ Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the s
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import ARMS
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code, load_function
 from tango_jax.tasks import last_letter
@@ -31,6 +32,9 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
             settings require.
     """
     task = _make(config, tokenizers)
+    if ARMS[config.arm].needs_curriculum and task.curriculum_problem is None:
+        raise ValueError(f"arm={config.arm} needs a task with a curriculum, and task.name={config.task.name} has none: "
+                         "choose another arm, or give the task a curriculum_problem")
     for role in ROLES:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
@@ -76,17 +80,16 @@ def _make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Tas
 def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
     """Check that the largest problems fit the limits when other tokenizers split their words."""
     task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
-    for split in ("sft", "rl", "test"):
-        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
+    for keys in last_letter.range_keys(task).values():
+        words, letters = (task[key][1] for key in keys)
         rates = (task.hard_error, task.easy_error, task.reading_error)
         largest = last_letter.LastLetterConfig((words, words), (letters, letters), *rates)
         longest = max(num_tokens_fn(last_letter.problem(largest, task.data_seed, "test", index)) for index in range(64))
         if longest > config.generator.max_prompt:
             raise ValueError(
-                f"task.{split}_words={tuple(task[f'{split}_words'])} and task.{split}_letters="
-                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, more than generator.max_prompt="
-                f"{config.generator.max_prompt}, or exceed verifier.max_prompt={config.verifier.max_prompt} by as many "
-                "tokens: raise the limits or shorten the problems"
+                f"{' and '.join(f'task.{key}={tuple(task[key])}' for key in keys)} make prompts of {longest} tokens, "
+                f"more than generator.max_prompt={config.generator.max_prompt}, or exceed verifier.max_prompt="
+                f"{config.verifier.max_prompt} by as many tokens: raise the limits or shorten the problems"
             )
 
 
@@ -97,7 +100,9 @@ def _make_last_letter(config: ConfigDict) -> Task:
         rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
         return last_letter.LastLetterConfig(words, letters, *rates)
 
-    rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words, task.test_letters)
+    parts = {split: ranges(*(task[key] for key in keys)) for split, keys in last_letter.range_keys(task).items()}
+    rl, test, verifier = parts["rl"], parts["test"], parts["verifier"]
+    curriculum = ranges((verifier.words[0], rl.words[1]), task.rl_letters)
     sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
     seed, stream = task.data_seed, config.seed
 
@@ -123,4 +128,16 @@ def _make_last_letter(config: ConfigDict) -> Task:
         gold_steps=last_letter.gold_steps,
         sft_example=sft_example,
         sft_roles=("generator", "verifier"),
+        notes=(f"words of a problem: generator turns {_shown(rl.words)}, verifier turns {_shown(verifier.words)}",),
+        verifier_problem=lambda index: last_letter.problem(verifier, seed, "rl_verifier", index, stream),
+        # Without shorter problems for the verifier, the curriculum would be the generator's own problems.
+        curriculum_problem=(
+            (lambda index: last_letter.problem(curriculum, seed, "rl_curriculum", index, stream))
+            if task.verifier_words else None
+        ),
     )
+
+
+def _shown(words: Range) -> str:
+    low, high = words
+    return str(low) if low == high else f"{low} to {high}"

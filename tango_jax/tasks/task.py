@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 from tango_jax.records import Problem
 
+# Streams of training problems, which the turns of an arm name (arms.py): the generator's, the verifier's, and a
+# curriculum, which reaches from the size of the verifier's problems to the size of the generator's.
+STREAMS = ("train", "verifier", "curriculum")
+
 
 class SftExample(NamedTuple):
     """One example to imitate: the contents of the prompt, and the response."""
@@ -21,7 +25,7 @@ class Task(NamedTuple):
     name: str
     grade_kind: str  # tango_jax.grading.grade's `kind`: math, string, python, choice or text
     min_steps: int  # a solution with fewer step blocks loses format score
-    train_problem: Callable[[int], Problem]  # number of problems seen since the start of training -> the next one
+    train_problem: Callable[[int], Problem]  # number of problems taken since the start of training -> the next one
     test_problem: Callable[[int], Problem]
     num_test: int | None = None  # number of test problems; None: unlimited
     # Fixed solutions on which the verifier is evaluated; None: there are none.
@@ -32,3 +36,12 @@ class Task(NamedTuple):
     sft_example: Callable[[str, str, int], SftExample] | None = None
     sft_roles: tuple[str, ...] = ()  # roles for which there are examples
     notes: tuple[str, ...] = ()  # lines to log at the start, such as how many problems were left out
+    # Like `train_problem`, for the verifier's turns; None: they take the problems of `train_problem`.
+    verifier_problem: Callable[[int], Problem] | None = None
+    curriculum_problem: Callable[[int], Problem] | None = None  # None: there is no curriculum
+
+    def stream(self, name: str) -> Callable[[int], Problem] | None:
+        """The problems of one of STREAMS; None if the task does not have them."""
+        if name == "curriculum":
+            return self.curriculum_problem
+        return (self.verifier_problem if name == "verifier" else None) or self.train_problem

@@ -6,6 +6,7 @@ In: the responses of a turn, device metrics of its updates. Out: flat metrics fo
 import numpy as np
 
 from tango_jax.records import Responses, Rollout
+from tango_jax.rl.credit import has_signal_P
 from tango_jax.tracking.scores import verifier_scores
 
 # Metrics of the updates of a batch, see `over_updates`.
@@ -26,9 +27,8 @@ def rollout_metrics(role: str, rollout: Rollout) -> dict[str, float]:
 
 def turn_metrics(role: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
     """Metrics besides the rewards: groups without learning signal, and the agreement of verdicts with the grades."""
-    group_size = answers[role].group_size
-    is_equal_P = np.ptp(reward_B.reshape(-1, group_size), axis=1) == 0
-    metrics = {f"{role}/groups_without_signal": float(is_equal_P.mean())}
+    has_signal = has_signal_P(reward_B, answers[role].group_size)
+    metrics = {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())}
     if role == "generator":
         metrics["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
     if "verifier" in answers:

@@ -1,0 +1,87 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups in which all rewards are equal give way to those of other problems.
+
+In: a function that samples a batch, and the reward. Out: one batch of the usual size, and metrics over everything that
+was sampled. Stage: the first calls of a turn, up to that of the role that learns.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tango_jax.grading import FAILURES
+from tango_jax.records import Responses
+from tango_jax.rl.credit import Answers, Rewards, has_signal_P
+
+# How the metrics of several batches of the same size become one; the others are averaged.
+SUMMED = ("tokens_sampled", "prompts_shortened", *FAILURES)
+LARGEST = ("length_max",)
+
+
+def sample_until_full(
+    sample_batch: Callable[[int], Answers], reward_fn: Callable[[Answers], Rewards], role: str, max_batches: int
+) -> tuple[Answers, dict[str, float]]:
+    """Sample batches of P problems until P of them have a signal for `role`, or up to `max_batches`.
+
+    Args:
+        sample_batch: number of the batch in this turn, from 0 -> the answers to the next P problems.
+        reward_fn: the rewards of the role that learns, for the answers of a batch.
+
+    Returns:
+        The answers to P problems: those with a signal in the order in which they were sampled, filled up with others if
+        there are too few. A problem has a signal if in any of its groups the rewards differ.
+    """
+    batches, rewards, useful, useless, num_problems = [], [], [], [], 1
+    while len(useful) < num_problems and len(batches) < max_batches:
+        answers = sample_batch(len(batches))
+        num_problems = len(next(iter(answers.values())).parents)
+        reward = reward_fn(answers)
+        has_signal = has_signal_P(reward.reward_B, answers[role].group_size).reshape(num_problems, -1).any(axis=1)
+        for place in range(num_problems):
+            (useful if has_signal[place] else useless).append((len(batches), place))
+        batches.append(answers)
+        rewards.append(reward)
+    chosen = (useful + useless)[:num_problems]
+    answers = {name: _choose([batch[name] for batch in batches], chosen, num_problems) for name in batches[0]}
+    metrics = _over_batches([reward.metrics for reward in rewards]) | {
+        f"{role}/groups_without_signal": len(useless) / (len(useful) + len(useless)),
+        f"{role}/groups_filled_up": max(num_problems - len(useful), 0) / num_problems,
+        f"{role}/batches_sampled": len(batches),
+    }
+    return answers, metrics
+
+
+def _choose(batches: Sequence[Responses], chosen: Sequence[tuple[int, int]], num_problems: int) -> Responses:
+    """Return one role's responses to the chosen problems, each given by its batch and its place in it."""
+
+    def choose(columns: Sequence[Sequence]) -> list:
+        each = len(columns[0]) // num_problems  # entries of a problem: one prompt or several, with all their responses
+        return [entry for batch, place in chosen for entry in columns[batch][place * each : (place + 1) * each]]
+
+    rollouts = [batch.rollout for batch in batches]
+    rollout = dataclasses.replace(
+        rollouts[0],
+        tokens=tuple(choose([rollout.tokens for rollout in rollouts])),
+        logps=tuple(choose([rollout.logps for rollout in rollouts])),
+        is_truncated_B=np.array(choose([rollout.is_truncated_B for rollout in rollouts])),
+        decode_steps=sum(rollout.decode_steps for rollout in rollouts),
+        row_steps=sum(rollout.row_steps for rollout in rollouts),
+    )
+    return dataclasses.replace(
+        batches[0],
+        parents=choose([batch.parents for batch in batches]),
+        prompts=choose([batch.prompts for batch in batches]),
+        rollout=rollout,
+        records=choose([batch.records for batch in batches]),
+        metrics=_over_batches([batch.metrics for batch in batches]),
+    )
+
+
+def _over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the metrics of all batches together."""
+
+    def together(name: str) -> float:
+        last, values = name.rsplit("/", 1)[-1], [one[name] for one in metrics]
+        return sum(values) if last in SUMMED else max(values) if last in LARGEST else float(np.mean(values))
+
+    return {name: together(name) for name in metrics[0]}
