@@ -1,6 +1,6 @@
 """Last-letter concatenation on long problems, where a right answer is rare and the verifier's judgements matter.
 
-Command:   python -m tango_jax.train --config=last_letter_long --workdir=runs/last_letter_long
+Command:   python -m tango_jax.train --config=configs/last_letter_long.py --workdir=runs/last_letter_long
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
 """
 
@@ -44,7 +44,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.verifier.max_prompt, config.verifier.max_response = question + solution + 8, verification + 8
     config.verifier.prompt_buckets, config.verifier.cache_buckets = (72,), (56, 112)
     config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 6, 2
-    config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = question + solution + verification + 3, 4
+    config.verifier.sft.pack_length = question + solution + verification + 3
+    config.verifier.sft.rows_per_micro_batch = 4
     config.verifier.sft.steps = 1300
     config.verifier.sft.start = "generator"  # both roles share one base, like two checkpoints of a model family
     config.generator.optimizer.lr = config.verifier.optimizer.lr = 1e-4

@@ -83,10 +83,6 @@ ARMS = {
         "generator alone, outcome reward only", "GRPO (no verifier)", Look(BLUE, "--", "square"),
         {"generator": SOLVE_ALONE},
     ),
-    "grpo_curriculum": Arm(
-        "generator alone, on problems that are also as short as the verifier's", "GRPO with a curriculum",
-        Look(BLACK, ":", "x"), {"generator": SOLVE_CURRICULUM},
-    ),
     "fixed_verifier": Arm(
         "the verifier is fixed after stage 1, never trained with RL", "fixed verifier",
         Look(GREEN, "-.", "triangle-up"), {"generator": SOLVE_AND_BE_JUDGED},
@@ -102,6 +98,10 @@ ARMS = {
     "gold_steps": Arm(
         "step labels from the task instead of a verifier (an upper bound)", "gold step labels",
         Look(ORANGE, "--", "triangle-down"), {"generator": SOLVE_WITH_GOLD_STEPS}, needs_gold_steps=True,
+    ),
+    "grpo_curriculum": Arm(
+        "generator alone, on problems that are also as short as the verifier's", "GRPO with a curriculum",
+        Look(BLACK, ":", "x"), {"generator": SOLVE_CURRICULUM},
     ),
 }  # fmt: skip
 DEFAULT_ARM = next(iter(ARMS))

@@ -55,10 +55,12 @@ def symbols(max_words: int) -> list[str]:
 
 def range_keys(task: ConfigDict) -> dict[str, tuple[str, str]]:
     """Return the keys of the task's settings with the range of words, and of letters, for each split."""
-    keys = {split: (f"{split}_words", f"{split}_letters") for split in ("sft", "rl")}
-    for split, letters in (("verifier", "rl_letters"), ("test", "test_letters")):
-        keys[split] = (f"{split}_words" if task[f"{split}_words"] else "rl_words", letters)
-    return keys
+    return {
+        "sft": ("sft_words", "sft_letters"),
+        "rl": ("rl_words", "rl_letters"),
+        "verifier": ("verifier_words" if task.verifier_words else "rl_words", "rl_letters"),
+        "test": ("test_words" if task.test_words else "rl_words", "test_letters"),
+    }
 
 
 def tokenizer_model(task: ConfigDict) -> bytes:

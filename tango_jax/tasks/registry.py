@@ -100,8 +100,8 @@ def _make_last_letter(config: ConfigDict) -> Task:
         rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
         return last_letter.LastLetterConfig(words, letters, *rates)
 
-    parts = {split: ranges(*(task[key] for key in keys)) for split, keys in last_letter.range_keys(task).items()}
-    rl, test, verifier = parts["rl"], parts["test"], parts["verifier"]
+    rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words or task.rl_words, task.test_letters)
+    verifier = ranges(task.verifier_words or task.rl_words, task.rl_letters)
     curriculum = ranges((verifier.words[0], rl.words[1]), task.rl_letters)
     sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
     seed, stream = task.data_seed, config.seed

@@ -32,6 +32,19 @@ def test_alpha(kind, step, expected):
     assert alpha_at(step, 300, 0.1, 0.001, kind) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("share, expected", [(0.0, 0.001), (0.25, 0.02575), (1.0, 0.1)])  # 0.001 + 0.099 * share
+def test_alpha_follows_the_share_of_groups_without_signal(share, expected):
+    for step in (0, 150, 300):
+        assert alpha_at(step, 300, 0.1, 0.001, "signal", share) == pytest.approx(expected)
+
+
+def test_turns_of_each_role_are_counted():
+    turns = Schedule(2, 3, 1, generator_turns=6).turns()  # WW GGGV GGGV
+    assert [(turn.role[0], turn.role_step) for turn in turns] == [
+        ("v", 0), ("v", 1), ("g", 0), ("g", 1), ("g", 2), ("v", 2), ("g", 3), ("g", 4), ("g", 5), ("v", 3),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "args, message",
     [

@@ -24,6 +24,7 @@ def letters(schedule) -> str:
 @pytest.mark.parametrize("arm, turns, steps_after, evaluated", [
     ("tango", "WWGGVGGVG", [0, 0, 1, 2, 2, 3, 4, 4, 5], [1, 3, 6, 8]),
     ("grpo", "GGGGG", [1, 2, 3, 4, 5], [1, 3, 4]),
+    ("grpo_curriculum", "GGGGG", [1, 2, 3, 4, 5], [1, 3, 4]),
     ("fixed_verifier", "GGGGG", [1, 2, 3, 4, 5], [1, 3, 4]),
     ("gold_steps", "GGGGG", [1, 2, 3, 4, 5], [1, 3, 4]),
     ("fixed_verifier_warm", "WWGGGGG", [0, 0, 1, 2, 3, 4, 5], [1, 3, 5, 6]),

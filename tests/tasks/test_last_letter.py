@@ -96,6 +96,24 @@ def test_make_task_gives_every_split_its_ranges():
     assert train != heldout
 
 
+def test_the_verifier_and_a_curriculum_have_problems_of_their_own():
+    config = default_config()
+    config.task.rl_words, config.task.verifier_words, config.task.test_words = (6, 6), (2, 3), ()
+    task = make_task(config, {})
+
+    def sizes(name):
+        return {task.stream(name)(index).size for index in range(60)}
+
+    assert (sizes("train"), sizes("verifier"), sizes("curriculum")) == ({6}, {2, 3}, {2, 3, 4, 5, 6})
+    assert {task.test_problem(index).size for index in range(9)} == {6}  # empty: as in training
+    assert task.pool_solution(0)[0].size == 6
+    config.task.verifier_words = ()
+    task = make_task(config, {})
+    assert sizes("verifier") == {6} and task.stream("curriculum") is None
+    questions = [{task.stream(name)(index).question for index in range(60)} for name in ("train", "verifier")]
+    assert not questions[0] & questions[1]
+
+
 @pytest.mark.parametrize("role", ["generator", "verifier"])
 def test_a_tokenizer_of_another_kind_is_asked_how_long_problems_are(role):
     config = default_config()

@@ -1,0 +1,94 @@
+"""Arms with the same seed are paired: the same problems at the same generator step, and the same random numbers."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from support.paths import CONFIGS
+from tango_jax.arms import ARMS
+from tango_jax.cli.command_line import load_config
+from tango_jax.loop import turn as turns
+from tango_jax.loop.turn import RunContext, run_turn
+from tango_jax.records import Counters, Responses, Rollout, Signal
+from tango_jax.rl.credit import Credit, Rewards
+from tango_jax.rl.schedule import make_schedule
+from tango_jax.tasks.registry import make_task
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Every call of a role in a run without models: (turn, role, ids of problems, random key)."""
+    calls = []
+
+    def respond(context, states, role, parents, group_size, key_data, is_greedy=False):
+        calls.append((role, [parent.id for parent in parents], tuple(int(word) for word in key_data)))
+        rows = len(parents) * group_size
+        rollout = Rollout((np.zeros(1, int),) * rows, (np.zeros(1),) * rows, np.zeros(rows, bool), 1, rows)
+        records = [parent for parent in parents for _ in range(group_size)]
+        return Responses(role, parents, [], group_size, rollout, records, {})
+
+    no_reward = lambda answers, rl: Rewards(np.zeros(len(list(answers.values())[-1].records)), {})  # noqa: E731
+    no_credit = lambda so_far: Credit(Signal(so_far.reward_B, None, None), so_far.counters, {})  # noqa: E731
+    monkeypatch.setattr(turns, "respond", respond)
+    monkeypatch.setattr(turns, "reward_fn", lambda config, role, name: no_reward)
+    monkeypatch.setattr(turns, "CREDITS", dict.fromkeys(turns.CREDITS, no_credit))
+    monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
+    monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
+    monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
+
+    def run(arm: str, *overrides: str) -> dict:
+        config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "task.verifier_words=(1,1)", *overrides])
+        context = RunContext(config, make_task(config, {}), {"generator": None, "verifier": None}, {},
+                             SimpleNamespace())
+        counters, states, seen = Counters(), {"generator": None, "verifier": None}, {}
+        for turn in make_schedule(config).turns():
+            calls.clear()
+            counters = run_turn(context, states, counters, turn).counters
+            seen[turn.role, turn.role_step] = list(calls)
+        return seen
+
+    return run
+
+
+def test_every_arm_gets_the_same_problems_and_random_numbers_at_the_same_generator_step(asked):
+    by_arm = {name: asked(name) for name, arm in ARMS.items() if "generator" in arm.turns and not arm.needs_curriculum}
+    assert len(by_arm) >= 5
+    for step in range(6):
+        solved = [seen["generator", step][0] for seen in by_arm.values()]
+        assert all(one == solved[0] for one in solved), step
+        judged = [seen["generator", step][1] for seen in by_arm.values() if len(seen["generator", step]) > 1]
+        assert len(judged) >= 3 and all(one == judged[0] for one in judged), step
+
+
+def test_the_verifiers_turns_are_paired_too(asked):
+    tango, alone = asked("tango"), asked("fixed_generator")
+    steps = [key for key in tango if key[0] == "verifier"]
+    assert len(steps) == 4 and all(tango[key] == alone[key] for key in steps)
+
+
+def test_no_turn_repeats_problems_or_random_numbers(asked):
+    seen = asked("tango")
+    problems = [problem for calls in seen.values() for problem in calls[0][1]]
+    keys = [key for calls in seen.values() for _, _, key in calls]
+    assert len(set(problems)) == len(problems) and len(set(keys)) == len(keys)
+    assert {problem.split("/")[1] for problem in problems} == {"rl", "rl_verifier"}
+
+
+def test_a_curriculum_has_its_own_problems_and_the_same_random_numbers(asked):
+    short, long = asked("grpo_curriculum"), asked("grpo")
+    for step in range(6):
+        assert {problem.split("/")[1] for problem in short["generator", step][0][1]} == {"rl_curriculum"}
+        assert short["generator", step][0][2] == long["generator", step][0][2]
+
+
+def test_dynamic_sampling_goes_on_behind_the_problems_that_it_took(asked):
+    """No group has a signal here: each turn takes three batches of 4, with random numbers of their own."""
+    seen = asked("grpo", "rl.dynamic_sampling=2")
+    for step in range(6):
+        calls = seen["generator", step]
+        assert [problem for _, problems, _ in calls for problem in problems] == [
+            f"last_letter/rl/{index}" for index in range(12 * step, 12 * step + 12)
+        ]
+        assert len({key for _, _, key in calls}) == 3
+        assert calls[0][2] == asked("grpo")["generator", step][0][2]
