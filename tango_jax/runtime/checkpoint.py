@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,9 +164,9 @@ class Checkpointer:
 
     def _write(self, step: int, state: Any, record: dict) -> None:
         saving = self._directory / f"{step}{SAVING}"
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(_flatten(state)), record=ocp.args.JsonSave(record))
         with _quiet_orbax():
-            self._orbax.save(saving, force=True, args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(_flatten(state)), record=ocp.args.JsonSave(record)))
+            _in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
         if _is_first_process():
             write_seal(saving, step)
             write_manifest(saving)
@@ -341,6 +342,27 @@ def _make_orbax() -> ocp.Checkpointer:
     )
     return ocp.Checkpointer(ocp.CompositeCheckpointHandler(
         state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry), record=ocp.JsonCheckpointHandler()))
+
+
+def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread that does not keep the process alive, and wait for it.
+
+    The threads that Orbax starts inherit this. After a save that failed they wait ten minutes for folders that nobody
+    makes any more, and the process, which has said its error, would wait for them.
+    """
+    errors = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 (raised again below)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="save", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 @contextlib.contextmanager

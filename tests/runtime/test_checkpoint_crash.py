@@ -52,6 +52,36 @@ def test_failed_write_names_the_directory_and_keeps_the_last_step(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
+NO_FOLDERS = """
+    import errno, json, os, sys, threading
+    import numpy as np
+    from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError
+
+    checkpointer = Checkpointer(sys.argv[1])
+    make = os.mkdir
+
+    def mkdir(path, *arguments, **options):
+        if "-tmp/" in str(path):  # the folders in that of a step, whose threads wait for them
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *arguments, **options)
+
+    os.mkdir = mkdir
+    try:
+        checkpointer.save(1, {"w": np.ones(3, np.float32)}, {})
+    except CheckpointError as error:
+        alive = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        print(json.dumps([str(error), alive]))
+"""
+
+
+def test_a_process_whose_save_failed_can_end(tmp_path):
+    """Threads of Orbax wait ten minutes for what the failed save would have made; the process must not."""
+    done = run_python(NO_FOLDERS, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    message, alive = json.loads(done.stdout)
+    assert "No space left on device" in message and alive == ["MainThread"]
+
+
 KILLED = """
     import os, signal, sys
     import numpy as np
