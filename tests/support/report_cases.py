@@ -11,7 +11,7 @@ import numpy as np
 
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl import advantages, credit
 from tango_jax.rl.schedule import Turn

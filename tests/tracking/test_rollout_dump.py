@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
