@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.model_text import on_one_line
 
-MAX_PATH = 300  # characters of a path in a message
+MAX_PATH, MAX_TEXT = 300, 500  # characters of a path, and of the text of an error, in a message
 _numbers = itertools.count()  # for the names of modules
 
 
@@ -83,6 +83,8 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
     """
     place, _, name = text.rpartition(":")
     shown = f"{key}={cut(text, MAX_PATH)}"
+    if not place or not name:
+        raise ValueError(f"{shown} must be FILE.py:name or package.module:name")
     if place.endswith(".py"):
         path = local_path(key, place)
         if not path.is_file():
@@ -96,12 +98,12 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
     if not callable(function):
         raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no function {name!r}")
     loaded = UserFunction(key, text, function)
-    with contextlib.suppress(ValueError):  # some callables of compiled libraries do not say what they take
-        signature = inspect.signature(function)
-        try:
-            signature.bind(*parameters)
-        except TypeError as error:
-            loaded.refuse(f"{error}; it is called as {name}({', '.join(parameters)})")
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        loaded.refuse(f"{error}; it is called as {name}({', '.join(parameters)})")
+    except ValueError:
+        pass  # some callables of compiled libraries do not say what they take
     return loaded
 
 
@@ -137,7 +139,7 @@ def what_failed(file: str, line: int | None, error: BaseException) -> str:
         text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))
     # The text of a ValueError is meant for people; that of a KeyError, say, needs its name.
     name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{_shown_place(file, line)}: {name}{text}"
+    return f"{_shown_place(file, line)}: {name}{cut(text, MAX_TEXT)}"
 
 
 def _shown_place(file: str, line: int | None) -> str:

@@ -47,16 +47,16 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task
     problems = [task.train_problem(index) for index in range(LOOKED_AT)]
     if problems[0] != task.train_problem(0):
         dataclasses.replace(make_fn, function=functions["train_problem"]).refuse(
-            "train_problem(0) returned two different problems; the index alone must determine a problem, or a run could "
-            "not be resumed: seed random numbers with it"
+            "train_problem(0) returned two different problems; the index alone must determine a problem, or no run "
+            "could be resumed: seed random numbers with it"
         )
     problems += [task.test_problem(index) for index in range(num_test)]
     limit = config.generator.max_prompt
     longest = max(map(make_num_tokens(config, tokenizers), problems)) if tokenizers else 0
     if longest > limit:
         raise ValueError(f"task.name={config.task.name} makes prompts of {longest} tokens, more than "
-                         f"generator.max_prompt={limit}, or exceeds verifier.max_prompt={config.verifier.max_prompt} by "
-                         "as many tokens: raise the limits or shorten the problems")
+                         f"generator.max_prompt={limit}, or exceeds verifier.max_prompt={config.verifier.max_prompt} "
+                         "by as many tokens: raise the limits or shorten the problems")
     return task
 
 

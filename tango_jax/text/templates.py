@@ -75,7 +75,8 @@ def load_template(role: str, name: str) -> str:
     """
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
-    text, shown = (name, f"={cut(repr(name))}") if "{problem}" in name else (_read_template(role, name), f" file {name}")
+    is_text = "{problem}" in name
+    text, shown = (name, f"={cut(repr(name))}") if is_text else (_read_template(role, name), f" file {name}")
     missing = [field for field in FIELDS[role] if field not in text]
     if missing:
         raise ValueError(f"{role}.template{shown} lacks {', '.join(missing)}")
