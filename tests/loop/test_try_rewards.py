@@ -31,7 +31,7 @@ def write(text: str) -> None:
 @pytest.mark.parametrize("min_steps", [0, 3])
 def test_each_function_sees_a_whole_and_an_empty_response(config, min_steps):
     write("seen = []\ndef generator(solution):\n    seen.append(solution)\n    return 0\n"
-          "def verifier(verification, solution):\n    seen.append((verification, solution))\n    return 0\n")  # fmt: skip
+          "def verifier(verification, solution):\n    seen.append((verification, solution))\n    return 0\n")
     own = load_and_try_rewards(config, task(min_steps))
     assert set(own) == {"generator", "verifier"}
     seen = own["generator"].function.function.__globals__["seen"]
@@ -46,7 +46,8 @@ def test_each_function_sees_a_whole_and_an_empty_response(config, min_steps):
 
 
 def test_a_function_that_only_fails_on_an_empty_response_is_found_now(config):
-    write("def generator(solution):\n    return len(solution.steps[0])\ndef verifier(verification, solution): return 0\n")
+    write("def generator(solution):\n    return len(solution.steps[0])\n"
+          "def verifier(verification, solution):\n    return 0\n")  # fmt: skip
     with pytest.raises(ValueError) as error:
         load_and_try_rewards(config, task())
     assert str(error.value) == (

@@ -137,8 +137,9 @@ def test_processes_share_the_responses(own, monkeypatch):
     """The second of two processes: it scores its half, and has the numbers of the other one."""
     own_fn = own("calls = []\ndef f(solution):\n    calls.append(solution.text)\n    return len(calls)\n")
     asked = responses("generator", [PROBLEM], 4, [solution(text) for text in "abcd"])
-    hosts = types.SimpleNamespace(own_part=lambda items: items[2:],
-                                  gather=lambda items: ["", *items] if items == [""] else [-1.0, -2.0, *items])  # fmt: skip
+    hosts = types.SimpleNamespace(
+        own_part=lambda items: items[2:], gather=lambda items: ["", *items] if items == [""] else [-1.0, -2.0, *items]
+    )
     monkeypatch.setattr(own_reward, "hosts", hosts)
     np.testing.assert_array_equal(own_reward_B(own_fn, asked), np.float32([-1, -2, 1, 2]))
     assert own_fn.function.function.__globals__["calls"] == ["c", "d"]
