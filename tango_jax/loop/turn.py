@@ -13,8 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
-from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verification
+from tango_jax.grading import FAILURES, grade_many
 from tango_jax.loop.breakdown import Broken
+from tango_jax.loop.responses import make_solution, make_verification
 from tango_jax.records import (
     Batch,
     Counters,
@@ -25,9 +26,9 @@ from tango_jax.records import (
     States,
     TrainState,
     TurnResult,
-    Verification,
 )
-from tango_jax.rl.credit import CREDITS, TurnSoFar, reward_fn
+from tango_jax.rl.credit import CREDITS, TurnSoFar, turn_reward
+from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn
@@ -37,7 +38,6 @@ from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.sharding.layouts import fetch
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
-from tango_jax.text.tokenizer import token_of_character
 from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
 
 _KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the roles sample from
@@ -52,6 +52,8 @@ class RunContext:
     policies: dict[str, Policy]  # by role
     references: dict  # role -> parameters of its reference policy for the KL
     timer: PhaseTimer
+    # By role, where the user has named a function.
+    own_rewards: dict[str, OwnReward] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +83,14 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
         parents = answers[call.role].records
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
-    reward = reward_fn(config, role, plan.reward)(answers, config.rl)
+    with context.timer("grade"):
+        reward = turn_reward(plan.reward, answers, config.rl, context.own_rewards.get(role))
     credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))
-    state, update_metrics = update_policy(context, states[role], learner, credit.signal.adv_BT, is_action_BT)
+    signal = dataclasses.replace(credit.signal, own_reward_B=reward.own_B)
+    state, update_metrics = update_policy(context, states[role], learner, signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
     metrics |= reward.metrics | credit.metrics | turn_metrics(role, answers, reward.reward_B) | update_metrics
-    return TurnResult(states | {role: state}, credit.counters, metrics, answers, credit.signal)
+    return TurnResult(states | {role: state}, credit.counters, metrics, answers, signal)
 
 
 def next_problems(context: RunContext, counters: Counters) -> tuple[list, Counters]:
@@ -157,24 +161,6 @@ def _read_solutions(context: RunContext, problems: Sequence[Problem], rollout: R
     return solutions, {f"grader/{name}": getattr(report, name) for name in FAILURES}
 
 
-def make_solution(
-    task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
-) -> Solution:
-    """Parse one generator response; `ends` holds the number of characters complete after each token."""
-    parsed = parse_solution(text, task.min_steps)
-    return Solution(
-        problem=problem,
-        text=text,
-        steps=parsed.steps,
-        step_ends=tuple(token_of_character(ends, end - 1) for _, end in parsed.step_spans),
-        format_score=parsed.format_score,
-        is_correct=bool(is_correct),
-        gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
-        token_ends=tuple(ends),
-        is_truncated=bool(is_truncated),
-    )
-
-
 def _read_verifications(context: RunContext, solutions: Sequence[Solution], rollout: Rollout, group_size: int):
     tokenizer = context.policies["verifier"].tokenizer
     owners = [solution for solution in solutions for _ in range(group_size)]
@@ -184,21 +170,6 @@ def _read_verifications(context: RunContext, solutions: Sequence[Solution], roll
         for solution, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
     ]
     return verifications, {}
-
-
-def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse one verifier response; `ends` holds the number of characters complete after each token."""
-    parsed = parse_verification(text, len(solution.steps), solution.format_score)
-    return Verification(
-        text=text,
-        judgements=parsed.judgements,
-        verdict=parsed.verdict,
-        format_score=parsed.format_score,
-        is_aligned=parsed.aligned,
-        blocks=parsed.blocks,
-        token_ends=tuple(ends),
-        is_truncated=bool(is_truncated),
-    )
 
 
 ROLE_TEXTS = {

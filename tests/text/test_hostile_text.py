@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.letters import LETTERS
 from support.small_tokenizers import byte_level
 from tango_jax.config import default_config
-from tango_jax.loop.turn import ROLE_TEXTS, make_solution
+from tango_jax.loop.responses import make_solution
+from tango_jax.loop.turn import ROLE_TEXTS
 from tango_jax.records import Problem, Rollout, Signal
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.last_letter import gold_steps, tokenizer_model
