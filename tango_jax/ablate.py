@@ -22,6 +22,7 @@ from tango_jax.config import ROLES
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.run import train
 from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.loop.try_rewards import load_and_try_rewards
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
@@ -57,6 +58,7 @@ def ablate(config: ConfigDict, workdir: Path, console: Console) -> dict:
     check_init_from(config)
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    load_and_try_rewards(config, task)
     run_stage_one(policies, config, task, workdir, console, preemption)
     # Seeds in the outer loop: an interrupted experiment then has complete comparisons for its first seeds.
     plan = [(arm, int(seed)) for seed in config.ablation.seeds for arm in config.ablation.arms]

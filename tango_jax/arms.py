@@ -25,7 +25,7 @@ class TurnPlan:
     """A turn of the role that is updated in it: its calls in order, then one reward and one credit function."""
 
     calls: tuple[Call, ...]
-    reward: str  # a name in rl/credit.py REWARDS; `config.<role>.reward` can override it
+    reward: str  # a name in rl/credit.py REWARDS; the function of `config.<role>.reward` is added to it
     credit: str  # a name in rl/credit.py CREDITS
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
 

@@ -86,9 +86,11 @@ def role_config() -> ConfigDict:
             # Workdir of a run whose stage-1 checkpoint to start from; it must be finished and within its gate. Empty:
             # run stage 1 here.
             "init_from": "",
-            # Custom reward function, FILE.py:name or package.module:name (rl/credit.py); empty: the default one.
+            # A function that scores one response, FILE.py:name or package.module:name; its number is added to the usual
+            # reward, or takes its place where the weights in `rl` are 0 (see rl/own_reward.py). Empty: none.
             "reward": "",
-            "template": "math",  # a name in text/templates.py, or the path of a text file
+            "reward_timeout_s": 60,  # seconds that the function may take for one response; 0: no limit
+            "template": "math",  # a name in text/templates.py, the path of a text file, or a text with {problem} in it
             "max_prompt": 2048,  # tokens
             "max_response": 2048,  # tokens
             "prompt_buckets": (),  # lengths that prompts are padded to; max_prompt is always added as the last
@@ -230,8 +232,9 @@ def default_config() -> ConfigDict:
                 # Dynamic sampling (DAPO, arXiv 2503.14476): groups in which all samples have the same reward are
                 # replaced by those of further problems, from this many further batches at most. 0: off.
                 "dynamic_sampling": 0,
-                "outcome_weight": 1.0,
+                "outcome_weight": 1.0,  # weight of the grade in the generator's reward
                 "format_weight": 0.0,  # weight of the generator's format score in the reward; it is logged in any case
+                "correctness_weight": 1.0,  # weight of agreeing with the grader in the verifier's reward
                 "gamma": 0.8,  # weight of the verifier's format score in the reward
                 "label_count_decay": 0.8,  # decay of the EMA of correct and incorrect solution counts
             },

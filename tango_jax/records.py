@@ -92,6 +92,7 @@ class Signal:
     alpha: float = 0.0  # generator: adv = (1 - alpha) outcome + alpha step
     labels: list | None = None  # generator: step labels of each solution, one list for each verification of it
     class_weight_B: np.ndarray | None = None  # verifier: adv = weight of the solution's class x outcome
+    own_reward_B: np.ndarray | None = None  # float32, the part of reward_B from a function of the user's
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,6 @@ command that takes --config.
 """
 
 import difflib
-import importlib.util
-import re
-import traceback
-import types
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import cut, local_path, shortened
-from tango_jax.runtime.model_text import on_one_line
-
-MAX_PATH = 300  # characters of a path in a message
+from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 
 
 def load_shipped(name: str, argument: str = "") -> ConfigDict:
@@ -58,18 +52,13 @@ def run_config_file(file: str, argument: str) -> ConfigDict:
         file = str(_shipped_file(file))
     elif not local_path("--config", file).is_file():
         raise ValueError(_no_config(file))
-    module = types.ModuleType("tango_config")
-    module.__file__ = file
     try:
-        # Not by an import, which would take a version that was compiled within the same second for the new one.
-        source = importlib.util.decode_source(local_path("--config", file).read_bytes())
-        exec(compile(source, file, "exec"), module.__dict__)
-        get_config = module.__dict__.get("get_config")
+        get_config = vars(run_file(file)).get("get_config")
         config = get_config(argument) if callable(get_config) else None
         if isinstance(config, ConfigDict):
             flatten(config)  # a file can make one that cannot be read
     except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
-        raise ValueError(_what_failed(file, error)) from error
+        raise ValueError(what_failed(file, None, error)) from error
     if not callable(get_config):
         raise ValueError(f"{file} has no function get_config(arg)")
     if not isinstance(config, ConfigDict):
@@ -128,19 +117,3 @@ def _no_config(text: str) -> str:
     meant = f" (did you mean {near[0]}?)" if near else ""
     return (f"config {cut(repr(text), MAX_PATH)} is not a Python file that exists, nor a shipped config{meant}; "
             f"the shipped ones are {', '.join(names)}")
-
-
-def _what_failed(file: str, error: BaseException) -> str:
-    """One line: the file, the last of its lines that took part, and the error."""
-    if isinstance(error, SyntaxError):
-        line, text = error.lineno, on_one_line(error.msg)
-    else:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        line, text = lines[-1] if lines else None, on_one_line(str(error.args[0]) if error.args else "no message")
-    if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
-        text, _, keys = text.partition(" Other fields present")
-        text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))
-    place = f"{file}, line {line}" if line else file
-    # The text of a ValueError is meant for people; that of a KeyError, say, needs its name.
-    name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{place}: {name}{text}"

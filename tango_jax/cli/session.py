@@ -50,6 +50,21 @@ def _one_cache_warning(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def configured(config: ConfigDict, console: Console | None = None) -> Iterator[Console]:
+    """Call `configure`, log its warning, and yield a console: the one given, or one in which the first process prints.
+
+    Raises:
+        ValueError: see `configure`.
+    """
+    warning = configure(config)
+    console = console or Console(enabled=hosts.is_first())
+    if warning:
+        console.log(warning)
+    with _one_cache_warning(console):
+        yield console
+
+
+@contextlib.contextmanager
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """Everything around the work of a command that resumes: settings of the process, and how it ends.
 
@@ -59,12 +74,8 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     console = Console(enabled=False)
     termination.watch()
     try:
-        warning = configure(config)
-        termination.watch()  # joining other processes takes the signal's handler
-        console = Console(enabled=hosts.is_first())
-        if warning:
-            console.log(warning)
-        with _one_cache_warning(console):
+        with configured(config) as console:
+            termination.watch()  # joining other processes takes the signal's handler
             yield console
     except KeyboardInterrupt:
         _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", 1)

@@ -8,10 +8,11 @@ from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import pack_shape, sft_pack_shape
 from tango_jax.runtime.checks import at_least, one_of, require
-from tango_jax.runtime.user_code import is_user_code, load_function
+from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks.last_letter import range_keys
 from tango_jax.tasks.registry import TASKS
 from tango_jax.tasks.tagged_examples import read_stage_one
+from tango_jax.tasks.user_task import load_user_task
 
 ROLES = ("generator", "verifier")
 
@@ -19,7 +20,7 @@ ROLES = ("generator", "verifier")
 def check_task(config: ConfigDict) -> None:
     """Raises ValueError on the first mistake. Local data files are read; the hub is not asked."""
     if is_user_code(config.task.name):
-        load_function("task.name", config.task.name)
+        load_user_task(config)
         return
     one_of("task.name", config.task.name, TASKS)
     if config.task.name == "last_letter":

@@ -12,11 +12,11 @@ from tango_jax.models.transformer import REMAT_MODES, ModelConfig
 from tango_jax.rl.advantages import ALGORITHMS
 from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS
 from tango_jax.rl.optimizer import SCHEDULES
+from tango_jax.rl.own_reward import load_own_rewards
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import ALPHA_KINDS
 from tango_jax.rl.update import RATIO_LEVELS
 from tango_jax.runtime.checks import local_path, one_of, require
-from tango_jax.runtime.user_code import load_function
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.source import kind_of
@@ -44,6 +44,7 @@ def validate(config: ConfigDict) -> None:
         same = ("model", "checkpoint")
         require(all(config.generator[name] == config.verifier[name] for name in same),
                 "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
+    load_own_rewards(config)
     check_task(config)
 
 
@@ -81,8 +82,6 @@ def _check_rl(rl: ConfigDict) -> None:
 
 def _check_role(role: str, config: ConfigDict, rl: ConfigDict) -> None:
     load_template(role, config.template)
-    if config.reward:
-        load_function(f"{role}.reward", config.reward)
     _check_start(role, config)
     one_of(f"{role}.model.remat", config.model.remat, REMAT_MODES)
     one_of(f"{role}.model.attention", config.model.attention, ATTENTION_KINDS)

@@ -10,7 +10,7 @@ from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import grade_many, parse_solution
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import rng
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler

@@ -20,7 +20,7 @@ from tango_jax.data.rows import SUFFIXES
 from tango_jax.data.teacher_rows import MAX_PROBLEMS
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
 from tango_jax.grading import grade_many
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Solution
 from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
 from tango_jax.tasks.registry import make_task
@@ -35,7 +35,7 @@ _DRAW_STREAM = 4
 
 
 class SolveSet(NamedTuple):
-    """Problems for a generator. In `rollouts.make_solution` it takes the place of the task, whose fields it has."""
+    """Problems for a generator. In `responses.make_solution` it takes the place of the task, whose fields it has."""
 
     name: str
     source: str

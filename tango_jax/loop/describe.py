@@ -38,7 +38,13 @@ def describe_run(
     )
     for note in task.notes:
         console.log(note)
+    usual = {
+        "generator": f"{rl.outcome_weight:g} x grade + {rl.format_weight:g} x format score",
+        "verifier": f"{rl.correctness_weight:g} x agreement with the grade + {rl.gamma:g} x format score",
+    }
     for role, policy in policies.items():
+        if config[role].reward:
+            console.log(f"the {role}'s reward: {usual[role]} + {config[role].reward}")
         if config[role].checkpoint:
             console.log(f"the {role} starts from {config[role].checkpoint}")
         describe_parameters(console, role, policy)

@@ -8,7 +8,8 @@ import logging
 from typing import NamedTuple
 
 from tango_jax.grading import FAILURES, grade_many
-from tango_jax.loop.turn import RunContext, make_solution, respond
+from tango_jax.loop.responses import make_solution
+from tango_jax.loop.turn import RunContext, respond
 from tango_jax.records import Responses, Solution, States, Verification
 from tango_jax.runtime import rng
 from tango_jax.tasks.task import Task

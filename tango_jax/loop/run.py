@@ -18,6 +18,7 @@ from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
 from tango_jax.loop.resume import RunRecord, Start, check_start, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.loop.try_rewards import load_and_try_rewards
 from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.loop.warm_up import warm_up
 from tango_jax.records import Solution, States, TurnResult
@@ -83,6 +84,7 @@ def run_all(
     policies = policies or make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     check_grader(task.grade_kind)
+    own_rewards = load_and_try_rewards(config, task)
     describe_run(console, config, policies, task, schedule)
 
     # Detect a damaged or missing checkpoint now, before stage 1 and minutes of compilation.
@@ -95,7 +97,7 @@ def run_all(
     check_start(newest, fingerprints)
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: offload(params) for role, params in references.items() if config[role].mesh.offload}
-    context = RunContext(config, task, policies, references, PhaseTimer())
+    context = RunContext(config, task, policies, references, PhaseTimer(), own_rewards)
     # Before the states are created: next to them, the scratch state used for compiling might not fit into memory.
     with console.stage("Compiling", total=len(ROLES)) as progress:
         warm_up(context, start_params, progress, preemption)

@@ -5,7 +5,7 @@ declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,22 +14,20 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS, Call
-from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verification
 from tango_jax.loop.breakdown import Broken
 from tango_jax.loop.dynamic_sampling import sample_until_full
+from tango_jax.loop.responses import ROLE_TEXTS
 from tango_jax.records import (
     Batch,
     Counters,
-    Problem,
     Responses,
     Rollout,
-    Solution,
     States,
     TrainState,
     TurnResult,
-    Verification,
 )
-from tango_jax.rl.credit import CREDITS, TurnSoFar, reward_fn
+from tango_jax.rl.credit import CREDITS, TurnSoFar, turn_reward
+from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn
@@ -38,8 +36,6 @@ from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.sharding.layouts import fetch
 from tango_jax.tasks.task import Task
-from tango_jax.text.templates import generator_prompt, verifier_prompt
-from tango_jax.text.tokenizer import token_of_character
 from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
 
 _KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the roles sample from
@@ -54,16 +50,8 @@ class RunContext:
     policies: dict[str, Policy]  # by role
     references: dict  # role -> parameters of its reference policy for the KL
     timer: PhaseTimer
-
-
-@dataclasses.dataclass(frozen=True)
-class RoleText:
-    """The role-specific parts of a call: how prompts are built, and how responses are parsed."""
-
-    prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
-    read: Callable  # (context, parents of this process, rollout, group_size) -> (records, {count: value to be summed})
-    sample_phase: str  # phase names in the timer
-    read_phase: str
+    # By role, where the user has named a function.
+    own_rewards: dict[str, OwnReward] = dataclasses.field(default_factory=dict)
 
 
 def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn) -> TurnResult:
@@ -74,7 +62,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     """
     config, role, rl = context.config, turn.role, context.config.rl
     plan = ARMS[config.arm].turns[role]
-    reward_of = partial(reward_fn(config, role, plan.reward), rl=rl)
+    reward_of = partial(turn_reward, plan.reward, rl=rl, own=context.own_rewards.get(role))
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
 
     def answer_batch(number: int) -> dict[str, Responses]:
@@ -91,12 +79,14 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     counters = counters.take(plan.problems, batches * rl.prompts_per_step)
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
-    reward = reward_of(answers)
+    with context.timer("grade"):
+        reward = reward_of(answers)
     credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))
-    state, update_metrics = update_policy(context, states[role], learner, credit.signal.adv_BT, is_action_BT)
+    signal = dataclasses.replace(credit.signal, own_reward_B=reward.own_B)
+    state, update_metrics = update_policy(context, states[role], learner, signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
     metrics |= reward.metrics | credit.metrics | turn_metrics(role, answers, reward.reward_B) | update_metrics
-    return TurnResult(states | {role: state}, credit.counters, metrics | batch_metrics, answers, credit.signal)
+    return TurnResult(states | {role: state}, credit.counters, metrics | batch_metrics, answers, signal)
 
 
 def make_calls(
@@ -142,90 +132,11 @@ def respond(
         )
         rollout = _sample(context, policy, states[role].params, request)
     with timer(text.read_phase):
-        records, own_counts = text.read(context, parents[first:last], rollout, group_size)
+        records, own_counts = text.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
     records, rollout = hosts.gather(records), _gather_rollout(rollout)
     for one in hosts.gather([own_counts]):
         counts = {name: counts.get(name, 0) + one.get(name, 0) for name in (*counts, *one)}
     return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(role, rollout) | counts)
-
-
-def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[list[list[int]], dict]:
-    return [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems], {}
-
-
-def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[list[list[int]], dict]:
-    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted."""
-    limit = policy.config.max_prompt
-    built = [
-        verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit) for s in solutions
-    ]
-    shortened = sum(is_shortened for _, is_shortened in built)
-    counts = {"verifier/prompts_shortened": shortened, "verifier/shortened_rate": shortened / len(solutions)}
-    return [ids for ids, _ in built], counts
-
-
-def _read_solutions(context: RunContext, problems: Sequence[Problem], rollout: Rollout, group_size: int):
-    task, tokenizer = context.task, context.policies["generator"].tokenizer
-    owners = [problem for problem in problems for _ in range(group_size)]
-    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
-    report = grade_many([text for text, _ in decoded], [problem.answer for problem in owners], task.grade_kind)
-    solutions = [
-        make_solution(task, problem, text, ends, is_correct, is_truncated)
-        for problem, (text, ends), is_correct, is_truncated in zip(
-            owners, decoded, report.correct, rollout.is_truncated_B, strict=True
-        )
-    ]
-    return solutions, {f"grader/{name}": getattr(report, name) for name in FAILURES}
-
-
-def make_solution(
-    task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
-) -> Solution:
-    """Parse one generator response; `ends` holds the number of characters complete after each token."""
-    parsed = parse_solution(text, task.min_steps)
-    return Solution(
-        problem=problem,
-        text=text,
-        steps=parsed.steps,
-        step_ends=tuple(token_of_character(ends, end - 1) for _, end in parsed.step_spans),
-        format_score=parsed.format_score,
-        is_correct=bool(is_correct),
-        gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
-        token_ends=tuple(ends),
-        is_truncated=bool(is_truncated),
-    )
-
-
-def _read_verifications(context: RunContext, solutions: Sequence[Solution], rollout: Rollout, group_size: int):
-    tokenizer = context.policies["verifier"].tokenizer
-    owners = [solution for solution in solutions for _ in range(group_size)]
-    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
-    verifications = [
-        make_verification(solution, text, ends, is_truncated)
-        for solution, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
-    ]
-    return verifications, {}
-
-
-def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse one verifier response; `ends` holds the number of characters complete after each token."""
-    parsed = parse_verification(text, len(solution.steps), solution.format_score)
-    return Verification(
-        text=text,
-        judgements=parsed.judgements,
-        verdict=parsed.verdict,
-        format_score=parsed.format_score,
-        is_aligned=parsed.aligned,
-        blocks=parsed.blocks,
-        token_ends=tuple(ends),
-        is_truncated=bool(is_truncated),
-    )
-
-
-ROLE_TEXTS = {
-    "generator": RoleText(_generator_prompts, _read_solutions, "sample", "grade"),
-    "verifier": RoleText(_verifier_prompts, _read_verifications, "verify", "verify"),
-}
 
 
 def _sample(context: RunContext, policy: Policy, params: Any, request: SampleRequest) -> Rollout:

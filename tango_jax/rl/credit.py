@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Counters, Responses, Signal
 from tango_jax.rl import advantages
+from tango_jax.rl.own_reward import OwnReward, own_reward_B
 from tango_jax.rl.schedule import Turn, alpha_at
-from tango_jax.runtime.user_code import load_function
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 Answers = Mapping[str, Responses]  # role -> what it responded in this turn
@@ -27,6 +27,7 @@ class Rewards(NamedTuple):
 
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
+    own_B: np.ndarray | None = None  # float32, the part of the user's function
 
 
 class TurnSoFar(NamedTuple):
@@ -74,9 +75,10 @@ def generator_outcome_reward_B(
 
 
 def verifier_reward_B(
-    verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float
+    verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float,
+    correctness_weight: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Verifier reward, correctness + gamma * format score (arXiv 2505.15034).
+    """Verifier reward, correctness_weight * correctness + gamma * format score (arXiv 2505.15034, with weight 1).
 
     Args:
         verdicts: B of "CORRECT", "INCORRECT", "INVALID".
@@ -94,7 +96,7 @@ def verifier_reward_B(
     assert not unknown, f"verdicts {unknown} are not among {VERDICTS}"
     expected = ["CORRECT" if correct else "INCORRECT" for correct in is_correct_B]
     correctness_B = np.array([v == e for v, e in zip(verdicts, expected, strict=True)], np.float64)
-    reward_B = correctness_B + gamma * format_B.astype(np.float64)
+    reward_B = correctness_weight * correctness_B + gamma * format_B.astype(np.float64)
     return reward_B.astype(np.float32), correctness_B.astype(np.float32)
 
 
@@ -148,7 +150,7 @@ def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     is_correct_B = np.array([solution.is_correct for solution in judged.owners])
     format_B = np.array([verification.format_score for verification in judged.records])
     verdicts = [verification.verdict for verification in judged.records]
-    reward_B, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma)
+    reward_B, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
     metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
     return Rewards(reward_B, metrics)
 
@@ -191,30 +193,17 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     return Credit(signal, dataclasses.replace(counters, label_counts=tuple(map(float, label_counts))), metrics)
 
 
-def reward_fn(config: ConfigDict, role: str, name: str) -> Callable[[Answers, ConfigDict], Rewards]:
-    """The reward function REWARDS[name], or the one that `config.<role>.reward` names in its place.
-
-    A user's function takes the same arguments and returns one finite number a response, [B]. The parts of the usual
-    reward are still logged beside it.
+def turn_reward(name: str, answers: Answers, rl: ConfigDict, own: OwnReward | None = None) -> Rewards:
+    """The reward REWARDS[name] of every response, plus that of the user's function, if there is one.
 
     Raises:
-        ValueError: there is no such function; and, from the function that is returned, another shape or other values.
+        ValueError: the user's function failed (rl/own_reward.py).
     """
-    key, own_name = f"{role}.reward", config[role].reward
-    if not own_name:
-        return REWARDS[name]
-    own_fn = load_function(key, own_name)
-
-    def own_reward(answers: Answers, rl: ConfigDict) -> Rewards:
-        usual = REWARDS[name](answers, rl)
-        reward_B = np.asarray(own_fn(answers, rl), np.float32)
-        if reward_B.shape != usual.reward_B.shape or not np.isfinite(reward_B).all():
-            raise ValueError(f"{key}={own_name} returned {reward_B.shape} numbers, {np.isfinite(reward_B).sum()} of "
-                             f"them finite; it must return one finite number for each of {usual.reward_B.size} "
-                             "responses")
-        return Rewards(reward_B, usual.metrics | {f"{role}/reward/own": reward_B.mean()})
-
-    return own_reward
+    usual = REWARDS[name](answers, rl)
+    if own is None:
+        return usual
+    own_B = own_reward_B(own, answers[own.role])
+    return Rewards(usual.reward_B + own_B, usual.metrics | {f"{own.role}/reward/own": own_B.mean()}, own_B)
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}

@@ -41,8 +41,11 @@ class Preemption:
     only noted, and all of them ask `is_due` between two steps.
     """
 
-    def __init__(self):
-        termination.watch()
+    def __init__(self, is_watching: bool = True):
+        """`is_watching` False: SIGTERM is left to the program that this is a part of."""
+        self._is_watching = is_watching
+        if is_watching:
+            termination.watch()
         self.saved()
 
     def is_due(self) -> bool:
@@ -56,10 +59,13 @@ class Preemption:
 
     def unsaved(self) -> None:
         """A step is done that the last checkpoint does not have."""
-        termination.hold()
+        if self._is_watching:
+            termination.hold()
 
     def saved(self) -> None:
         """The last checkpoint has all that was done."""
+        if not self._is_watching:
+            return
         if jax.process_count() > 1:
             termination.hold()
         else:
@@ -67,7 +73,8 @@ class Preemption:
 
 
 def connect(settings: ConfigDict) -> None:
-    """Join the other processes of the job, before the first array is made. Alone, without settings, it does nothing.
+    """Join the other processes of the job, before the first array is made. Alone, without settings, or where they are
+    joined already, it does nothing.
 
     The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
     with `distributed.enabled`, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
@@ -76,7 +83,7 @@ def connect(settings: ConfigDict) -> None:
         ValueError: some of the three variables are missing, or one has a value that cannot be.
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
-    if not given and not settings.enabled:
+    if jax.distributed.is_initialized() or (not given and not settings.enabled):
         return
     explicit = {}
     if given:

@@ -43,6 +43,9 @@ HEARTBEAT_TIMEOUT_S = 120.0  # a holder on another host that has sent no heartbe
 STALE_S = 1800.0  # a file this old needs no watching: clocks of hosts that share a disk differ by less
 POLL_S = 0.5
 CONFLICT_WAIT_S = 2.0  # where there are no locks: of several starts at the same moment, the last one to write stays
+# Lock files of this process: the system's locks keep out other processes only, not another thread of this one.
+_held_here: set[str] = set()
+_held_here_guard = threading.Lock()
 _TAKEN, _UNSUPPORTED = (errno.EACCES, errno.EAGAIN), (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -97,6 +100,7 @@ class _WorkdirLock:
     def __init__(self, workdir: Path):
         self._workdir, self._path = workdir, workdir / LOCK_FILE
         self._this_holder, self._descriptor, self._made_workdir = _this_process(), None, False
+        self._reserved = ""  # its name in _held_here
         self._began, self._first_heartbeat = time.monotonic(), None
         self._stop = threading.Event()
         self._heartbeat_thread = threading.Thread(target=self._send_heartbeats, daemon=True)
@@ -108,6 +112,8 @@ class _WorkdirLock:
             if not self._workdir.exists():
                 self._workdir.mkdir(parents=True, exist_ok=True)
                 self._made_workdir = True
+            if not self._reserve():
+                return self._refuse("another run in this process")
             # Opened anew each time: on NFS that asks the server, and the file may be another one by now.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             attempt = self._decide(descriptor)
@@ -117,13 +123,30 @@ class _WorkdirLock:
         if attempt.state == "held":
             self._descriptor = descriptor
             self._heartbeat_thread.start()
-        elif descriptor is not None:
-            os.close(descriptor)  # which drops a lock on it
+        else:
+            self._unreserve()
+            if descriptor is not None:
+                os.close(descriptor)  # which drops a lock on it
         return attempt
+
+    def _reserve(self) -> bool:
+        """Whether no other thread of this process has the lock, or tries to take it."""
+        with _held_here_guard:
+            if (name := os.path.realpath(self._path)) in _held_here:
+                return False
+            _held_here.add(name)
+            self._reserved = name
+            return True
+
+    def _unreserve(self) -> None:
+        with _held_here_guard:
+            _held_here.discard(self._reserved)
+            self._reserved = ""
 
     def release(self) -> None:
         """Release the lock if it is held, and remove a workdir that was made for it and is still empty."""
         if self._descriptor is None:
+            self._unreserve()
             return
         self._stop.set()
         self._heartbeat_thread.join()
@@ -135,6 +158,7 @@ class _WorkdirLock:
                 self._workdir.rmdir()  # fails if anything is in it
         os.close(self._descriptor)
         self._descriptor = None
+        self._unreserve()
 
     def _decide(self, descriptor: int) -> _Attempt:
         lock = _try_lock(descriptor)
@@ -186,7 +210,7 @@ class _WorkdirLock:
         finally:
             os.close(descriptor)
 
-    def _refuse(self, holder: Holder | None) -> _Attempt:
+    def _refuse(self, holder: Holder | str | None) -> _Attempt:
         name = holder or "a process that has just started"
         return _Attempt("refused", f"{self._workdir} is in use by {name}: let it end, or choose another folder")
 

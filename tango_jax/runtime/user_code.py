@@ -1,45 +1,183 @@
-"""Loads user-defined functions named in the configuration: `FILE.py:name`, or `package.module:name` if installed.
+"""Runs code of users: config files, and functions that settings name as `FILE.py:name` or `package.module:name`.
 
-Takes the text of a setting and returns the function, at the start of a run. Config files are code already, so this
-executes nothing that the user has not chosen to run.
+Takes a path or the text of a setting, and returns a module or a function. Whatever such code raises becomes a
+ValueError of one line that names the file and the line. Config files are code already, so this executes nothing that
+the user has not chosen to run.
 """
 
+import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
+import itertools
+import re
+import signal
+import sys
+import threading
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.model_text import on_one_line
 
+MAX_PATH, MAX_TEXT = 300, 500  # characters of a path, and of the text of an error, in a message
+_numbers = itertools.count()  # for the names of modules
+
+
+@dataclasses.dataclass(frozen=True)
+class UserFunction:
+    """A function that a setting names; an error in it becomes a ValueError that names the setting, file and line."""
+
+    key: str  # the setting
+    name: str  # its value
+    function: Callable
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """File and first line of the function; for what is not written in Python, what the setting names."""
+        function = inspect.unwrap(self.function)
+        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+        return (code.co_filename, code.co_firstlineno) if code else (self.name.rpartition(":")[0], None)
+
+    def call(self, *args: Any, about: str = "", timeout_s: int = 0) -> Any:
+        """Call the function.
+
+        Args:
+            about: the end of an error message: what the function was called for.
+            timeout_s: value of the setting `<key>_timeout_s`, the seconds that the call may take; 0: no limit. It only
+                holds in the main thread: Python cannot interrupt others.
+
+        Raises:
+            ValueError: the function raised an error, or the time is over.
+        """
+        try:
+            with _time_limit(f"{self.key}_timeout_s", timeout_s):
+                return self.function(*args)
+        except (Exception, SystemExit) as error:  # a user's function can raise anything
+            raise self._error(what_failed(*self.place, error), about) from error
+
+    def refuse(self, reason: str, about: str = "") -> NoReturn:
+        """Raise the ValueError about what the function returned."""
+        raise self._error(f"{_shown_place(*self.place)}: {reason}", about)
+
+    def _error(self, reason: str, about: str) -> ValueError:
+        return ValueError(f"{self.key}={cut(self.name, MAX_PATH)}: {reason}{about and f' ({about})'}")
+
 
 def is_user_code(text: str) -> bool:
-    """Whether a setting names a user-defined function rather than a built-in name."""
+    """Whether a setting names a user's function rather than something built in."""
     return ":" in text
 
 
-def load_function(key: str, text: str) -> Callable:
-    """Return the function that the setting `key` names.
+def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunction:
+    """Return the function that the setting `key` names; it must take `parameters`, by position.
 
     Raises:
-        ValueError: no such file, module or function, or an error while loading it; the message names the setting.
+        ValueError: no such file, module or function, an error while loading it, or other parameters; the message names
+            the setting, and the file and line where there is one.
     """
     place, _, name = text.rpartition(":")
+    shown = f"{key}={cut(text, MAX_PATH)}"
+    if not place or not name:
+        raise ValueError(f"{shown} must be FILE.py:name or package.module:name")
+    if place.endswith(".py"):
+        path = local_path(key, place)
+        if not path.is_file():
+            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:function, with a path "
+                             "that holds from this folder")
     try:
-        module = _run_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # a user's file can raise anything
-        raise ValueError(f"{key}={cut(text)}: {type(error).__name__}: {on_one_line(str(error))}") from error
+        module = _module_of_source(place, path.read_bytes()) if place.endswith(".py") else _import(place)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{shown}: {what_failed(place, None, error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{key}={cut(text)}: {place} has no function {name!r}")
-    return function
+        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no function {name!r}")
+    loaded = UserFunction(key, text, function)
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        loaded.refuse(f"{error}; it is called as {name}({', '.join(parameters)})")
+    except ValueError:
+        pass  # some callables of compiled libraries do not say what they take
+    return loaded
+
+
+def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
+    """Run a Python file, of which `source` may hold the content, and return its module.
+
+    Not an import, which would take a version that was compiled within the same second for the new one.
+
+    Raises:
+        Exception: whatever the file raises.
+    """
+    file = local_path("path", path)
+    code = compile(importlib.util.decode_source(file.read_bytes() if source is None else source), path, "exec")
+    module = types.ModuleType(f"tango_user_code_{next(_numbers)}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # where dataclasses look up the module of a class
+    _make_importable(file.parent)
+    exec(code, module.__dict__)
+    return module
+
+
+def what_failed(file: str, line: int | None, error: BaseException) -> str:
+    """One line: the file, the last of its lines that took part in the error (or else `line`), and the error."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if isinstance(error, SyntaxError) and not lines:  # in the file itself, of which nothing has run
+        line, text = error.lineno, on_one_line(error.msg)
+    else:
+        # The text of a KeyError is the repr of its argument.
+        message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        line, text = lines[-1] if lines else line, on_one_line(message or "no message")
+    if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
+        text, _, keys = text.partition(" Other fields present")
+        text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))
+    # The text of a ValueError is meant for people; that of a KeyError, say, needs its name.
+    name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{_shown_place(file, line)}: {name}{cut(text, MAX_TEXT)}"
+
+
+def _shown_place(file: str, line: int | None) -> str:
+    return f"{cut(file, MAX_PATH)}, line {line}" if line else cut(file, MAX_PATH)
 
 
 @functools.cache
-def _run_file(path: str) -> types.ModuleType:
-    source = importlib.util.decode_source(local_path("path", path).read_bytes())
-    module = types.ModuleType("tango_user_code")
-    module.__file__ = path
-    exec(compile(source, path, "exec"), module.__dict__)
-    return module
+def _module_of_source(path: str, source: bytes) -> types.ModuleType:
+    """The module of a file with this content: run once for all functions in it, and again if it has changed."""
+    return run_file(path, source)
+
+
+def _import(name: str) -> types.ModuleType:
+    _make_importable(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _make_importable(folder: Path) -> None:
+    """Let code import what lies beside it, as a script can; at the end of the path, so that it hides no package."""
+    if str(folder.absolute()) not in sys.path:
+        sys.path.append(str(folder.absolute()))
+
+
+@contextlib.contextmanager
+def _time_limit(key: str, seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in the block when the time is over; does nothing outside the main thread."""
+    if not seconds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_) -> NoReturn:
+        raise TimeoutError(f"not done after {key}={seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        # None: a handler that was not installed from Python, and cannot be restored from here.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)

@@ -7,18 +7,18 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
 from tango_jax.records import Problem
-from tango_jax.runtime.user_code import is_user_code, load_function
+from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter
 from tango_jax.tasks.math_task import make_math
 from tango_jax.tasks.prompt_lengths import make_num_tokens
 from tango_jax.tasks.task import SftExample, Task
+from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.tokenizer import Tokenizer
 
 TASKS = ("last_letter", "math")
 ROLES = ("generator", "verifier")
 Range = tuple[int, int]  # low and high, both inclusive
-LOOKED_AT = 64  # problems of a user-defined task whose prompt lengths are checked at the start
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -51,30 +51,11 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     if config.task.name == "math":
         return make_math(config, tokenizers)
     if is_user_code(config.task.name):
-        return _make_user_task(config, tokenizers)
+        return make_user_task(config, tokenizers)
     is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
     if tokenizers and not is_counted:  # config validation counts the tokens of this task's own template and tokenizer
         _check_last_letter_prompts(config, tokenizers)
     return _make_last_letter(config)
-
-
-def _make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
-    """Call a user's function with the config and check that the prompts of the first problems fit."""
-    name = config.task.name
-    task = load_function("task.name", name)(config)
-    if not isinstance(task, Task):
-        raise ValueError(f"task.name={name}: the function must return a tango_jax.tasks.task.Task, not "
-                         f"{type(task).__name__}")
-    num_tokens_fn, limit = make_num_tokens(config, tokenizers), config.generator.max_prompt
-    num_test = LOOKED_AT if task.num_test is None else min(task.num_test, LOOKED_AT)
-    problems = [task.train_problem(index) for index in range(LOOKED_AT)]
-    problems += [task.test_problem(index) for index in range(num_test)]
-    longest = max(map(num_tokens_fn, problems))
-    if longest > limit:
-        raise ValueError(f"task.name={name} makes prompts of {longest} tokens, more than generator.max_prompt={limit}, "
-                         f"or exceeds verifier.max_prompt={config.verifier.max_prompt} by as many tokens: raise the "
-                         "limits or shorten the problems")
-    return task
 
 
 def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:

@@ -1,15 +1,15 @@
 """Prompts of both roles.
 
 Takes a problem and, for the verifier, a solution; returns the token ids of the prompt. Stage of the loop: before
-sampling. A template is specified by one of the names below or by the path of a text file. It may use {problem},
-{solution} and {num_steps}, which are replaced literally, so LaTeX braces need no escaping.
+sampling. A template is specified by one of the names below, by the path of a text file, or by its text. It may use
+{problem}, {solution} and {num_steps}, which are replaced literally, so LaTeX braces need no escaping.
 """
 
 import bisect
 import re
 
 from tango_jax.records import Problem
-from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.checks import cut, local_path
 from tango_jax.text.tokenizer import Tokenizer
 
 GENERATOR_MATH = """Solve the problem below. Think in small steps and wrap every step in its own tags, then give the \
@@ -68,25 +68,31 @@ FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "
 
 
 def load_template(role: str, name: str) -> str:
-    """Return the text of a template.
+    """Return the text of a template; a `name` with {problem} in it is that text.
 
     Raises:
         ValueError: `name` is neither known nor a readable file, or the template lacks a field that the role needs.
     """
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
+    is_text = "{problem}" in name
+    text, shown = (name, f"={cut(repr(name))}") if is_text else (_read_template(role, name), f" file {name}")
+    missing = [field for field in FIELDS[role] if field not in text]
+    if missing:
+        raise ValueError(f"{role}.template{shown} lacks {', '.join(missing)}")
+    return text
+
+
+def _read_template(role: str, name: str) -> str:
     path = local_path(f"{role}.template", name)
     if not path.is_file():
         known = ", ".join(known for known_role, known in TEMPLATES if known_role == role)
-        raise ValueError(f"{role}.template={name!r} is neither one of {known} nor a file")
+        raise ValueError(f"{role}.template={name!r} is neither one of {known} nor a file, nor a text with "
+                         "{problem} in it")
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
-    missing = [field for field in FIELDS[role] if field not in text]
-    if missing:
-        raise ValueError(f"{role}.template file {name} lacks {', '.join(missing)}")
-    return text
 
 
 def _fill(template: str, **fields: str) -> str:

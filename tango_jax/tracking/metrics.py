@@ -103,8 +103,18 @@ def make_row(step: int, phase: str, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """Read all rows of a metrics file, without an incomplete last line (the run is still writing, or was killed)."""
-    data = Path(path).read_bytes()
+    """Read all rows of a metrics file, without an incomplete last line (the run is still writing, or was killed).
+
+    Args:
+        path: the file, or the workdir of a run.
+
+    Raises:
+        ValueError: a line is not JSON.
+        FileNotFoundError: there is no such file.
+    """
+    path = Path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    data = path.read_bytes()
     rows = []
     for number, line in enumerate(data[:data.rfind(b"\n") + 1].splitlines(), start=1):
         try:

@@ -56,6 +56,7 @@ def _generator_rows(
             "format": solution.format_score,
             "format_weight": rl.format_weight,
             "total": _number(signal.reward_B[b]),
+            **_own_reward(signal, b),
             # One list per verification of the solution (or of the task's labels), y_k / K each; null without step
             # rewards.
             "steps": [
@@ -80,9 +81,11 @@ def _verifier_rows(
         is_right = verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT")
         reward = {
             "correctness": float(is_right),
+            "correctness_weight": rl.correctness_weight,
             "format": verification.format_score,
             "gamma": rl.gamma,
             "total": _number(signal.reward_B[b]),
+            **_own_reward(signal, b),
         }
         rows.append(
             {"problem": _problem(solution), "solution": _solution(solution)}
@@ -91,6 +94,11 @@ def _verifier_rows(
             | {"advantage": _advantage(signal, b, verification.token_ends)}
         )
     return rows
+
+
+def _own_reward(signal: Signal, b: int) -> dict:
+    """The part of the reward from the user's function, if there is one; the report knows its name from the settings."""
+    return {} if signal.own_reward_B is None else {"own": _number(signal.own_reward_B[b])}
 
 
 def _problem(solution: Solution) -> dict:

@@ -44,16 +44,23 @@ function groupLine(rollout, loss) {
 }
 
 const equation = (name, left, right) =>
-  h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, left), h("td", { class: "num" }, right));
+  h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, ...[left].flat()), h("td", { class: "num" }, right));
 
-function generatorArithmetic(rollout, loss) {
+// The end of the sum that is a reward: the part from the user's function, which the settings name.
+const ownReward = (reward, name) =>
+  reward.own === undefined ? [] : [` + own reward ${number(reward.own)} (`, h("code", {}, ...readableParts(name)), ")"];
+
+function generatorArithmetic(rollout, loss, ownName) {
   const { reward, advantage, alpha } = rollout;
   const graded = reward.outcome ? "1 (right)" : "0 (wrong)";
   const [left, outcome] = outcomeLine(rollout, loss);
   const rows = [
     equation(
       "reward",
-      `${reward.outcome_weight} × ${graded} + ${reward.format_weight} × format ${number(reward.format, 2)}`,
+      [
+        `${reward.outcome_weight} × ${graded} + ${reward.format_weight} × format ${number(reward.format, 2)}`,
+        ...ownReward(reward, ownName),
+      ],
       number(reward.total),
     ),
     equation("group", groupLine(rollout, loss), ""),
@@ -116,12 +123,13 @@ function stepArithmetic(rollout, outcome) {
   );
 }
 
-function verifierArithmetic(rollout, loss) {
+function verifierArithmetic(rollout, loss, ownName) {
   const { reward, class_weight: weight, advantage, verifications, solution } = rollout;
   const [left, outcome] = outcomeLine(rollout, loss);
   const total = advantage.total.length ? advantage.total[0][1] : 0;
   const fact = solution.is_correct ? "right" : "wrong";
-  const agrees = `${reward.correctness} (${verifications[0].verdict} on a ${fact} answer)`;
+  const weighted = (reward.correctness_weight ?? 1) === 1 ? "" : `${reward.correctness_weight} × `;
+  const agrees = `${weighted}${reward.correctness} (${verifications[0].verdict} on a ${fact} answer)`;
   return [
     h(
       "table",
@@ -129,7 +137,11 @@ function verifierArithmetic(rollout, loss) {
       h(
         "tbody",
         {},
-        equation("reward", `${agrees} + ${reward.gamma} × format ${number(reward.format, 2)}`, number(reward.total)),
+        equation(
+          "reward",
+          [`${agrees} + ${reward.gamma} × format ${number(reward.format, 2)}`, ...ownReward(reward, ownName)],
+          number(reward.total),
+        ),
         equation("group", groupLine(rollout, loss), ""),
         equation("A outcome", left, signed(outcome, 3)),
         equation(

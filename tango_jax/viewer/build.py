@@ -85,7 +85,14 @@ def _facts(run: Run) -> dict:
         "turns": max((row["step"] for row in run.rows), default=0),
         "is_finished": run.is_finished,
         "loss": loss,
+        "own_reward": {role: _short_name(run.settings[f"{role}.reward"]) for role in ("generator", "verifier")},
     }
+
+
+def _short_name(function: str) -> str:
+    """The setting FILE.py:name without the folders of the file."""
+    place, separator, name = function.rpartition(":")
+    return f"{Path(place).name}{separator}{name}"
 
 
 def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:

@@ -208,7 +208,8 @@ function renderRollout(box, rollout, context, choice = 0) {
     box.querySelector("select").focus();
   });
   const loss = fact.loss[rollout.role];
-  const sums = rollout.role === "generator" ? generatorArithmetic(rollout, loss) : verifierArithmetic(rollout, loss);
+  const arithmetic = rollout.role === "generator" ? generatorArithmetic : verifierArithmetic;
+  const sums = arithmetic(rollout, loss, fact.own_reward[rollout.role]);
   box.replaceChildren(
     h("header", {}, h("h2", {}, ...readableParts(rollout.problem.id)), copy, whereLine(rollout, fact)),
     h(

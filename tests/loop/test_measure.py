@@ -10,6 +10,7 @@ from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
 from tango_jax.loop import measure
 from tango_jax.loop import turn as turns
+from tango_jax.loop.responses import RoleText
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
@@ -31,7 +32,7 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
     counts = {"verifier/prompts_shortened": 2, "verifier/shortened_rate": 0.5}
-    text = turns.RoleText(
+    text = RoleText(
         prompts=lambda policy, solutions: ([[1]] * 4, counts), sample_phase="verify", read_phase="verify",
         read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
     )  # fmt: skip

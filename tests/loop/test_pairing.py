@@ -1,7 +1,5 @@
 """Arms with the same seed are paired: the same problems at the same generator step, and the same random numbers."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.records import Counters, Responses, Rollout, Signal
 from tango_jax.rl.credit import Credit, Rewards
 from tango_jax.rl.schedule import make_schedule
+from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tasks.registry import make_task
 
 
@@ -28,10 +27,12 @@ def asked(monkeypatch):
         records = [parent for parent in parents for _ in range(group_size)]
         return Responses(role, parents, [], group_size, rollout, records, {})
 
-    no_reward = lambda answers, rl: Rewards(np.zeros(len(list(answers.values())[-1].records)), {})  # noqa: E731
+    def no_reward(name, answers, rl, own):
+        return Rewards(np.zeros(len(list(answers.values())[-1].records)), {})
+
     no_credit = lambda so_far: Credit(Signal(so_far.reward_B, None, None), so_far.counters, {})  # noqa: E731
     monkeypatch.setattr(turns, "respond", respond)
-    monkeypatch.setattr(turns, "reward_fn", lambda config, role, name: no_reward)
+    monkeypatch.setattr(turns, "turn_reward", no_reward)
     monkeypatch.setattr(turns, "CREDITS", dict.fromkeys(turns.CREDITS, no_credit))
     monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
@@ -40,7 +41,7 @@ def asked(monkeypatch):
     def run(arm: str, *overrides: str) -> dict:
         config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "task.verifier_words=(1,1)", *overrides])
         context = RunContext(config, make_task(config, {}), {"generator": None, "verifier": None}, {},
-                             SimpleNamespace())
+                             PhaseTimer())
         counters, states, seen = Counters(), {"generator": None, "verifier": None}, {}
         for turn in make_schedule(config).turns():
             calls.clear()

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from tango_jax.loop.breakdown import Broken
-from tango_jax.loop.turn import ROLE_TEXTS, RoleText, RunContext, respond
+from tango_jax.loop.responses import ROLE_TEXTS, RoleText
+from tango_jax.loop.turn import RunContext, respond
 from tango_jax.runtime.rng import step_key
 from tango_jax.runtime.timers import PhaseTimer
 

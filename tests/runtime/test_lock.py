@@ -142,6 +142,20 @@ def test_a_lock_of_a_silent_host_that_stays_names_the_file_to_delete(workdir, qu
     assert "in use by a process that has just started" in refused(workdir)
 
 
+def test_another_thread_of_this_process_is_refused_and_takes_no_lock_away(workdir, tmp_path):
+    (tmp_path / "link").symlink_to(workdir, target_is_directory=True)
+    with hold(workdir, SILENT):
+        for name in (workdir, tmp_path / "link", workdir / ".." / workdir.name):
+            expected = f"{name} is in use by another run in this process: let it end, or choose another folder"
+            assert refused(name) == expected
+        program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        command = [sys.executable, "-c", program, str(workdir / LOCK_FILE)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert b"BlockingIOError" in done.stderr
+    with hold(workdir, SILENT):
+        pass
+
+
 def test_the_heartbeat_moves_the_time_of_the_file(workdir, quick):
     with hold(workdir, SILENT):
         first = (workdir / LOCK_FILE).stat().st_mtime_ns
@@ -159,8 +173,9 @@ def no_locks(monkeypatch, quick):
     monkeypatch.setattr(lock.fcntl, "lockf", lockf)
 
 
-def test_without_locks_a_live_process_is_found_by_its_number_and_its_start(workdir, no_locks):
-    with hold(workdir, SILENT):
+def test_without_locks_a_live_process_is_found_by_its_number_and_its_start(workdir, no_locks, monkeypatch):
+    with hold(workdir, SILENT), monkeypatch.context() as patch:
+        patch.setattr(lock, "_held_here", set())  # as if it were another process
         assert f"process {os.getpid()} on" in refused(workdir)
     dead = 2**22 + 1  # no system gives such a number
     for changes in ({"pid": dead}, {"began": "12"}, {"machine": "another boot", "namespace": "n"}):

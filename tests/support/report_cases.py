@@ -11,7 +11,7 @@ import numpy as np
 
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl import advantages, credit
 from tango_jax.rl.schedule import Turn
@@ -74,6 +74,13 @@ def mask_of(records) -> np.ndarray:
     return np.arange(longest)[None] < np.array([len(record.token_ends) for record in records])[:, None]
 
 
+def own_rewards(role_config, records) -> np.ndarray | None:
+    """What a function of the user's might say of each response; None where the settings name none."""
+    if not role_config.reward:
+        return None
+    return np.float32([0.01 * (len(record.text) % 90) - 0.3 for record in records])
+
+
 def generator_result(config, rng, index: int, length: int):
     groups, M = config.rl.prompts_per_step, config.rl.samples_per_prompt
     problems = [Problem(f"made/{index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
@@ -81,11 +88,14 @@ def generator_result(config, rng, index: int, length: int):
     is_action_BT = mask_of(solutions)
     is_correct_B = np.array([solution.is_correct for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
-    reward_B = credit.generator_outcome_reward_B(is_correct_B, format_B, 1.0, 0.0)
+    reward_B = credit.generator_outcome_reward_B(is_correct_B, format_B, config.rl.outcome_weight,
+                                                 config.rl.format_weight)  # fmt: skip
+    own_B = own_rewards(config.generator, solutions)
+    reward_B = reward_B if own_B is None else reward_B + own_B
     outcome_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
     if config.arm == "grpo":
         return types.SimpleNamespace(solutions=solutions, verifications=None,
-                                     signal=Signal(reward_B, outcome_BT, outcome_BT))  # fmt: skip
+                                     signal=Signal(reward_B, outcome_BT, outcome_BT, own_reward_B=own_B))  # fmt: skip
     count = config.rl.verifications_per_solution
     verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(count)]
     labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
@@ -95,7 +105,8 @@ def generator_result(config, rng, index: int, length: int):
         reward_BT, is_end_BT = credit.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
         parts.append(advantages.step_advantages("grpo", reward_BT, is_end_BT, is_action_BT, M))
     step_BT = advantages.average_over_verifications(parts)
-    signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels)
+    signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels,
+                    own_reward_B=own_B)  # fmt: skip
     return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
 
 
@@ -106,10 +117,13 @@ def verifier_result(config, rng, index: int, length: int):
     verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(M)]
     is_correct_B = np.repeat([solution.is_correct for solution in solutions], M)
     format_B = np.array([v.format_score for v in verifications])
-    reward_B, _ = credit.verifier_reward_B([v.verdict for v in verifications], is_correct_B, format_B, 0.8)
+    reward_B, _ = credit.verifier_reward_B([v.verdict for v in verifications], is_correct_B, format_B,
+                                           config.rl.gamma, config.rl.correctness_weight)  # fmt: skip
+    own_B = own_rewards(config.verifier, verifications)
+    reward_B = reward_B if own_B is None else reward_B + own_B
     outcome_BT = advantages.outcome_advantages("grpo", reward_B, mask_of(verifications), M)
     weight_B = advantages.class_weights_B(np.array([3.0, 5.0]), is_correct_B)
-    signal = Signal(reward_B, outcome_BT, outcome_BT * weight_B[:, None], class_weight_B=weight_B)
+    signal = Signal(reward_B, outcome_BT, outcome_BT * weight_B[:, None], class_weight_B=weight_B, own_reward_B=own_B)
     return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
 
 

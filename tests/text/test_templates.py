@@ -99,6 +99,12 @@ def test_a_template_file_without_a_field_is_refused(tmp_path, role, text, missin
         load_template(role, str(path))
 
 
+def test_template_given_as_its_text():
+    assert load_template("generator", "{problem}\n=") == "{problem}\n="
+    with pytest.raises(ValueError, match=r"^verifier\.template='\{problem\}\?' lacks \{solution\}, \{num_steps\}$"):
+        load_template("verifier", "{problem}?")
+
+
 @pytest.mark.parametrize("role", ["generator", "verifier"])
 def test_an_unknown_template_lists_the_known_ones(role):
     with pytest.raises(ValueError, match=rf"{role}\.template='maths' is neither one of math, last_letter nor a file"):

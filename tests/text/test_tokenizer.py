@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
 from tango_jax.text.character_tokenizer import train_sentencepiece

@@ -1,5 +1,6 @@
 """The rollout dump: what each line says, against numbers worked by hand, and which turns are on disk."""
 
+import dataclasses
 import json
 import types
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.loop.turn import make_solution
+from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
@@ -101,8 +102,10 @@ def test_spans_and_judgements_point_into_the_texts():
 
 def test_a_verifier_line_says_how_its_advantage_came_about():
     first, second = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())
-    assert first["reward"] == {"correctness": 1.0, "format": 1.0, "gamma": 0.8, "total": 1.8}
-    assert second["reward"] == {"correctness": 0.0, "format": 1.0, "gamma": 0.8, "total": 0.8}
+    assert first["reward"] == {
+        "correctness": 1.0, "correctness_weight": 1.0, "format": 1.0, "gamma": 0.8, "total": 1.8
+    }  # fmt: skip
+    assert (second["reward"]["correctness"], second["reward"]["total"]) == (0.0, 0.8)
     assert first["class_weight"] == 1.5 and first["group_rewards"] == [1.8, 0.8]
     characters = len("".join(VERIFICATION))
     assert first["advantage"] == {"total": [[3, 1.06065, characters]], "outcome": [[3, 0.7071]], "step": None}
@@ -139,6 +142,15 @@ def test_an_arm_without_verifier_has_lines_without_verifications():
     row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)[0]
     assert (row["verifications"], row["reward"]["steps"], row["alpha"]) == ([], [], 0.0)
     assert row["advantage"] == {"total": [[6, -0.7071, 70]], "outcome": [[6, -0.7071]], "step": None}
+
+
+def test_the_part_of_a_users_function_is_kept_where_there_is_one():
+    for make_result, role in ((generator_result, "generator"), (verifier_result, "verifier")):
+        result = make_result()
+        assert "own" not in turn_rows(config_of(), Turn(0, role, role, 0), result)[0]["reward"]
+        result.signal = dataclasses.replace(result.signal, own_reward_B=np.float32([0.7, -1 / 3]))
+        rows = turn_rows(config_of(), Turn(0, role, role, 0), result)
+        assert [row["reward"]["own"] for row in rows] == [0.7, -0.333333]
 
 
 @pytest.mark.parametrize("text", ["", "<step>a</step>", "</step_verification><step_verification><step>a</step>"])

@@ -269,6 +269,39 @@ def test_the_verifiers_own_rollout(page, report, rollouts):
     assert page.js("document.querySelector('#rollout .wrote .adv')") is None  # its tokens are the verifier's
 
 
+@pytest.fixture(scope="module")
+def own_reward_run(tmp_path_factory) -> Path:
+    """A run in which functions of the user's take part in the rewards of both roles, with weights of their own."""
+    config = run_config("tango", 3)
+    config.generator.reward, config.verifier.reward = f"/home/me/{HOSTILE_FILE}:brevity", "my.rewards:care"
+    config.rl.outcome_weight, config.rl.format_weight, config.rl.correctness_weight = 0.0, 0.5, 2.0
+    return write_run(tmp_path_factory.mktemp("own") / "own", config)
+
+
+HOSTILE_FILE = "a<b>\u202e.py"
+
+
+@pytest.mark.parametrize("role, name", [("generator", "a<b>\\u202e.py:brevity"), ("verifier", "my.rewards:care")])
+def test_an_own_reward_is_a_part_of_the_sum(browser, own_reward_run, tmp_path, role, name):
+    build_page(find_runs([own_reward_run]), tmp_path / "report.html")
+    rows = [row for row in read_rollouts(own_reward_run / "rollouts") if row["role"] == role]
+    row = max(rows, key=lambda row: (row["reward"].get("correctness", 0), row["reward"]["total"]))
+    assert row["reward"]["own"] != 0
+    browser.open(tmp_path / "report.html", f"r=own:{row['turn']}:{row['row']}")
+    browser.wait("document.querySelector('#rollout h2') !== null")
+    left, total = browser.texts("#rollout .sums:first-of-type tr:first-child td")
+    assert total == f"{row['reward']['total']:.3f}".replace("-", "−")
+    assert left.endswith(f"own reward {row['reward']['own']:.3f} ({name})".replace("-", "−"))
+    terms = left.removesuffix(f" ({name})").replace("(right)", "").replace("(wrong)", "").replace("−", "-")
+    for word in ("CORRECT", "INCORRECT", "INVALID"):
+        terms = terms.replace(f"({word} on a right answer)", "").replace(f"({word} on a wrong answer)", "")
+    terms = terms.replace("format", "").replace("own reward", "").replace("×", "*")
+    assert eval(terms) == pytest.approx(row["reward"]["total"], abs=0.006)  # the format score has two digits
+    weights = {"generator": ("0 × ", " + 0.5 × format"), "verifier": ("2 × ", " + 0.8 × format")}[role]
+    assert left.startswith(weights[0]) and weights[1] in left
+    assert browser.logged() == []
+
+
 def test_each_of_several_verifications_can_be_read(page, report, rollouts):
     row = next(row for row in rollouts if row["run"] == "tango/1" and row["role"] == "generator"
                and len({item["verdict"] for item in row["verifications"]}) == 2)  # fmt: skip

@@ -1,0 +1,105 @@
+"""The texts of both roles: records in, token ids of the prompts out; and what was sampled in, parsed records out.
+
+Runs before and after sampling, ahead of the rewards.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verification
+from tango_jax.records import Problem, Rollout, Solution, Verification
+from tango_jax.rl.policy import Policy
+from tango_jax.tasks.task import Task
+from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer, token_of_character
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleText:
+    """The role-specific parts of a call: how prompts are built, and how responses are parsed."""
+
+    prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
+    read: Callable  # (task, tokenizer, parents, rollout, group_size) -> (records, {count: value to be summed})
+    sample_phase: str  # phase names in the timer
+    read_phase: str
+
+
+def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[list[list[int]], dict]:
+    return [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems], {}
+
+
+def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[list[list[int]], dict]:
+    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted."""
+    limit = policy.config.max_prompt
+    built = [
+        verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit) for s in solutions
+    ]
+    shortened = sum(is_shortened for _, is_shortened in built)
+    counts = {"verifier/prompts_shortened": shortened, "verifier/shortened_rate": shortened / len(solutions)}
+    return [ids for ids, _ in built], counts
+
+
+def _read_solutions(
+    task: Task, tokenizer: Tokenizer, problems: Sequence[Problem], rollout: Rollout, group_size: int
+) -> tuple[list[Solution], dict]:
+    owners = [problem for problem in problems for _ in range(group_size)]
+    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
+    report = grade_many([text for text, _ in decoded], [problem.answer for problem in owners], task.grade_kind)
+    solutions = [
+        make_solution(task, problem, text, ends, is_correct, is_truncated)
+        for problem, (text, ends), is_correct, is_truncated in zip(
+            owners, decoded, report.correct, rollout.is_truncated_B, strict=True
+        )
+    ]
+    return solutions, {f"grader/{name}": getattr(report, name) for name in FAILURES}
+
+
+def _read_verifications(
+    _: Task, tokenizer: Tokenizer, solutions: Sequence[Solution], rollout: Rollout, group_size: int
+) -> tuple[list[Verification], dict]:
+    owners = [solution for solution in solutions for _ in range(group_size)]
+    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
+    verifications = [
+        make_verification(solution, text, ends, is_truncated)
+        for solution, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
+    ]
+    return verifications, {}
+
+
+def make_solution(
+    task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
+) -> Solution:
+    """Parse one generator response; `ends` holds the number of characters complete after each token."""
+    parsed = parse_solution(text, task.min_steps)
+    return Solution(
+        problem=problem,
+        text=text,
+        steps=parsed.steps,
+        step_ends=tuple(token_of_character(ends, end - 1) for _, end in parsed.step_spans),
+        format_score=parsed.format_score,
+        is_correct=bool(is_correct),
+        gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
+    )
+
+
+def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
+    """Parse one verifier response; `ends` holds the number of characters complete after each token."""
+    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    return Verification(
+        text=text,
+        judgements=parsed.judgements,
+        verdict=parsed.verdict,
+        format_score=parsed.format_score,
+        is_aligned=parsed.aligned,
+        blocks=parsed.blocks,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
+    )
+
+
+ROLE_TEXTS = {
+    "generator": RoleText(_generator_prompts, _read_solutions, "sample", "grade"),
+    "verifier": RoleText(_verifier_prompts, _read_verifications, "verify", "verify"),
+}

@@ -1,0 +1,97 @@
+"""Reward functions of users: the records of one response in, a number out.
+
+The setting `generator.reward` or `verifier.reward` names a function, as FILE.py:name or package.module:name:
+
+    generator.reward    name(solution) -> float
+    verifier.reward     name(verification, solution) -> float
+
+`solution` is a `records.Solution`: problem, text, steps, `is_correct` (the grade), `format_score` and so on;
+`verification` is a `records.Verification` of it. The number is added to the role's usual reward. Each part of that has
+a weight, so the function takes its place with
+
+    rl.outcome_weight=0 rl.format_weight=0      for the generator
+    rl.correctness_weight=0 rl.gamma=0          for the verifier
+
+The function is called once for every response. Of several processes, each calls it on its share of them. It is tried
+on made-up responses before a run begins any work (loop/try_rewards.py).
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.records import Problem, Responses, Solution, Verification
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checks import cut, shortened
+from tango_jax.runtime.user_code import UserFunction, load_function
+
+PARAMETERS = {"generator": ("solution",), "verifier": ("verification", "solution")}
+# Far from where float32 overflows in the statistics of a batch.
+MAX_REWARD = 1e6
+SHOWN_CHARACTERS = 60  # of a response, in an error
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnReward:
+    """The function of one role, and the seconds that it may take for a response (0: no limit)."""
+
+    role: str
+    function: UserFunction
+    timeout_s: int
+
+    def of(self, response: Solution | Verification, parent: Problem | Solution) -> float:
+        """The reward of one response to `parent`.
+
+        Raises:
+            ValueError: the function raised an error, took too long, or returned anything but one finite number.
+        """
+        args = (response,) if self.role == "generator" else (response, parent)
+        shown = cut(repr(response.text), SHOWN_CHARACTERS)
+        about = f"for the response {shown} to problem {cut(repr(args[-1].problem.id))}"
+        value = self.function.call(*args, about=about, timeout_s=self.timeout_s)
+        number = _as_number(value)
+        if number is None or not abs(number) <= MAX_REWARD:
+            self.function.refuse(f"it returned {shortened(value)}; it must return one number between "
+                                 f"-{MAX_REWARD:.0e} and {MAX_REWARD:.0e}", about)
+        return number
+
+
+def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
+    """The functions that the configuration names, by role.
+
+    Raises:
+        ValueError: one of them cannot be loaded, or takes other parameters.
+    """
+    return {
+        role: OwnReward(role, load_function(f"{role}.reward", config[role].reward, parameters),
+                        config[role].reward_timeout_s)
+        for role, parameters in PARAMETERS.items()
+        if config[role].reward
+    }  # fmt: skip
+
+
+def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:
+    """The reward of every response, float32 [B]. All processes must call this.
+
+    Raises:
+        ValueError: in all processes, see `OwnReward.of`.
+    """
+    pairs, values, mistake = list(zip(responses.records, responses.owners, strict=True)), [], ""
+    try:
+        values = [own.of(response, parent) for response, parent in hosts.own_part(pairs)]
+    except ValueError as error:
+        mistake = str(error)
+    if mistake := next(filter(None, hosts.gather([mistake])), ""):
+        raise ValueError(mistake)
+    return np.array(hosts.gather(values), np.float32)
+
+
+def _as_number(value: Any) -> float | None:
+    """A Python, NumPy or JAX number or bool as a float; None for anything else."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # of an object that offers itself as an array
+        return None
+    return float(array) if array.shape == () and array.dtype.kind in "biuf" else None

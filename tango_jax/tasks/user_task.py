@@ -1,0 +1,98 @@
+"""Tasks of users: the function that `task.name` names in; a Task out that checks what the user's functions return.
+
+The function takes the configuration and returns a `Task`. Whatever it or a function of that Task raises or returns by
+mistake ends in one line that names the setting, the file and the line. Stage of the loop: once, at the start of a run.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tango_jax.grading.answer import KINDS
+from tango_jax.records import Problem
+from tango_jax.runtime.checks import shortened
+from tango_jax.runtime.user_code import UserFunction, load_function
+from tango_jax.tasks.prompt_lengths import make_num_tokens
+from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.tokenizer import Tokenizer
+
+LOOKED_AT = 64  # problems whose prompt lengths are checked at the start
+
+
+def load_user_task(config: ConfigDict) -> UserFunction:
+    """The function that `task.name` names. Raises ValueError if it cannot be loaded or does not take one argument."""
+    return load_function("task.name", config.task.name, ("config",))
+
+
+def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+    """Make the task, and check its first problems.
+
+    Raises:
+        ValueError: a function of the user's failed or returned something else than tasks/task.py asks for, or prompts
+            are too long.
+    """
+    make_fn = load_user_task(config)
+    task = make_fn.call(config)
+    if not isinstance(task, Task):
+        make_fn.refuse(f"it must return a tango_jax.tasks.task.Task, not {shortened(task)}")
+    if task.grade_kind not in KINDS:
+        make_fn.refuse(f"grade_kind={shortened(task.grade_kind)} is not one of {', '.join(KINDS)}")
+    if task.num_test is not None and (type(task.num_test) is not int or task.num_test < 1):
+        make_fn.refuse(f"num_test={shortened(task.num_test)} must be a number of problems from 1, or None: no limit")
+    functions = {name: value for name, value in task._asdict().items() if callable(value)}
+    task = task._replace(**{name: _checked(make_fn, name, function) for name, function in functions.items()})
+    num_test = LOOKED_AT if task.num_test is None else min(task.num_test, LOOKED_AT)
+    problems = [task.train_problem(index) for index in range(LOOKED_AT)]
+    if problems[0] != task.train_problem(0):
+        dataclasses.replace(make_fn, function=functions["train_problem"]).refuse(
+            "train_problem(0) returned two different problems; the index alone must determine a problem, or no run "
+            "could be resumed: seed random numbers with it"
+        )
+    problems += [task.test_problem(index) for index in range(num_test)]
+    limit = config.generator.max_prompt
+    longest = max(map(make_num_tokens(config, tokenizers), problems)) if tokenizers else 0
+    if longest > limit:
+        raise ValueError(f"task.name={config.task.name} makes prompts of {longest} tokens, more than "
+                         f"generator.max_prompt={limit}, or exceeds verifier.max_prompt={config.verifier.max_prompt} "
+                         "by as many tokens: raise the limits or shorten the problems")
+    return task
+
+
+def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
+    """The function of that name in the Task, with its errors and its results checked."""
+    own_fn = dataclasses.replace(make_fn, function=function)
+
+    def call(*args: Any) -> Any:
+        shown = f"{name}({', '.join(map(shortened, args))})"
+        result = own_fn.call(*args, about=f"in {shown}")
+        if mistake := _mistake(name, result, args):
+            own_fn.refuse(f"{shown} returned {shortened(result)}; {mistake}")
+        return result
+
+    return call
+
+
+def _mistake(name: str, result: Any, args: tuple) -> str:
+    """What is wrong with the result of one of the Task's functions; empty if nothing is."""
+    if name == "pool_solution":
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str)
+        return _problem_mistake(result[0]) if is_pair else "it must return a Problem and the text of a solution"
+    if name == "gold_steps":
+        is_right = result is None or (isinstance(result, tuple) and len(result) == len(args[1])
+                                      and all(isinstance(label, bool) for label in result))
+        return "" if is_right else f"it must return None, or a tuple of {len(args[1])} bools: one for each step"
+    if name == "sft_example":
+        if not isinstance(result, SftExample) or not isinstance(result.response, str):
+            return "it must return an SftExample with a problem and a response"
+        return _problem_mistake(result.problem)
+    return _problem_mistake(result)
+
+
+def _problem_mistake(problem: Any) -> str:
+    if not isinstance(problem, Problem):
+        return "it must return a tango_jax.records.Problem"
+    texts = {name: getattr(problem, name) for name in ("id", "question", "answer")}
+    empty = [name for name, text in texts.items() if not isinstance(text, str) or not text.strip()]
+    return f"{' and '.join(empty)} must be text, and not empty" if empty else ""

@@ -1,0 +1,217 @@
+"""What the README shows works as it stands there: its Python runs, its commands are understood, its files exist."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import CONFIGS, ROOT
+from support.processes import Finished, finish
+from support.xla_settings import on_devices
+from tango_jax import ablate, bench, evaluate, export, generate, grade, plan, report, sample, sft, train
+from tango_jax.cli.arguments import Parser
+from tango_jax.cli.command_line import load_config
+from tango_jax.records import Solution
+from tango_jax.tracking.metrics import read_metrics
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", "launch/README.md", "configs/last_letter_results.md")
+COMMANDS = {module.__name__.removeprefix("tango_jax."): module.main for module in (
+    train, sft, generate, sample, export, evaluate, grade, report, plan, bench, ablate)}  # fmt: skip
+
+
+def block(beginning: str) -> str:
+    """The one Python block of the README that has this text in its first line."""
+    [text] = [text for text in PYTHON if beginning in text.splitlines()[0]]
+    return text
+
+
+def run_python(arguments: list[str], folder: Path) -> Finished:
+    """Run Python in a folder, where only this checkout can be imported besides what is installed."""
+    environment = on_devices(1) | {"PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
+    return finish(subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- the Python
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch) -> Path:
+    """An otherwise empty folder with the README's config file, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.py").write_text(block("load_shipped"))
+    return tmp_path / "sums.py"
+
+
+def test_the_readmes_own_task_reward_and_prompt(sums):
+    role = ("row_buckets=(4,)", "cache_buckets=()", "model.num_layers=1")
+    settings = [f"{name}.{setting}" for name in ("generator", "verifier") for setting in role] + [
+        "rl.generator_steps=1", "rl.warmup_steps=0", "rl.prompts_per_step=2", "eval.problems=2", "rollouts.every=1",
+        "compile_cache=",
+    ]  # fmt: skip
+    done = run_python(["-m", "tango_jax.train", "--config=sums.py", "--workdir=run",
+                       *(f"--config.{setting}" for setting in settings)], sums.parent)  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert "a generator prompt: '0+0=" in done.stdout
+    assert "the generator's reward: 1 x grade + 0 x format score + sums.py:reward" in done.stdout
+    [row] = [row for row in read_metrics("run") if row["phase"] == "generator"]
+    [dumped] = [path for path in Path("run/rollouts").iterdir() if "generator" in path.name]
+    rollouts = [json.loads(line) for line in dumped.read_text().splitlines()]
+    assert {rollout["problem"]["id"] for rollout in rollouts} == {"sum/0", "sum/1"}
+    own = [-0.001 * len(rollout["solution"]["text"]) for rollout in rollouts]
+    assert [rollout["reward"]["own"] for rollout in rollouts] == pytest.approx(own)
+    totals = [reward + rollout["reward"]["outcome"] for reward, rollout in zip(own, rollouts, strict=True)]
+    assert [rollout["reward"]["total"] for rollout in rollouts] == pytest.approx(totals)
+    assert row["generator/reward/own"] == pytest.approx(sum(own) / len(own)) and len(own) == 4
+
+
+REWARD, TASK = r"generator\.reward=sums\.py:reward: sums\.py", r"task\.name=sums\.py:make_task: sums\.py"
+# What is changed in the README's file, and how the line begins that the command then ends with.
+MISTAKES = {
+    "no reward function": ("def reward(", "def rewards(", f"{REWARD} has no function 'reward'"),
+    "no task function": ("def make_task(", "def make_tasks(", f"{TASK} has no function 'make_task'"),
+    "two parameters": ("def reward(solution)", "def reward(answers, rl)",
+                       rf"{REWARD}, line 8: missing a required argument: 'rl'; it is called as reward\(solution\)"),
+    "a reward that fails": ("-0.001 * len(solution.text)", "1 / len(solution.text)",
+                            rf"{REWARD}, line 9: ZeroDivisionError: division by zero \(for the response '' to problem "
+                            r"'sum/0'\); the response was made up to try the function before the run"),
+    "a list": ("return -0.001 *", "return [-0.001] *",
+               rf"{REWARD}, line 8: it returned \[-0\.001, .*\.\.\.; it must return one number between"),
+    "not a number": ("-0.001 *", "float('nan') *", f"{REWARD}, line 8: it returned nan; it must return one number"),
+    "a task that fails": ("index % 89}+", "index % 0}+",
+                          rf"{TASK}, line 6: ZeroDivisionError: .* \(in train_problem\(0\)\)"),
+    "an answer that is no text": ("answer=str(", "answer=int(",
+                                  rf"{TASK}, line 5: train_problem\(0\) returned .*; answer must be text"),
+    "no template": ('"{problem}=\\n"', '"{question}="', r"generator\.template='\{question\}=' is neither one of"),
+    "a syntax error": ("return config", "return config)", r"sums\.py, line 15: SyntaxError: unmatched '\)'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_in_ones_own_code_is_one_line_before_any_work(sums, what):
+    old, new, message = MISTAKES[what]
+    text = sums.read_text()
+    assert text.count(old) == 1
+    sums.write_text(text.replace(old, new))
+    with pytest.raises(SystemExit) as stopped:
+        train.main(["--config=sums.py", "--workdir=run", "--config.compile_cache="])
+    assert re.match(f"error: {message}", stopped.value.code) and "\n" not in stopped.value.code
+    assert [path.name for path in sums.parent.iterdir()] == ["sums.py"]
+
+
+def test_the_readmes_python_program(tmp_path):
+    text = block("read_metrics")
+    assert len(text.splitlines()) <= 8
+    (tmp_path / "program.py").write_text(text)
+    done = run_python(["program.py"], tmp_path)
+    assert done.code == 0, done.stderr
+    rows = read_metrics(tmp_path / "runs/from_python")
+    accuracy = json.loads((tmp_path / "runs/from_python/summary.json").read_text())["generator"]["accuracy_final"]
+    printed = [f"{row['step']} {row['phase']} {row.get('generator/reward/outcome')}" for row in rows]
+    assert done.stdout.splitlines()[-1 - len(rows) :] == [str(accuracy), *printed]
+    turns = [row["phase"] for row in rows if row["phase"] != "eval"]
+    assert turns == ["warmup", "generator", "generator"]
+
+
+def test_a_solution_has_what_the_readme_uses():
+    assert {"text", "is_correct", "format_score", "steps", "problem"} <= set(Solution.__dataclass_fields__)
+
+
+# ------------------------------------------------------------------------------------------------------ the commands
+
+
+def commands_of(text: str) -> list[str]:
+    """Every command line with `python -m tango_jax.` in a page's blocks and its running text."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    return [line[line.index("python -m tango_jax.") :] for line in lines if "python -m tango_jax." in line]
+
+
+SHOWN = [(page, line) for page in PAGES for line in commands_of((ROOT / page).read_text(encoding="utf-8"))]
+
+
+class Parsed(BaseException):
+    """Raised in place of a command's work, with what its parser returned."""
+
+
+@pytest.fixture
+def only_parse(monkeypatch, sums) -> None:
+    """Commands end once their arguments are read; configs/ is in the current folder, as in the checkout."""
+    Path("configs").symlink_to(CONFIGS)
+
+    def stopping(method):
+        def parse(self, *args, **kwargs):
+            raise Parsed(method(self, *args, **kwargs))
+
+        return parse
+
+    for name in ("parse_args", "parse_overrides"):
+        monkeypatch.setattr(Parser, name, stopping(getattr(Parser, name)))
+
+
+def understood(line: str) -> None:
+    """Raise SystemExit or ValueError unless the command knows all that the line has."""
+    module, *arguments = shlex.split(line, comments=True)[2:]
+    main = COMMANDS[module.removeprefix("tango_jax.")]
+    if "..." in arguments:
+        arguments.remove("...")
+    try:
+        assert main(arguments) is None, "an exit code: the parser refused"
+    except Parsed as parsed:
+        options, overrides = parsed.args[0] if isinstance(parsed.args[0], tuple) else (parsed.args[0], [])
+        if getattr(options, "config", None):
+            load_config(options.config, overrides)
+
+
+def test_commands_are_found():
+    assert len(SHOWN) > 15
+    found = {re.match(r"python -m tango_jax\.(\w+)", line)[1] for _, line in SHOWN}
+    assert found == set(COMMANDS)
+    assert ("README.md", "python -m tango_jax.train --config=sums.py") in SHOWN
+    assert any("--config.task.train=train.jsonl" in line for _, line in SHOWN)  # behind a line's end
+
+
+@pytest.mark.parametrize("page, line", SHOWN)
+def test_a_command_that_is_shown_is_understood(only_parse, page, line):
+    understood(line)
+
+
+@pytest.mark.parametrize("line", [
+    "python -m tango_jax.train --config=tinny", "python -m tango_jax.train --config=tiny --config.rl.gama=1",
+    "python -m tango_jax.export --workdir=runs/mine --roles=generator --out=exported",
+    "python -m tango_jax.plan --config=tiny --targets=a100-80gb:32", "python -m tango_jax.bench --onl=R1",
+])  # fmt: skip
+def test_a_command_that_is_wrong_would_be_found(only_parse, line):
+    with pytest.raises((SystemExit, ValueError, AssertionError)):
+        understood(line)
+
+
+# --------------------------------------------------------------------------------------------------------- the files
+
+
+def test_the_files_that_it_names_exist():
+    links, named = re.findall(r"\]\(([^)#:]+)\)", README), re.findall(r"`([\w/]+\.py)`", README)
+    assert len(links) > 8 and len(named) > 20
+    for name in links:
+        assert (ROOT / name).is_file(), name
+    for name in named:
+        assert any((folder / name).is_file() for folder in (ROOT, ROOT / "tango_jax")), name
+
+
+def test_the_main_loop_is_as_long_as_it_says():
+    text = README[README.index("To understand the main loop") :]
+    files = re.findall(r"`([\w/]+\.py)`", text[: text.index("\n\n")])
+    lines = sum(len((ROOT / "tango_jax" / name).read_text().splitlines()) for name in files)
+    assert len(files) == 9 and lines <= int(re.search(r"([\d,]+) lines in all", text)[1].replace(",", ""))
+
+
+def test_it_is_no_longer_than_a_page_should_be():
+    assert len(README.splitlines()) <= 250
