@@ -20,7 +20,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.cli.ranges import SHARE_ABOVE_ZERO, check_options
 from tango_jax.cli.validation import validate
 from tango_jax.planning.planner import Options, make_plan
-from tango_jax.planning.report import as_json, show
+from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import TARGETS, parse_target
 from tango_jax.runtime import failures
 from tango_jax.runtime.checks import shortened

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config
+from tango_jax.evaluation.figures import plot_samples
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.lengths import check_prompt_lengths
-from tango_jax.evaluation.plot import plot_samples
 from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
 from tango_jax.evaluation.sets import EvalSet, JudgeSet, SolveSet, open_sets
 from tango_jax.evaluation.settings import Settings, check_settings, save_settings

@@ -17,7 +17,7 @@ from tango_jax.planning.memory import Phase
 from tango_jax.planning.needs import Flops
 from tango_jax.planning.planner import Options, comparison, make_plan
 from tango_jax.planning.programs import compile_one, plan_source
-from tango_jax.planning.report import as_json, show
+from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_target
 from tango_jax.planning.times import TimeModel
 from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths
