@@ -27,8 +27,9 @@ __all__ = ["load_config", "main", "read_metrics", "train"]
 def train(config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None) -> dict:
     """Train as the command does, from a Python program or a notebook; returns what is in summary.json.
 
-    It installs no signal handler. After an interruption the same call resumes from the last checkpoint. `console`
-    replaces the one that prints to standard output; `Console(enabled=False)` prints nothing.
+    It installs no signal handler; what `cli.session.configure` sets (jax's compilation cache, on CPUs the allocator)
+    stays set. After an interruption the same call resumes from the last checkpoint. `console` replaces the one that
+    prints to standard output; `Console(enabled=False)` prints nothing.
 
     Raises:
         ValueError: as the command's one-line errors: a setting, another run's folder, or a workdir that is in use.

@@ -35,6 +35,18 @@ def pytest_addoption(parser):
     parser.addoption("--refresh-golden", action="store_true", help="write the expected numbers of test_golden.py anew")
 
 
+# The files that take longest, in part because their processes wait for each other: begun first, they leave no worker
+# without work at the end.
+LONGEST = ("loop/test_mesh.py", "loop/test_resume.py", "notebook/test_notebooks.py", "torture/test_runs.py",
+           "commands/test_ablate.py", "evaluation/test_evaluate_resume.py", "torture/test_faults.py",
+           "evaluation/test_evaluate_models.py", "tasks/test_math_task.py", "planning/test_measured.py")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    rank = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.nodeid.split("::")[0], len(rank)))
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory) -> Path:
     """One for all processes that run tests (pytest-xdist gives each a folder below it)."""

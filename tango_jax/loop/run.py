@@ -65,20 +65,20 @@ def train(
     """
     if summary := read_finished(config, workdir, console):
         return summary
-    with hold(workdir, console):
+    with hold(workdir, console), CompileCounter() as compiles:
         # Check again: another process may have finished the run while this one waited for the lock.
         if summary := read_finished(config, workdir, console):
             return summary
-        return run_all(config, workdir, console, policies, preemption or hosts.Preemption())
+        return run_all(config, workdir, console, policies, preemption or hosts.Preemption(), compiles)
 
 
 def run_all(
     config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None,
-    preemption: hosts.Preemption,
+    preemption: hosts.Preemption, compiles: CompileCounter,
 ) -> dict:
     """See `train`; the workdir is locked and not finished."""
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
-    began, compiles, schedule = time.monotonic(), CompileCounter(), make_schedule(config)
+    began, schedule = time.monotonic(), make_schedule(config)
     # Before anything is written: these read data and checkpoints, and find errors that settings alone do not show.
     check_init_from(config)
     policies = policies or make_policies(config)

@@ -84,7 +84,7 @@ def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:
     except ValueError as error:
         mistake = str(error)
     if mistake := next(filter(None, hosts.gather([mistake])), ""):
-        raise ValueError(mistake)
+        raise ValueError(f"{mistake}. Once that is mended, the same command resumes from the last checkpoint")
     return np.array(hosts.gather(values), np.float32)
 
 

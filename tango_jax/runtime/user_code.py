@@ -88,8 +88,8 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
     if place.endswith(".py"):
         path = local_path(key, place)
         if not path.is_file():
-            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:function, with a path "
-                             "that holds from this folder")
+            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:function, relative to "
+                             "the current folder, or with a whole path")
     try:
         module = _module_of_source(place, path.read_bytes()) if place.endswith(".py") else _import(place)
     except (Exception, SystemExit) as error:

@@ -31,8 +31,8 @@ from tango_jax.runtime.hosts import PEER_LOST, PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
 
 ROLES = ("generator", "verifier")
-# A process that is gone breaks its connections; this is for one that falls silent, which none does here.
-HEARTBEAT_S = 100
+# What the other processes wait for once one is gone; a thread of its own sends it, also while a process compiles.
+HEARTBEAT_S = 30
 # What may differ: wall-clock figures, and how much of a decode batch was padding.
 FREE = ("phase", "time/", "throughput/", "memory/", "generator/decode_waste", "verifier/decode_waste")
 # name: (data x fsdp x tensor, devices that share decoding weights)

@@ -18,8 +18,8 @@ def undisturbed(tmp_path_factory):
     return made._replace(seconds=made.seconds / 2)  # it had to compile, and those that are disturbed have not
 
 
-def test_killed_at_a_random_moment_and_in_a_save(undisturbed):
-    assert killed_run(undisturbed, 2, np.random.default_rng(0)) == ""
+def test_killed_at_a_random_moment(undisturbed):
+    assert killed_run(undisturbed, 1, np.random.default_rng(0)) == ""
 
 
 def test_stopped_at_a_random_moment(undisturbed):
