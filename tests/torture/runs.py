@@ -35,7 +35,7 @@ SMALL = (
     *(f"{role}.{setting}" for role in ROLES for setting in _OF_A_ROLE),
     "rl.prompts_per_step=2", "rl.generator_steps=2", "rl.generator_turns_per_cycle=1", "rl.warmup_steps=1",
     "checkpoint.every=1", "eval.problems=2", "eval.pool=2", "eval.every=1",
-    *(f"task.{split}_words=(1,1)" for split in ("sft", "rl", "test")),
+    *(f"task.{split}_words=(1,1)" for split in ("sft", "rl", "verifier", "test")),
 )  # fmt: skip
 
 
