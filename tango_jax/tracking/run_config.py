@@ -23,8 +23,9 @@ ANY_HARDWARE = (
 # checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
 # depends on them.
 ANY_PLACE = ("generator.init_from", "verifier.init_from")
-# Monitoring may change: these settings do not affect results at all.
+# Monitoring may change, and what other runs an experiment has: these settings do not affect results at all.
 ANY_WATCHING = ("loggers.", "alarms.", "rollouts.")
+ANY_EXPERIMENT = ("ablation.",)
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
@@ -44,8 +45,8 @@ def check_config(
 ) -> None:
     """Check before any work that the settings that a resumed run depends on are unchanged; nothing is written.
 
-    Keys that start with one of `may_change`, ANY_HARDWARE or ANY_WATCHING may differ. Those in `may_move` may change
-    from one path to another, for callers that compare the contents themselves.
+    Keys that start with one of `may_change`, ANY_HARDWARE, ANY_WATCHING or ANY_EXPERIMENT may differ. Those in
+    `may_move` may change from one path to another, for callers that compare the contents themselves.
 
     Only the first process does the work, but all processes must call this.
 
@@ -101,7 +102,7 @@ def check_same_settings(
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old | new)
         if old.get(key) != new.get(key)
-        and not key.startswith((*may_change, *ANY_HARDWARE, *ANY_WATCHING))
+        and not key.startswith((*may_change, *ANY_HARDWARE, *ANY_WATCHING, *ANY_EXPERIMENT))
         and key not in moved
     ]
     if changed:
