@@ -89,8 +89,7 @@ def make_plan(config: ConfigDict, workdir: Path) -> Plan:
     """
     cells = make_cells(config)
     for cell in cells:
-        for arm in cell.config.ablation.arms:
-            _validate(cell, arm)
+        _validate(cell)
     stage_ones, runs = {}, []
     for cell in cells:
         if cell.stage_one is not None and cell.stage_one not in stage_ones:
@@ -120,13 +119,17 @@ def check_plan(plan: Plan) -> None:
         check_init_from(cell.config)
 
 
-def _validate(cell: Cell, arm: str) -> None:
+def _validate(cell: Cell) -> None:
+    config, arm = cell.config.copy_and_resolve_references(), ""
     try:
-        validate(_of_a_run(cell.config, arm, cell.config.seed))
+        validate(config)
+        for arm in config.ablation.arms:
+            config.arm = arm
+            validate(config)
     except ValueError as error:
         if not cell.name:
             raise
-        raise ValueError(f"ablation.grid, cell {cell.name}, arm {arm}: {error}") from error
+        raise ValueError(f"ablation.grid, cell {cell.name}{f', arm {arm}' if arm else ''}: {error}") from error
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_one: StageOne | None) -> PlannedRun:

@@ -179,11 +179,11 @@ def gap_share(
 ) -> Estimate:
     """Share of the gap between two arms that a third closes, (arm - low) / (high - low), of mean measures, paired.
 
-    NaN where the interval of the gap itself includes 0: there is nothing to close.
+    NaN where the gap is 0 or its interval includes 0: there is nothing to close.
     """
     units, values_UK = paired(arm, low, high)
     gap = estimate(units, values_UK, lambda means_RK: means_RK[:, 2] - means_RK[:, 1])
-    if not (gap.low > 0 or gap.high < 0):
+    if gap.value == 0 or gap.low <= 0 <= gap.high:
         return Estimate(*[float("nan")] * 3)
     return estimate(
         units, values_UK, lambda means_RK: (means_RK[:, 0] - means_RK[:, 1]) / (means_RK[:, 2] - means_RK[:, 1])
