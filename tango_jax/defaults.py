@@ -208,6 +208,26 @@ def alarm_config() -> ConfigDict:
     )
 
 
+def ablation_config() -> ConfigDict:
+    """Which runs an experiment consists of (`python -m tango_jax.ablate`).
+
+    A run depends on none of these: arms, seeds and cells can be added to an existing experiment.
+    """
+    return ConfigDict(
+        {
+            "arms": tuple(name for name, arm in ARMS.items() if not arm.needs_curriculum),
+            "seeds": (0, 1, 2),
+            # Settings to try, all combinations of them; each value is a cell of the grid. An axis is a config key with
+            # its values, {"task.rl_words": [(4, 4), (8, 8)]}, or a name with labelled settings, {"words": {"4":
+            # {"task.rl_words": (4, 4), "task.test_words": (4, 4)}, "8": ...}}, which may include ablation.arms and
+            # ablation.seeds. Empty: one cell. See ablation/grid.py.
+            "grid": {},
+            "workers": 1,  # runs at a time; above 1, each in a process of its own with its share of the CPU cores
+        },
+        convert_dict=False,  # `grid` is no group of settings: its keys are names of settings
+    )
+
+
 def default_config() -> ConfigDict:
     config = ConfigDict(
         {
@@ -284,10 +304,7 @@ def default_config() -> ConfigDict:
             },
             "compile_cache": "~/.cache/tango_jax/xla",  # persistent compilation cache, shared by all runs; empty: off
             "transcripts": 6,  # annotated examples in transcripts.md
-            "ablation": {
-                "arms": tuple(name for name, arm in ARMS.items() if not arm.needs_curriculum),
-                "seeds": (0, 1, 2),
-            },
+            "ablation": ablation_config(),
         }
     )
     return config.lock()

@@ -49,7 +49,7 @@ def test_training_loads_no_other_program():
     loaded = modules_after("import tango_jax.train")
     assert "tango_jax.loop.run" in loaded
     rooms = {name.split(".")[1] for name in loaded if "." in name}
-    assert rooms.isdisjoint({"evaluation", "viewer", "planning", "notebook", *COMMANDS} - {"train"})
+    assert rooms.isdisjoint({"evaluation", "viewer", "planning", "notebook", "ablation", *COMMANDS} - {"train"})
 
 
 # The wheel.

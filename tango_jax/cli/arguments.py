@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         """Add --config and describe --config.key=value, which `parse_overrides` takes."""
         described = f"; default: {default}" if default else ""
         self.add_argument("--config", metavar="FILE", default=default,
-                          help="a Python file, or the name of a shipped configuration "
+                          help="a Python file, the config.json of a run, or the name of a shipped configuration "
                           f"({', '.join(shipped_configs())}); FILE:arg hands arg to its get_config{described}")
         # Shown in the help; any of these is left over by `parse_known_args`.
         self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration, such as "

@@ -21,13 +21,15 @@ def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
     """`get_config` of a config, with `key.path=value` overrides applied.
 
     Args:
-        path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config.
+        path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config. Or
+            the `config.json` of a run.
         overrides: each one `key.path=value`.
 
     Raises:
         ValueError: see `run_config_file`; an override names no key, or has another type.
     """
-    file, _, argument = path.partition(":")
+    # The folder of a run's own settings may have any name.
+    file, _, argument = (path, "", "") if path.endswith(".json") else path.partition(":")
     config = run_config_file(file, argument)
     for override in overrides:
         _apply_override(config, override)

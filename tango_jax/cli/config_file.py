@@ -1,10 +1,13 @@
 """A config file, run: its path or a shipped config's name in, the ConfigDict of its `get_config` out.
 
-Config files are Python, so anything can go wrong in them; every mistake becomes one line. Stage: the start of every
-command that takes --config.
+Config files are Python, so anything can go wrong in them; every mistake becomes one line. The config.json that a run
+keeps in its workdir can be given instead, to repeat that run. Stage: the start of every command that takes --config.
 """
 
 import difflib
+import functools
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import cut, local_path, shortened
+from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 
 
@@ -41,13 +45,15 @@ def run_config_file(file: str, argument: str) -> ConfigDict:
     """The result of `get_config(argument)`; it has the keys and types of `default_config`.
 
     Args:
-        file: the path of a Python file, or the name of a shipped config.
+        file: the path of a Python file, the config.json of a run, or the name of a shipped config.
         argument: what is handed to `get_config`.
 
     Raises:
         ValueError: no such file or name, a mistake in the file (with its line), or a result that is no complete
             configuration.
     """
+    if file.endswith(".json"):
+        return stored_config(file)
     if not file.endswith(".py"):
         file = str(_shipped_file(file))
     elif not local_path("--config", file).is_file():
@@ -69,6 +75,51 @@ def run_config_file(file: str, argument: str) -> ConfigDict:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return config
+
+
+def stored_config(file: str) -> ConfigDict:
+    """The settings that a run keeps in its workdir as config.json; keys that it does not have are at their defaults.
+
+    Raises:
+        ValueError: no such file, or it holds something else than settings.
+    """
+    try:
+        settings = json.loads(local_path("--config", file).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(_no_config(file)) from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({on_one_line(str(error))}): name the config.json of a run") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} holds {shortened(settings)}, and not the settings of a run: name its config.json")
+    try:
+        return with_settings(default_config(), settings)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def with_settings(config: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
+    """A copy of the configuration with other values of some keys, {"rl.gamma": 0.5, ...}.
+
+    As with --config.key=value, a list serves as a tuple, and a whole number as a float, where the default is one.
+
+    Raises:
+        ValueError: there is no such key, or its default is of another type.
+    """
+    config, known = config.copy_and_resolve_references(), flatten(default_config())
+    for key, value in settings.items():
+        if key not in known:
+            raise ValueError(f"unknown config key {shortened(key)}{did_you_mean(str(key))}")
+        default = known[key]
+        if isinstance(default, tuple) and isinstance(value, list):
+            value = tuple(value)
+        elif isinstance(default, float) and type(value) is int:
+            value = float(value)
+        if not is_like(default, value, key):
+            raise ValueError(f"{key}={shortened(value)} must be of type {type(default).__name__}, like its default "
+                             f"{default!r}")
+        *groups, name = key.split(".")
+        functools.reduce(getattr, groups, config)[name] = value
+    return config.lock()
 
 
 def check_keys(config: ConfigDict) -> None:

@@ -87,6 +87,7 @@ RANGES: Mapping[str, Range] = {
     "seed": SEED,
     "task.data_seed": SEED,
     "ablation.seeds": SEED,
+    "ablation.workers": COUNT,
     "task.min_steps": COUNT_OR_NONE,
     "task.validation": COUNT_OR_NONE,
     "task.*_words": COUNT,

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from tango_jax.runtime import failures, hosts, termination
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.parent import end_with_parent
 from tango_jax.runtime.process import keep_freed_memory, use_compile_cache
 
 
@@ -73,6 +74,7 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """
     console = Console(enabled=False)
     termination.watch()
+    end_with_parent()
     try:
         with configured(config) as console:
             termination.watch()  # joining other processes takes the signal's handler

@@ -44,7 +44,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
                         labelspacing=0.3)
     for axes in (left, middle):
         _limit_scores(axes)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:
@@ -65,7 +65,7 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
         arms = [arm for arm in runs if arm in drawn]
         figure.legend([drawn[arm] for arm in arms], [label_of(arm) for arm in arms], fontsize=8,
                       loc="outside lower center", ncols=min(len(arms), 3), frameon=False, handlelength=3.4)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_generator(axes: Axes, rows: Sequence[dict]) -> None:
@@ -175,7 +175,8 @@ def _limit_scores(axes: Axes) -> None:
     axes.set_ylim(min(low, high - LEAST_SPAN), max(high, low + LEAST_SPAN))
 
 
-def _save(figure: Figure, path: str | os.PathLike) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike) -> None:
+    """Write a figure as PNG, whole or not at all."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor="white")
     write_atomically(path, picture.getvalue())

@@ -23,10 +23,11 @@ ANY_HARDWARE = (
 # checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
 # depends on them.
 ANY_PLACE = ("generator.init_from", "verifier.init_from")
-# Monitoring may change: these settings do not affect results at all.
+# Monitoring may change, and what other runs an experiment has: these settings do not affect results at all.
 ANY_WATCHING = ("loggers.", "alarms.", "rollouts.")
 # Nor does a time limit, other than by an error.
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
+ANY_EXPERIMENT = ("ablation.",)
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
@@ -46,8 +47,8 @@ def check_config(
 ) -> None:
     """Check before any work that the settings that a resumed run depends on are unchanged; nothing is written.
 
-    Keys that start with one of `may_change`, ANY_HARDWARE, ANY_WATCHING or ANY_TIME may differ. Those in `may_move` may
-    change from one path to another, for callers that compare the contents themselves.
+    Keys that start with one of `may_change`, ANY_HARDWARE, ANY_WATCHING, ANY_TIME or ANY_EXPERIMENT may differ. Those
+    in `may_move` may change from one path to another, for callers that compare the contents themselves.
 
     Only the first process does the work, but all processes must call this.
 
@@ -103,7 +104,7 @@ def check_same_settings(
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old | new)
         if old.get(key) != new.get(key)
-        and not key.startswith((*may_change, *ANY_HARDWARE, *ANY_WATCHING, *ANY_TIME))
+        and not key.startswith((*may_change, *ANY_HARDWARE, *ANY_WATCHING, *ANY_TIME, *ANY_EXPERIMENT))
         and key not in moved
     ]
     if changed:

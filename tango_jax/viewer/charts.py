@@ -67,7 +67,11 @@ def headline(run: Run) -> list[list[str]]:
 
 
 def arms(runs: Sequence[Run]) -> list[dict]:
-    """Figure 4: the arms over generator steps, as the mean over seeds with a min-max band."""
+    """Figure 4: the arms over generator steps, as the mean over seeds with a min-max band, for each cell of a grid."""
+    return [panel for cell, members in _by_cell(runs).items() for panel in _arms_of_cell(cell, members)]
+
+
+def _arms_of_cell(cell: str, runs: Sequence[Run]) -> list[dict]:
     by_arm, panels = _by_arm(runs), []
     looks = looks_of(by_arm)
     for name, title in (("generator/accuracy", "Generator: accuracy"), ("verifier/pool/step_f1", "Verifier: step F1"),
@@ -83,6 +87,7 @@ def arms(runs: Sequence[Run]) -> list[dict]:
             curve = line(label_of(arm), Series(x, values.mean(0)), look.colour, look.dash, look.marker)
             lines = [trace | {"legendrank": rank} for trace in curve] + lines  # the first arm is drawn last, on top
         caption = "Mean over seeds; the band spans the lowest to the highest seed. Negative steps are the warm-up."
+        title = f"{title} ({cell})" if cell else title
         panels.append(panel(title, caption, bands + lines, "generator step", score=True))
     return with_content(panels)
 
@@ -91,23 +96,32 @@ def arms_table(runs: Sequence[Run]) -> dict | None:
     """Last evaluation of every run, one row per arm, with the value of each seed in brackets."""
     columns = {"accuracy": "generator/accuracy", "step F1": "verifier/pool/step_f1",
                "outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
-    cells = {}
-    for arm, members in _by_arm(runs).items():
-        for run in members:
-            last = next((row for row in reversed(run.rows) if row["phase"] == "eval"), {})
-            for column, name in columns.items():
-                if last.get(name) is not None:
-                    cells.setdefault(arm, {}).setdefault(column, []).append(last[name])
-    if not cells:
+    values = {}
+    for cell, arm, run in [(cell, arm, run) for cell, members in _by_cell(runs).items()
+                           for arm, found in _by_arm(members).items() for run in found]:  # fmt: skip
+        last = next((row for row in reversed(run.rows) if row["phase"] == "eval"), {})
+        for column, name in columns.items():
+            if last.get(name) is not None:
+                values.setdefault((cell, arm), {}).setdefault(column, []).append(last[name])
+    if not values:
         return None
 
-    def cell(values: list[float]) -> str:
-        seeds = f" ({', '.join(f'{value:.2f}' for value in values)})" if len(values) > 1 else ""
-        return f"{sum(values) / len(values):.3f}{seeds}"
+    def shown(seeds: list[float]) -> str:
+        each = f" ({', '.join(f'{value:.2f}' for value in seeds)})" if len(seeds) > 1 else ""
+        return f"{sum(seeds) / len(seeds):.3f}{each}"
 
-    rows = [[label_of(arm), *(cell(of[name]) if name in of else "" for name in columns)]
-            for arm, of in cells.items()]  # fmt: skip
+    rows = [[f"{cell}: {label_of(arm)}" if cell else label_of(arm),
+             *(shown(of[name]) if name in of else "" for name in columns)]
+            for (cell, arm), of in values.items()]  # fmt: skip
     return {"caption": "Last evaluation: mean, with each seed in brackets.", "head": ["arm", *columns], "rows": rows}
+
+
+def _by_cell(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each cell of a grid, in their order."""
+    by_cell = {}
+    for run in runs:
+        by_cell.setdefault(run.cell, []).append(run)
+    return by_cell
 
 
 def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:

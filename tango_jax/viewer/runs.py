@@ -28,6 +28,12 @@ class Run(NamedTuple):
         return self.settings["arm"]
 
     @property
+    def cell(self) -> str:
+        """The cell of an ablation's grid, <cell>/<arm>/seed_<n>; empty for a run that is in none."""
+        *above, folder, _ = ("", "", *Path(self.name).parts)
+        return "/".join(filter(None, above)) if folder == self.arm else ""
+
+    @property
     def rollouts(self) -> Path:
         return self.workdir / "rollouts"
 

@@ -156,6 +156,7 @@ MISTAKES = [
     ("seed=-1", r"seed=-1 must lie between 0 and 4294967295"),
     ("task.data_seed=-3", r"task\.data_seed=-3 must lie between 0 and 4294967295"),
     ("ablation.arms=()", r"ablation\.arms is empty"),
+    ("ablation.workers=0", r"ablation\.workers=0 must be at least 1"),
     ("ablation.seeds=(1,2,1)", r"ablation\.seeds=\(1, 2, 1\) names one twice: take it out"),
     ("rl.gamma=1e400", r"rl\.gamma=inf must lie between"),
     ("rl.label_count_decay=1.1", r"rl\.label_count_decay=1\.1 must lie between"),
@@ -385,13 +386,21 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
 
 def test_seeds_may_be_added_to_an_experiment(small, tmp_path):
     path = tmp_path / "config.json"
-    save_config(load_config(small, ["ablation.seeds=(0,)"]), path, may_change=("ablation.",))
-    save_config(load_config(small, ["ablation.seeds=(0, 1)"]), path, may_change=("ablation.",))
-    assert json.loads(path.read_text())["ablation.seeds"] == [0, 1]
-    with pytest.raises(ValueError, match=r"ablation\.seeds: \[0, 1\] -> \[2\]"):
-        save_config(load_config(small, ["ablation.seeds=(2,)"]), path)
+    save_config(load_config(small, ["ablation.seeds=(0,)"]), path)
+    grid = {"seed": [0, 1]}
+    save_config(load_config(small, ["ablation.seeds=(0, 1)", f"ablation.grid={grid}", "ablation.workers=2"]), path)
+    stored = json.loads(path.read_text())
+    assert (stored["ablation.seeds"], stored["ablation.grid"]) == ([0, 1], grid)
     with pytest.raises(ValueError, match="seed: 0 -> 1"):
-        save_config(load_config(f"{small}:1"), path, may_change=("ablation.",))
+        save_config(load_config(f"{small}:1"), path)
+
+
+def test_some_settings_may_change_where_the_caller_says_so(small, tmp_path):
+    path = tmp_path / "config.json"
+    save_config(load_config(small), path)
+    with pytest.raises(ValueError, match=r"generate\.keep\.only_correct: False -> True"):
+        save_config(load_config(small, ["generate.keep.only_correct=True"]), path)
+    save_config(load_config(small, ["generate.keep.only_correct=True"]), path, may_change=("generate.keep.",))
 
 
 def test_a_run_may_go_on_with_other_loggers_and_alarms(small, tmp_path):

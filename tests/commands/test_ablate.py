@@ -1,21 +1,36 @@
-"""The ablation: every arm from one stage 1, what each of them trains, the table and the figure."""
+"""The ablation: every arm from one stage 1, what each of them trains, the table and the figure; grids of it in workers,
+stopped and gone on with; and figures drawn again from the table."""
 
 import csv
+import fcntl
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from support.paths import CONFIGS
+from support.ablation_cases import run_rows
+from support.paths import CONFIGS, ROOT
+from support.processes import Finished, finish, wait_for
 from support.tiny_train import repeatable_rows
-from tango_jax.ablate import ablate, mean_over_training
+from tango_jax import ablate
+from tango_jax.ablation import experiment
+from tango_jax.ablation.experiment import run_experiment
+from tango_jax.ablation.plan import make_plan
+from tango_jax.ablation.table import write_table
 from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.lock import LOCK_FILE
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.viewer import charts
+from tango_jax.viewer.runs import find_runs
 
 ROLES = ("generator", "verifier")
 
@@ -37,7 +52,12 @@ def abstract_states(config) -> dict:
 def ablation(config, tmp_path_factory) -> Path:
     """An ablation of every arm: three generator steps, two seeds, one stage 1."""
     folder = tmp_path_factory.mktemp("ablation")
-    ablate(config, folder, Console(enabled=False))
+    plan = make_plan(config, folder)
+    outcome = run_experiment(plan, Console(enabled=False))
+    assert outcome.failed == {}
+    assert [path.name for path in ablate.write_results(plan, outcome.rows)] == [
+        "ablation.csv", "ablation.md", "ablation.png"
+    ]  # fmt: skip
     return folder
 
 
@@ -62,15 +82,39 @@ def test_ablation_reports_every_arm_and_seed(ablation):
         assert f"{np.mean(last):.3f} ({last[0]:.2f}, {last[1]:.2f})" in line
 
 
+def test_the_table_counts_tokens_and_seconds_of_training(ablation):
+    with open(ablation / "ablation.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["arm"], row["seed"]) == ("tango", "1")]
+    metrics = read_metrics(ablation / "tango" / "seed_1" / "metrics.jsonl")
+    turns = [row for row in metrics if row["phase"] != "eval"]
+    assert len(rows) == sum(row["phase"] == "eval" for row in metrics) == 4
+    for row in rows:
+        made = turns[:int(row["turn"])]
+        assert int(row["sampled_tokens"]) == sum(
+            turn["generator/tokens_sampled"] + turn["verifier/tokens_sampled"] for turn in made
+        )
+        assert float(row["seconds"]) == pytest.approx(sum(turn["time/turn_s"] for turn in made), rel=1e-5)
+    assert [int(row["turn"]) for row in rows] == [0, 2, 5, 6]
+    assert float(rows[-1]["verifier_live_step_f1"]) == pytest.approx(turns[4]["verifier/live_step_f1"], rel=1e-5)
+
+
 def test_ablation_draws_its_figure(ablation):
     assert (ablation / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_mean_over_training_counts_a_step_once():
-    points = [(0, 0.0), (0, 0.1), (6, 0.4), (12, 0.6), (12, 0.8)]  # twice before the first step, twice after the last
-    rows = [{"generator_step": step, "generator/accuracy": value} for step, value in points]
-    assert mean_over_training(rows) == pytest.approx(0.6)
-    assert mean_over_training(rows[:2]) == pytest.approx(0.1)  # an arm whose generator stands still
+def test_a_finished_ablation_is_not_run_again(ablation, config, monkeypatch):
+    for name in ("make_policies", "train", "run_stage_one"):
+        monkeypatch.setattr(experiment, name, None)
+    before = (ablation / "ablation.csv").read_bytes()
+    run_experiment(make_plan(config, ablation), Console(enabled=False))
+    assert (ablation / "ablation.csv").read_bytes() == before
+
+
+def test_runs_that_were_made_with_other_settings_are_refused(ablation, config, tmp_path):
+    other = config.copy_and_resolve_references()
+    other.rl.gamma = 0.5
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(rl\.gamma: 0\.8 -> 0\.5\)"):
+        run_experiment(make_plan(other, ablation), Console(enabled=False))
 
 
 WARMUP, GENERATOR, VERIFIER = ["warmup"] * 2, ["generator"] * 3, ["verifier"]
@@ -113,3 +157,151 @@ def test_arms_that_never_train_the_verifier_start_alike(ablation):
              for arm in ("grpo", "fixed_verifier", "gold_steps")]
     for name in ("tokens_sampled", "entropy", "reward/format", "reward/outcome"):
         assert len({row[f"generator/{name}"] for row in first}) == 1, name
+
+
+# ------------------------------------------------------------------------------------- a grid, in two workers
+
+
+GRID = {"task.data_seed": [0, 1], "alpha": {"": {}, "none": {"rl.alpha_schedule": "none", "ablation.seeds": (5,)}}}
+RUNS = ("data_seed=0/tango/seed_4", "data_seed=0,alpha=none/tango/seed_5", "data_seed=1/tango/seed_4",
+        "data_seed=1,alpha=none/tango/seed_5")  # fmt: skip
+
+
+def start_grid(tiny_train, workdir: Path, *overrides: str) -> subprocess.Popen:
+    settings = ("ablation.workers=2", "ablation.arms=('tango',)", "ablation.seeds=(4,)", f"ablation.grid={GRID}",
+                "rl.generator_steps=3", "checkpoint.every=1", "verifier.sft.steps=4", "generator.sft.steps=4")
+    command = [sys.executable, "-m", "tango_jax.ablate", "--config=configs/tiny.py", f"--workdir={workdir}"]
+    command += [f"--config.{item}" for item in (*tiny_train.overrides, *settings, *overrides)]
+    return subprocess.Popen(command, cwd=ROOT, env=tiny_train.environment, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)  # fmt: skip
+
+
+def is_held(lock_file: Path) -> bool:
+    """Whether the process that has locked a workdir is still there; its file may outlive it."""
+    with open(lock_file, "r+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+class Grid:
+    """A grid that was told to stop after the first turn of a run, and started again."""
+
+    def __init__(self, tiny_train, workdir: Path):
+        self.workdir = workdir
+        first = start_grid(tiny_train, workdir)
+        wait_for(lambda: any(workdir.glob("data_seed*/tango/*/checkpoints/1")), "the first turn of a run", first)
+        first.send_signal(signal.SIGTERM)
+        self.stopped: Finished = finish(first)
+        self.held = [path for path in workdir.rglob(LOCK_FILE) if is_held(path)]
+        self.turns = {path.parent: len(read_metrics(path)) for path in workdir.glob("data_seed*/tango/*/metrics.jsonl")}
+        self.resumed: Finished = finish(start_grid(tiny_train, workdir))
+
+
+@pytest.fixture(scope="module")
+def grid(tiny_train, tmp_path_factory) -> Grid:
+    return Grid(tiny_train, tmp_path_factory.mktemp("grid"))
+
+
+def test_a_stopped_grid_saves_its_runs(grid):
+    assert grid.stopped.code == 75, grid.stopped
+    assert "told to stop (SIGTERM): saved; the same command resumes in" in grid.stopped.stdout
+    assert grid.held == [] and grid.turns  # every child has ended
+    logs = [(folder / "train.log").read_text() for folder in grid.turns]
+    assert any("told to stop (SIGTERM)" in log for log in logs)
+
+
+def test_the_same_command_goes_on_with_it(grid):
+    assert grid.resumed.code == 0, grid.resumed
+    finished = {path.parent.relative_to(grid.workdir).as_posix() for path in grid.workdir.rglob("summary.json")}
+    assert finished == set(RUNS)
+    for name in RUNS:
+        rows = read_metrics(grid.workdir / name / "metrics.jsonl")
+        assert [row["step"] for row in rows if row["phase"] != "eval"] == [1, 2, 3, 4, 5, 6]  # none twice
+    begun = [folder for folder in grid.turns if grid.turns[folder] > 1]
+    assert any("resumed after turn" in (folder / "train.log").read_text() for folder in begun)
+
+
+def test_each_start_has_one_stage_one(grid):
+    folders = {path.parent.relative_to(grid.workdir).as_posix() for path in grid.workdir.rglob("sft")}
+    assert folders == {"stage_one/data_seed=0", "stage_one/data_seed=1"}
+    fingerprints = {}
+    for name in RUNS:
+        first = repeatable_rows(grid.workdir / name / "metrics.jsonl")[0]
+        fingerprints.setdefault(name.split("/")[0].split(",")[0], []).append(first)
+    assert len(fingerprints) == 2 and all(one == other for one, other in fingerprints.values())
+
+
+def test_the_table_of_a_grid_tells_settings_from_starts(grid):
+    with open(grid.workdir / "ablation.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["setting"], row["start"], row["seed"]) for row in rows} == {
+        ("", "0", "4"), ("", "1", "4"), ("alpha=none", "0", "5"), ("alpha=none", "1", "5")
+    }  # fmt: skip
+    assert {float(row["alpha"]) for row in rows if row["setting"]} == {0.5}
+    assert "## last_letter, alpha=none: 2 starts (0, 1), 1 seed (5)" in (grid.workdir / "ablation.md").read_text()
+    assert (grid.workdir / "figures" / "alpha.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_run_had_its_own_cores_and_log(grid, tiny_train):
+    for name in RUNS:
+        log = (grid.workdir / name / "train.log").read_text()
+        assert f"-m tango_jax.train --config={grid.workdir / name}/config.json --workdir={grid.workdir / name}" in log
+    stored = json.loads((grid.workdir / RUNS[-1] / "config.json").read_text())
+    assert (stored["arm"], stored["seed"], stored["task.data_seed"], stored["ablation.grid"]) == ("tango", 5, 1, {})
+
+
+def test_its_runs_are_reported_by_cell(grid):
+    runs = find_runs([grid.workdir])
+    assert {run.name for run in runs} == set(RUNS)
+    assert {run.cell for run in runs} == {name.split("/")[0] for name in RUNS}
+    titles = [panel["title"] for panel in charts.arms(runs)]
+    assert "Generator: accuracy (data_seed=1,alpha=none)" in titles and len(set(titles)) == len(titles)
+
+
+def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_train):
+    """The new cell diverges in its first turn. (A learning rate of 1e30 in the generator's update.)"""
+    more = GRID | {"alpha": GRID["alpha"] | {"bad": {"generator.optimizer.lr": 1e30, "ablation.seeds": (4,)}}}
+    before = (grid.workdir / RUNS[0] / "metrics.jsonl").read_bytes()
+    done = finish(start_grid(tiny_train, grid.workdir, f"ablation.grid={more}"))
+    assert done.code == 1
+    assert done.stderr.startswith("error: 2 of 6 runs failed (data_seed=")
+    for start in (0, 1):
+        assert f"data_seed={start},alpha=bad/tango/seed_4: error: turn 3 (generator, update of the " in done.stderr
+    assert "the same command tries them again" in done.stderr and done.stderr.count("\n") == 1
+    assert (grid.workdir / RUNS[0] / "metrics.jsonl").read_bytes() == before
+    table = (grid.workdir / "ablation.csv").read_text()
+    assert "alpha=none" in table and "alpha=bad" not in table
+
+
+# -------------------------------------------------------------------------------------------- from a table alone
+
+
+def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
+    rows = [row for arm in ("tango", "grpo") for row in run_rows(arm, (0.0, 0.5, 0.9))]
+    write_table(rows, tmp_path / "a.csv")
+    write_table([row._replace(setting="words=4") for row in rows], tmp_path / "b.csv")
+    ablate.main(["--figures", str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), f"--out={tmp_path / 'out'}",
+                 "--setting=words=4"])  # fmt: skip
+    summary = (tmp_path / "out" / "summary.md").read_text()
+    printed = capsys.readouterr().out
+    assert summary in printed and "| tango / grpo | 1 | 1.000 |" in summary
+    for name in ("what_it_bought", "curves_last_letter", "curves_last_letter_words=4", "map"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"{name}.png" in printed
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--figures"], "error: argument --figures: expected at least one argument"),
+    (["--figures=none.csv"], "error: none.csv cannot be read (No such file or directory)"),
+    (["--figures={table}", "--config=tiny"], "error: unknown argument '--config=tiny'"),
+    (["--figures={table}", "--setting=words=4"], "error: --setting='words=4' is not one of "),
+    (["--figures={table}", "--out={table}"], "is a file; name a folder"),
+])  # fmt: skip
+def test_a_mistake_in_drawing_is_one_line(tmp_path, arguments, message):
+    write_table(run_rows("grpo", (0.0, 0.5)), tmp_path / "a.csv")
+    with pytest.raises(SystemExit) as stopped:
+        ablate.main([argument.format(table=tmp_path / "a.csv") for argument in arguments])
+    assert message in str(stopped.value) and "\n" not in str(stopped.value)

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from support.paths import ROOT
-from tango_jax import ablate, sft
+from tango_jax import sft
+from tango_jax.ablation.experiment import run_experiment
+from tango_jax.ablation.plan import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import check_init_from
@@ -67,9 +69,13 @@ def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, m
     def must_not_be_called(*arguments):
         raise AssertionError("work began")
 
-    for module in ("tango_jax.loop.run", "tango_jax.ablate"):
+    for module in ("tango_jax.loop.run", "tango_jax.ablation.experiment"):
         monkeypatch.setattr(f"{module}.make_policies", must_not_be_called)
-    for start in (train, ablate.ablate):
+
+    def ablate(config, workdir, console):
+        run_experiment(make_plan(config, workdir), console)
+
+    for start in (train, ablate):
         with pytest.raises(ValueError, match=rf"^generator\.init_from=.*source: .*{message}") as error:
             start(config, tmp_path / "run", Console(enabled=False))
         assert "\n" not in str(error.value)

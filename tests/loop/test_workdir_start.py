@@ -12,6 +12,8 @@ import pytest
 
 from support.paths import ROOT
 from tango_jax import ablate, sft, train
+from tango_jax.ablation import experiment
+from tango_jax.ablation.plan import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.loop import run
@@ -88,9 +90,12 @@ def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch,
     def no_data(config, tokenizers):
         raise ValueError("task.train cannot be read")
 
+    def run_all(config, workdir, console):
+        experiment.run_experiment(make_plan(config, workdir), console)
+
     monkeypatch.setattr(run, "make_task", no_data)
-    monkeypatch.setattr(ablate, "make_task", no_data)
-    for call in (run.train, ablate.ablate):
+    monkeypatch.setattr(experiment, "make_task", no_data)
+    for call in (run.train, run_all):
         assert refused(call, config, workdir, SILENT) == "task.train cannot be read"
     assert not (workdir / "config.json").exists()
 

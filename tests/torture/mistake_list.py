@@ -54,6 +54,10 @@ WRITTEN = (
     ("ablate", "--config.ablation.seeds=(1,1)", "ablation.seeds=(1, 1)"),
     ("ablate", "--config.ablation.arms=()", "ablation.arms is empty"),
     ("ablate", "--config.ablation.arms=('tango','tangos')", "tangos"),
+    ("ablate", "--config.ablation.workers=0", "ablation.workers=0"),
+    ("ablate", "--config.ablation.grid={'task.rl_wordz':[(1,1)]}", "did you mean task.rl_words?"),
+    ("ablate", "--config.ablation.grid={'task.rl_words':[(1,1),(9,9)]}", "cell rl_words=9-9"),
+    ("ablate", "--config.ablation.grid={'words':{'a':{'arm':'grpo'}}}", "ablation.grid['words'] sets 'arm'"),
     # ---- names and words
     ("train", "--config.arm=tangos", "tangos"),
     ("train", "--config.task.name=sums", "sums"),

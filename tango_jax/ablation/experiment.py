@@ -1,0 +1,151 @@
+"""A whole experiment: a plan in; every missing stage 1 and run made, in this process or in several, and the table out.
+
+What is finished is not made again, and what was interrupted goes on where it stopped.
+"""
+
+import hashlib
+import json
+from typing import NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from tango_jax.ablation.plan import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
+from tango_jax.ablation.table import Evaluation, evaluations_of, write_table
+from tango_jax.ablation.workers import Job, run_jobs
+from tango_jax.config import ROLES, flatten
+from tango_jax.loop.run import train
+from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.loop.try_rewards import load_and_try_rewards
+from tango_jax.rl.policy import Policy, make_policies
+from tango_jax.rl.schedule import make_schedule
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checks import require
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task, tokenizer_model
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.run_config import save_config
+
+TABLE = "ablation.csv"
+
+
+class Outcome(NamedTuple):
+    """What came of an experiment."""
+
+    rows: list[Evaluation]  # of every run that is finished; in the first process alone
+    failed: dict[str, str]  # name of a run -> the last line of its log
+
+
+def run_experiment(plan: Plan, console: Console) -> Outcome:
+    """Make what is missing of a plan. Its table is written after every run, of those that are finished by then.
+
+    Raises:
+        ValueError: what is in the workdir was made with other settings; or several workers where they cannot be.
+            With one worker also what a run raises.
+        Preempted: SIGTERM was received; all states are saved.
+    """
+    check_plan(plan)
+    workers, results = plan.config.ablation.workers, Results(plan)
+    if workers == 1:
+        _run_in_process(plan, results, console)
+        return Outcome(results.write() if hosts.is_first() else [], {})
+    require(hosts.is_alone(), f"ablation.workers={workers} needs a job of one process; this one has "
+            f"{jax.process_count()}: set it to 1")
+    require(jax.default_backend() == "cpu", f"ablation.workers={workers}: several runs cannot share the "
+            f"{jax.default_backend()} of this machine; set it to 1, or JAX_PLATFORMS=cpu")
+    failed = _run_in_workers(plan, results, console)
+    return Outcome(results.write(), failed)
+
+
+class Results:
+    """The table of the runs that are finished, which grows while others go on."""
+
+    def __init__(self, plan: Plan):
+        self._plan, self._rows = plan, {}
+
+    def write(self) -> list[Evaluation]:
+        """Write the table of every run that is finished by now, and return its rows."""
+        for run in self._plan.runs:
+            if run.folder not in self._rows and run.is_finished():
+                metrics = read_metrics(run.folder / "metrics.jsonl")
+                self._rows[run.folder] = evaluations_of(metrics, run.config, run.cell.setting)
+        rows = [row for run in self._plan.runs for row in self._rows.get(run.folder, ())]
+        write_table(rows, self._plan.workdir / TABLE)
+        return rows
+
+
+def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
+    preemption, policies = hosts.Preemption(), _SharedPolicies()
+    runs = plan.unfinished()
+    for stage in stage_ones_of(runs):
+        _run_stage_one(stage, policies, console, preemption)
+        _keep_settings(plan)
+    for run in runs:
+        console.log(f"run {plan.runs.index(run) + 1} of {len(plan.runs)}: {run.name}")
+        train(run.config, run.folder, console, policies.of(run.config), preemption)
+        _keep_settings(plan)
+        hosts.in_first(results.write)
+
+
+def _run_stage_one(
+    stage: StageOne, policies: "_SharedPolicies", console: Console, preemption: hosts.Preemption
+) -> None:
+    shared = policies.of(stage.config)
+    task = make_task(stage.config, {role: policy.tokenizer for role, policy in shared.items()})
+    load_and_try_rewards(stage.config, task)
+    run_stage_one(shared, stage.config, task, stage.folder, console, preemption)
+
+
+def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str, str]:
+    preemption, workers = hosts.Preemption(), plan.config.ablation.workers
+    stage_ones = [stage for stage in stage_ones_of(plan.unfinished()) if not stage.is_finished()]
+    for stage in [stage for stage in stage_ones if stage.folder == plan.workdir]:
+        # This process has locked that folder, and so does the work itself.
+        _run_stage_one(stage, _SharedPolicies(), console, preemption)
+        stage_ones.remove(stage)
+    jobs = {stage.folder: _stage_one_job(stage) for stage in stage_ones}
+    failed = run_jobs("Stage 1", list(jobs.values()), workers, console, preemption)
+    is_lost = {run.folder: run.stage_one is not None and run.stage_one.folder in jobs
+               and jobs[run.stage_one.folder].name in failed for run in plan.runs}  # fmt: skip
+    jobs = [_run_job(run) for run in plan.runs if not is_lost[run.folder]]
+    failed |= run_jobs("Runs", jobs, workers, console, preemption, results.write)
+    _keep_settings(plan)
+    return failed | {run.name: "its stage 1 failed" for run in plan.runs if is_lost[run.folder]}
+
+
+def _stage_one_job(stage: StageOne) -> Job:
+    logs = {stage.folder / "sft" / role / "metrics.jsonl": stage.config[role].sft.steps for role in stage.roles}
+    return Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder, logs)
+
+
+def _run_job(run: PlannedRun) -> Job:
+    turns = make_schedule(run.config).num_turns
+    return Job(run.name, "train", run.config, run.folder, {run.folder / "metrics.jsonl": turns}, run.is_finished())
+
+
+def _keep_settings(plan: Plan) -> None:
+    """Store the settings of the experiment, now that something depends on them."""
+    save_config(plan.config, plan.workdir / "config.json")
+
+
+class _SharedPolicies:
+    """The policies of the last run, and with them all that is compiled, for the next one if it has the same roles."""
+
+    def __init__(self):
+        self._key, self._policies = "", {}
+
+    def of(self, config: ConfigDict) -> dict[str, Policy]:
+        if (key := _roles_key(config)) != self._key:
+            self._key, self._policies = "", {}  # frees them before the next ones are made
+            self._policies = make_policies(config)
+            self._key = key
+        return self._policies
+
+
+def _roles_key(config: ConfigDict) -> str:
+    """All that policies are made of: the settings of both roles, but for where they start, and the tokenizer."""
+    settings = flatten(config)
+    roles = {key: value for key, value in settings.items()
+             if key.split(".")[0] in ROLES and not key.endswith(".init_from")}  # fmt: skip
+    tokenizer = hashlib.sha256(tokenizer_model(config)).hexdigest()
+    return json.dumps([roles, tokenizer], sort_keys=True, default=list)

@@ -1,0 +1,165 @@
+"""The figures of an experiment, from the rows of its table alone; PNG files.
+
+    what_it_bought.png            accuracy of every arm over generator steps and over sampled tokens, in one setting
+    curves_<task>_<setting>.png   the same over minutes of training as well, for every setting
+    map.png                       generator steps to LEVEL against the pass rate at the start, over settings
+    verifier_skill.png            the same against the verifier's skill at the start, where settings differ in it
+    alpha.png                     schedules of alpha against each other, where settings differ in it
+
+The last three need settings that differ, and are left out where there are none. Axes of the grid whose names begin with
+`verifier` and with `alpha` say what the last two compare; the map takes all others for how hard the task is.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from tango_jax.ablation import statistics
+from tango_jax.ablation.drawing import (
+    HEIGHT,
+    WIDTH,
+    Settings,
+    add_legend,
+    families,
+    make_figure,
+    style,
+    title_of,
+)
+from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
+from tango_jax.ablation.statistics import LEVEL, Arms, Band, Curves
+from tango_jax.ablation.summary import in_order, trains_generator
+from tango_jax.ablation.table import Evaluation
+from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.runtime.checks import one_of
+from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.plots import save_figure
+
+X_LABELS = {"steps": "generator step", "tokens": "sampled tokens, both roles", "seconds": "minutes of training"}
+VERIFIER, ALPHA = "verifier", "alpha"  # how axes of the grid begin that compare one of these
+MAX_MARKERS = 12
+PALETTE = (Look(VERMILION, "-", "circle"), Look(BLUE, "--", "square"), Look(GREEN, "-.", "triangle-up"),
+           Look(ORANGE, ":", "diamond"), Look(PURPLE, "--", "cross"))  # fmt: skip
+
+
+def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") -> list[Path]:
+    """Draw all figures that the rows allow. Returns their files.
+
+    Args:
+        setting: of `what_it_bought`; empty: the one with the most runs.
+
+    Raises:
+        ValueError: there is no such setting.
+    """
+    settings = {key: {arm: arms[arm] for arm in in_order(arms) if trains_generator(arms[arm])}
+                for key, arms in statistics.curves_by_setting(rows).items()}  # fmt: skip
+    settings = {key: arms for key, arms in settings.items() if arms}
+    if setting:
+        one_of("--setting", setting, [name for _, name in settings])
+    files = []
+
+    def save(name: str, figure: Figure | None) -> None:
+        if figure is not None:
+            files.append(folder / f"{name}.png")
+            save_figure(figure, files[-1])
+
+    candidates = {key: arms for key, arms in settings.items() if not setting or key[1] == setting}
+    if candidates:
+        chosen = max(candidates, key=lambda key: sum(map(len, candidates[key].values())))
+        save("what_it_bought", _curves(candidates[chosen], ("steps", "tokens"), title_of(*chosen)))
+    for (task, name), arms in settings.items():
+        save("_".join(filter(None, ["curves", _file_name(task), name])),
+             _curves(arms, ("steps", "tokens", "seconds"), title_of(task, name)))
+    save("map", draw_reached(settings, "pass rate at the start", points_by_pass_rate, is_log=True,
+                             is_varied=lambda axis: not axis.startswith((VERIFIER, ALPHA))))
+    skill = "the verifier's step F1 at the start (fixed pool, after its warm-up)"
+    save("verifier_skill", draw_reached(settings, skill, points_by_skill, is_log=False,
+                                        is_varied=lambda axis: axis.startswith(VERIFIER)))
+    save("alpha", _alphas(settings))
+    return files
+
+
+def _curves(arms: Arms, over: Sequence[str], title: str) -> Figure:
+    figure = make_figure(WIDTH, HEIGHT + 0.4, f"{title}\n{_counts(arms)}")
+    looks, drawn = looks_of(arms), {}
+    for axes, kind in zip(figure.subplots(1, len(over), sharey=True), over, strict=True):
+        for arm in reversed(arms):  # the first arm is drawn last, on top
+            drawn[arm] = _draw_band(axes, _band(arms[arm], kind), looks[arm])
+        _finish_curves(axes, kind)
+    figure.axes[0].set_ylabel("greedy accuracy, held out", fontsize=8)
+    add_legend(figure, [drawn[arm] for arm in arms], [label_of(arm) for arm in arms])
+    return figure
+
+
+def _counts(arms: Arms) -> str:
+    """What is drawn, in words."""
+    counts = sorted({len(curves) for curves in arms.values()})
+    runs = f"{counts[0]} runs" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
+    if counts[-1] < statistics.MIN_FOR_INTERVAL:
+        return "one run of each arm" if counts == [1] else f"mean and range of {runs} of each arm"
+    return f"mean of {runs} of each arm, with 95 % intervals"
+
+
+def _band(curves: Curves, kind: str) -> Band:
+    if kind == "steps":
+        return statistics.band_over_steps(curves)
+    band = statistics.band_over(curves, {"tokens": "sampled_tokens"}.get(kind, kind))
+    return band._replace(x=band.x / 60) if kind == "seconds" else band
+
+
+def _draw_band(axes: Axes, band: Band, look: Look, label: str | None = None):
+    axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
+    every = max(1, len(band.x) // MAX_MARKERS)
+    [line] = axes.plot(band.x, band.mean, color=look.colour, linestyle=look.dash, marker=MARKERS[look.marker],
+                       markevery=every, markersize=3.5, linewidth=1.6, label=label)  # fmt: skip
+    return line
+
+
+def _finish_curves(axes: Axes, kind: str) -> None:
+    style(axes)
+    axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
+    axes.set_xlabel(X_LABELS[kind], fontsize=8)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=kind == "steps"))
+    if kind == "tokens":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+
+
+def _alphas(settings: Settings) -> Figure | None:
+    """A panel for each arm that has several schedules in settings which are alike otherwise."""
+    panels = []
+    for (task, common), members in families(settings, lambda axis: axis.startswith(ALPHA)).items():
+        arms = in_order({arm: None for setting in members for arm in settings[task, setting]})
+        for arm in arms:
+            bands = {own: settings[task, setting][arm] for setting, own in members.items()
+                     if arm in settings[task, setting]}  # fmt: skip
+            if len(bands) > 1:
+                panels.append((title_of(task, common), arm, bands))
+    if not panels:
+        return None
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = make_figure(WIDTH, lines * HEIGHT + 0.25, "")
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
+    for axes, (title, arm, bands) in zip(grid, panels, strict=False):
+        for look, (own, curves) in zip(_palette(len(bands)), bands.items(), strict=True):
+            _draw_band(axes, statistics.band_over_steps(curves), look, own)
+        _finish_curves(axes, "steps")
+        axes.set_title(f"{title}\n{label_of(arm)}", fontsize=9)
+        axes.legend(fontsize=7, frameon=False, loc="best")
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def _palette(count: int) -> list[Look]:
+    return [PALETTE[index % len(PALETTE)] for index in range(count)]
+
+
+def _file_name(task: str) -> str:
+    """The name of a task, which may be that of a function in a file, as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "_", Path(task).name)

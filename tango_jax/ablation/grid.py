@@ -1,0 +1,194 @@
+"""The cells of an experiment: `ablation.grid` in; one configuration for each combination of its values out.
+
+The grid maps axes to values. An axis is either a config key with a list of values for it,
+
+    {"task.rl_words": [(4, 4), (8, 8)]}
+
+or a name with labelled settings, each a mapping of its own from config keys to values:
+
+    {"words": {"4": {"task.rl_words": (4, 4), "task.test_words": (4, 4)},
+               "8": {"task.rl_words": (8, 8), "task.test_words": (8, 8)}}}
+
+The settings of a label may include `ablation.arms` and `ablation.seeds`, for cells that have their own, and `seed`,
+that of stage 1. The name of a cell, `words=8,data_seed=3`, is that of its folder; an empty label, which must be without
+settings, adds nothing to it. Axes that change nothing but the start (START_KEYS) are no part of the name of the cell's
+setting, `words=8`: results are means over starts and seeds of a setting. In figures, axes whose names begin with
+`verifier` and `alpha` are those of verifiers and of schedules of alpha to compare.
+
+Cells have a stage 1 in common where all that it depends on is equal: the tokenizer, and every setting except those of
+NOT_IN_STAGE_ONE.
+"""
+
+import dataclasses
+import fnmatch
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tango_jax.cli.config_file import did_you_mean, with_settings
+from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.runtime.checks import require, shortened
+from tango_jax.tasks.registry import tokenizer_model
+
+START_KEYS = {"task.data_seed", "seed", "generator.init_from", "verifier.init_from"}
+# What stage 1 does not depend on, as patterns of fnmatch. A key that is missing here costs time: a stage 1 more.
+NOT_IN_STAGE_ONE = (
+    "arm", "ablation.*", "alarms.*", "checkpoint.*", "compile_cache", "distributed.*", "eval.*", "generate.*",
+    "loggers.*", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*", "task.verifier_*",
+    *(f"{role}.{name}" for role in ROLES for name in (
+        "cache_buckets", "loss.*", "mesh.*", "model.attention", "optimizer.*", "pack_length", "prompt_buckets",
+        "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch", "share_prompts", "temperature",
+        "top_k", "top_p",
+    )),
+)  # fmt: skip
+SHORTENED = ("task.", "rl.")  # prefixes of keys that the names of cells leave out
+LABEL = re.compile(r"[\w.+-]+")
+MAX_NAME = 200  # characters; file systems allow 255 bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One combination of the grid's values."""
+
+    name: str  # of its folder; empty: the experiment's own
+    setting: str  # the name without what makes a start
+    config: ConfigDict  # arms and seeds of its runs are in `ablation`
+    stage_one: str | None  # name of its stage 1; cells of the same name share it. None: there is none to run
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis of the grid."""
+
+    name: str
+    labels: dict[str, dict[str, Any]]  # label -> {config key: value}
+
+    @property
+    def is_start(self) -> bool:
+        keys = {key for settings in self.labels.values() for key in settings}
+        return bool(keys) and keys <= START_KEYS
+
+
+def make_cells(config: ConfigDict) -> list[Cell]:
+    """The cells of the configuration's grid, in its order; without a grid a single one with an empty name.
+
+    Raises:
+        ValueError: a mistake in `ablation.grid`; it is named. The cells' own settings are not validated.
+    """
+    axes = [_axis(key, values) for key, values in config.ablation.grid.items()]
+    _check_axes(axes)
+    choices = list(itertools.product(*(axis.labels for axis in axes)))
+    configs = {choice: _cell_config(config, axes, choice) for choice in choices}
+    facts = {choice: stage_one_facts(configs[choice]) for choice in choices}
+    in_stage_one = [_changes_stage_one(index, facts) for index in range(len(axes))]
+    in_setting = [not axis.is_start for axis in axes]
+    cells = []
+    for choice in choices:
+        name = _name(axes, choice)
+        require(len(name) <= MAX_NAME, f"ablation.grid makes a cell of the name {shortened(name)}: {len(name)} "
+                f"characters are more than the {MAX_NAME} of a folder's name; give its values short labels")
+        stage_one = None
+        if facts[choice] is not None:
+            first = next(other for other in choices if facts[other] == facts[choice])
+            stage_one = _name(axes, first, in_stage_one) or "shared"
+        cells.append(Cell(name, _name(axes, choice, in_setting), configs[choice], stage_one))
+    _check_starts(cells)
+    return cells
+
+
+def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
+    """All that the result of stage 1 depends on; None if there is no role for which to run it."""
+    if not any(config[role].sft.steps and not config[role].init_from for role in ROLES):
+        return None
+    facts = {
+        key: json.dumps(value, default=list) for key, value in flatten(config).items()
+        if not any(fnmatch.fnmatchcase(key, pattern) for pattern in NOT_IN_STAGE_ONE)
+    }  # fmt: skip
+    if any(not config[role].checkpoint for role in ROLES):  # the sizes of all problems decide on its symbols
+        facts["tokenizer"] = hashlib.sha256(tokenizer_model(config)).hexdigest()[:12]
+    return facts
+
+
+def _axis(name: str, values: Any) -> Axis:
+    shown = f"ablation.grid[{shortened(name)}]"
+    if isinstance(values, Mapping):
+        require(isinstance(name, str) and LABEL.fullmatch(name) is not None,
+                f"{shown}: the name of an axis consists of letters, digits, and _ . + -")
+        for label, settings in values.items():
+            require(isinstance(label, str) and (label == "" or LABEL.fullmatch(label) is not None),
+                    f"{shown}: label {shortened(label)} must be a text of letters, digits, and _ . + -")
+            require(isinstance(settings, Mapping), f"{shown}[{label!r}]={shortened(settings)} must be a mapping from "
+                    "config keys to values")
+            require(label != "" or not settings, f"{shown}['']={shortened(settings)} must be empty: the empty label "
+                    "stands for the configuration as it is; give these settings a name")
+        labels = {label: dict(settings) for label, settings in values.items()}
+    else:
+        known = flatten(default_config())
+        require(name in known, f"{shown}: unknown config key{did_you_mean(str(name))} (an axis with a name of its own "
+                "maps labels to settings, {label: {key: value}})")
+        require(isinstance(values, (list, tuple)), f"{shown}={shortened(values)} must be a list of values")
+        labels = {_label(shown, value): {name: value} for value in values}
+        require(len(labels) == len(values), f"{shown}={shortened(values)} names a value twice: take it out")
+        name = next((name.removeprefix(start) for start in SHORTENED if name.startswith(start)), name)
+    require(len(labels) > 0, f"{shown} is empty: give it values, or take it out")
+    return Axis(name, labels)
+
+
+def _label(shown: str, value: Any) -> str:
+    """A value as it appears in the name of a cell: 16-16 for (16, 16)."""
+    label = "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    require(LABEL.fullmatch(label) is not None, f"{shown}: value {shortened(value)} makes no name of a folder; give it "
+            "a label: {label: {key: value}}")
+    return label
+
+
+def _check_axes(axes: list[Axis]) -> None:
+    """Check what may be set, and that no two axes set the same or have one name."""
+    setter = {}
+    for number, axis in enumerate(axes):
+        require(axis.name not in [other.name for other in axes[:number]],
+                f"ablation.grid has two axes of the name {axis.name}: rename one")
+        for key in dict.fromkeys(key for settings in axis.labels.values() for key in settings):
+            shown = f"ablation.grid[{axis.name!r}] sets {shortened(key)}"
+            require(key != "arm", f"{shown}: name the arms in ablation.arms")
+            require(not str(key).startswith("ablation.") or key in ("ablation.arms", "ablation.seeds"),
+                    f"{shown}: of these settings a cell may only have its own ablation.arms and ablation.seeds")
+            require(setter.setdefault(key, axis.name) == axis.name,
+                    f"{shown}, and so does the axis {setter.get(key)!r}: let one of them do it")
+
+
+def _cell_config(config: ConfigDict, axes: list[Axis], choice: tuple[str, ...]) -> ConfigDict:
+    for axis, label in zip(axes, choice, strict=True):
+        try:
+            config = with_settings(config, axis.labels[label])
+        except ValueError as error:
+            raise ValueError(f"ablation.grid, cell {_name(axes, choice)}: {error}") from error
+    return config
+
+
+def _changes_stage_one(index: int, facts: Mapping[tuple[str, ...], Any]) -> bool:
+    """Whether cells that differ in this axis alone have different stages 1."""
+    first = {}
+    return any(first.setdefault(choice[:index] + choice[index + 1 :], own) != own for choice, own in facts.items())
+
+
+def _name(axes: Sequence[Axis], choice: Sequence[str], is_part: Sequence[bool] | None = None) -> str:
+    """The choice of a label for each axis in words, of all axes or of those that are part of it."""
+    is_part = is_part or [True] * len(axes)
+    return ",".join(f"{axis.name}={label}" for axis, label, part in zip(axes, choice, is_part, strict=True)
+                    if part and label)
+
+
+def _check_starts(cells: list[Cell]) -> None:
+    """Check that setting and start name a cell: the table of results has no other column for it."""
+    named = {}
+    for cell in cells:
+        start = (cell.setting, cell.config.task.data_seed)
+        other = named.setdefault(start, cell)
+        require(other is cell, f"ablation.grid: the cells {other.name} and {cell.name} are both the start with "
+                f"task.data_seed={start[1]} of one setting, and results could not tell them apart: give each its own")

@@ -1,0 +1,168 @@
+"""What an experiment consists of: its configuration and folder in; every stage 1 and every run, with its folder, out.
+
+A run is in DIR/<cell>/<arm>/seed_<n>, without the cell's folder if there is no grid. Its stage 1 is in DIR/sft without
+a grid, and otherwise in DIR/stage_one/<name>/sft.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tango_jax.ablation.grid import Cell, make_cells, stage_one_facts
+from tango_jax.cli.config_file import stored_config
+from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES, default_config
+from tango_jax.loop.init_from import check_init_from, sft_directory
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import peek_meta
+from tango_jax.tracking.results import has_results
+from tango_jax.tracking.run_config import ANY_PLACE, check_config
+
+
+@dataclasses.dataclass(frozen=True)
+class StageOne:
+    """A stage 1 that some runs start from."""
+
+    folder: Path
+    config: ConfigDict
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that are trained in it."""
+        return [role for role in ROLES if self.config[role].sft.steps and not self.config[role].init_from]
+
+    def is_finished(self) -> bool:
+        found = {role: peek_meta(sft_directory(self.folder, role) / "checkpoints") for role in self.roles}
+        return all(meta is not None and meta.step >= self.config[role].sft.steps for role, meta in found.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """One run of the experiment."""
+
+    cell: Cell
+    arm: str
+    seed: int
+    folder: Path
+    config: ConfigDict
+    stage_one: StageOne | None
+
+    @property
+    def name(self) -> str:
+        """For messages: words=8,data_seed=3/tango/seed_0."""
+        return "/".join(part for part in (self.cell.name, self.arm, f"seed_{self.seed}") if part)
+
+    def is_finished(self) -> bool:
+        return has_results(self.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All of an experiment, in the order in which it is made."""
+
+    config: ConfigDict
+    workdir: Path
+    cells: list[Cell]
+    runs: list[PlannedRun]
+
+    def unfinished(self) -> list[PlannedRun]:
+        """The runs without results. All processes must call this."""
+        is_finished = hosts.from_first([run.is_finished() for run in self.runs])
+        return [run for run, is_done in zip(self.runs, is_finished, strict=True) if not is_done]
+
+
+def stage_ones_of(runs: Sequence[PlannedRun]) -> list[StageOne]:
+    """Every stage 1 that one of the runs starts from, in their order."""
+    return list({run.stage_one.folder: run.stage_one for run in runs if run.stage_one}.values())
+
+
+def make_plan(config: ConfigDict, workdir: Path) -> Plan:
+    """The plan of an experiment, every cell of which is valid; nothing is read but what validation reads.
+
+    Seeds are the outer loop: an interrupted experiment then has complete comparisons for its first seeds.
+
+    Raises:
+        ValueError: a mistake in the grid, or in the settings of a cell, which is named.
+    """
+    cells = make_cells(config)
+    for cell in cells:
+        _validate(cell)
+    stage_ones, runs = {}, []
+    for cell in cells:
+        if cell.stage_one is not None and cell.stage_one not in stage_ones:
+            own_folder = bool(config.ablation.grid)
+            stage_ones[cell.stage_one] = _stage_one(cell, workdir) if own_folder else StageOne(workdir, config)
+    for seeds in itertools.zip_longest(*(cell.config.ablation.seeds for cell in cells)):
+        for cell, seed in zip(cells, seeds, strict=True):
+            if seed is not None:
+                stage_one = stage_ones.get(cell.stage_one)
+                runs += [_planned(cell, arm, seed, workdir, stage_one) for arm in cell.config.ablation.arms]
+    return Plan(config, workdir, cells, runs)
+
+
+def check_plan(plan: Plan) -> None:
+    """Check that what is in the folders of all runs was made with the settings of now, and where the cells start.
+
+    All processes must call this.
+
+    Raises:
+        ValueError: a run was made with other settings, or a checkpoint to start from is missing or of no use.
+    """
+    check_config(plan.config, plan.workdir / "config.json")
+    for run in plan.runs:
+        if (run.folder / "metrics.jsonl").exists():
+            check_config(run.config, run.folder / "config.json", may_move=ANY_PLACE)
+    for cell in plan.cells:
+        check_init_from(cell.config)
+
+
+def _validate(cell: Cell) -> None:
+    config, arm = cell.config.copy_and_resolve_references(), ""
+    try:
+        validate(config)
+        for arm in config.ablation.arms:
+            config.arm = arm
+            validate(config)
+    except ValueError as error:
+        if not cell.name:
+            raise
+        raise ValueError(f"ablation.grid, cell {cell.name}{f', arm {arm}' if arm else ''}: {error}") from error
+
+
+def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_one: StageOne | None) -> PlannedRun:
+    config = _of_a_run(cell.config, arm, seed)
+    for role in stage_one.roles if stage_one else ():
+        config[role].init_from = str(stage_one.folder)
+    return PlannedRun(cell, arm, seed, workdir / cell.name / arm / f"seed_{seed}", config, stage_one)
+
+
+def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
+    """The settings of a run: it knows nothing of the experiment that it belongs to."""
+    run = config.copy_and_resolve_references()
+    run.arm, run.seed, run.ablation = arm, seed, default_config().ablation
+    return run
+
+
+def _stage_one(cell: Cell, workdir: Path) -> StageOne:
+    """A stage 1 in a folder of its own, with the settings that it was begun with, or else those of the cell.
+
+    Cells share it that differ in settings which it does not depend on, and which cell is the first may change.
+
+    Raises:
+        ValueError: it was begun with others on which it depends.
+    """
+    folder = workdir / "stage_one" / cell.stage_one
+    config, path = _of_a_run(cell.config, cell.config.arm, cell.config.seed), folder / "config.json"
+    if not path.exists() or not any(folder.glob("sft/*/metrics.jsonl")):
+        return StageOne(folder, config)
+    stored = stored_config(str(path))
+    then, now = stage_one_facts(stored) or {}, stage_one_facts(config)
+    changed = [f"{key}: {then.get(key)} -> {now.get(key)}" for key in sorted(then | now)
+               if then.get(key) != now.get(key)]  # fmt: skip
+    if changed:
+        raise ValueError(f"{folder} holds a stage 1 with other settings ({'; '.join(changed[:5])}): resume with the "
+                         "same ones, or choose another --workdir")
+    return StageOne(folder, stored)

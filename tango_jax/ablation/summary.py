@@ -1,0 +1,207 @@
+"""The results of an experiment in Markdown: rows of its table in; for each setting what every arm reached, and how arms
+compare, with the number of runs and intervals."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tango_jax.ablation import statistics
+from tango_jax.ablation.statistics import LEVEL, MIN_FOR_INTERVAL, Arms, Curves, Estimate, Reached, Unit
+from tango_jax.ablation.table import Evaluation
+from tango_jax.arms import ARMS, DEFAULT_ARM
+
+METHODS = f"""\
+Accuracy is greedy, on held-out problems; its mean is over generator steps (the area under the curve). Steps and tokens
+(of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations. A
+run that does not reach it counts with all that it had: the mean of its arm is then a lower bound (≥), and a ratio to it
+an upper one (≤). Square brackets hold 95 % intervals of a bootstrap with {statistics.RESAMPLES:,} resamples, paired by
+start and seed where arms are compared. With several starts, starts are drawn and then seeds within them; few starts
+make such intervals too narrow, and with a single one they say nothing about others. Where there are fewer than
+{MIN_FOR_INTERVAL} runs, each stands in round brackets instead."""
+
+
+def summarize(rows: Sequence[Evaluation]) -> str:
+    """Markdown with a section for every setting of every task."""
+    parts = [METHODS]
+    for (task, setting), arms in statistics.curves_by_setting(rows).items():
+        parts += [heading(task, setting, arms), _start(arms), _arms_table(arms), *_comparisons(arms)]
+    return "\n\n".join(parts) + "\n"
+
+
+def heading(task: str, setting: str, arms: Arms) -> str:
+    units = {unit for curves in arms.values() for unit in curves}
+    starts, seeds = {start for start, _ in units}, {seed for _, seed in units}
+    counts = ", ".join(f"{len(found)} {name}{'s' * (len(found) > 1)} ({', '.join(map(str, sorted(found)))})"
+                       for name, found in (("start", starts), ("seed", seeds)))  # fmt: skip
+    return f"## {', '.join(filter(None, [task, setting]))}: {counts}"
+
+
+def in_order(arms: Mapping[str, object]) -> list[str]:
+    """Arms in their usual order; those that this version does not know come last."""
+    return sorted(arms, key=lambda arm: list(ARMS).index(arm) if arm in ARMS else len(ARMS))
+
+
+def outcome_only(arms: Mapping[str, object]) -> str | None:
+    """The baseline: the first arm whose generator is trained alone, with nothing but outcome rewards."""
+    for arm in in_order(arms):
+        calls = [call for plan in ARMS[arm].turns.values() for call in plan.calls] if arm in ARMS else []
+        if calls and all(call.role == "generator" for call in calls) and not ARMS[arm].needs_gold_steps:
+            return arm
+    return None
+
+
+def upper_bound(arms: Mapping[str, object]) -> str | None:
+    """The arm that is given the labels of every step."""
+    return next((arm for arm in in_order(arms) if arm in ARMS and ARMS[arm].needs_gold_steps), None)
+
+
+def pass_rate_at_start(arms: Arms) -> float:
+    """Share of right answers before the generator has learned: sampled by the first arm that has it, or else greedy."""
+    for arm in in_order(arms):
+        sampled = [curve.evaluations[0].sampled_accuracy for curve in arms[arm].values()]
+        if None not in sampled:
+            return float(np.mean(sampled))
+    return float(np.mean([curve.evaluations[0].accuracy for curves in arms.values() for curve in curves.values()]))
+
+
+def trains_generator(curves: Curves) -> bool:
+    return all(curve.evaluations[-1].generator_step > 0 for curve in curves.values())
+
+
+def values_of(reached: Mapping[Unit, Reached]) -> dict[Unit, float]:
+    return {unit: found.x for unit, found in reached.items()}
+
+
+def _start(arms: Arms) -> str:
+    found = {name: [getattr(curve.evaluations[0], name) for curves in arms.values() for curve in curves.values()]
+             for name in ("accuracy", "verifier_step_f1", "verifier_outcome_f1")}  # fmt: skip
+    titles = {"accuracy": "greedy accuracy", "verifier_step_f1": "verifier step F1 on the fixed pool",
+              "verifier_outcome_f1": "outcome F1"}  # fmt: skip
+    shown = [f"{titles[name]} {np.mean(values):.3f}" for name, values in found.items() if None not in values]
+    sampled = f"{100 * pass_rate_at_start(arms):.2g} %"
+    return f"Start: {', '.join(shown)}; {sampled} of the first sampled solutions are right."
+
+
+def _arms_table(arms: Arms) -> str:
+    titles = ("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
+              "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled")  # fmt: skip
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for arm in in_order(arms):
+        curves = arms[arm]
+        steps = tokens = {}
+        if trains_generator(curves):
+            steps = {unit: statistics.steps_to(curve) for unit, curve in curves.items()}
+            tokens = {unit: statistics.tokens_to(curve) for unit, curve in curves.items()}
+            tokens = {unit: found._replace(x=found.x / 1000) for unit, found in tokens.items()}
+        reached = f"{sum(found.is_reached for found in steps.values())} of {len(steps)}" if steps else ""
+        mean = {unit: statistics.mean_accuracy(curve) for unit, curve in curves.items()}
+        cells = [arm, str(len(curves)), _mean(mean), _mean(_last(curves, "accuracy")), reached, _mean_reached(steps),
+                 _mean_reached(tokens), _score(curves, "verifier_step_f1"), _score(curves, "verifier_outcome_f1"),
+                 _live(curves)]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _comparisons(arms: Arms) -> list[str]:
+    """Tables of the arms against the baseline, and of the method against the others."""
+    arms = {arm: curves for arm, curves in arms.items() if trains_generator(curves)}
+    baseline, bound, parts = outcome_only(arms), upper_bound(arms), []
+    if baseline:
+        pairs = [(arm, baseline) for arm in in_order(arms) if arm != baseline]
+        parts.append(_comparison_table(arms, pairs, bound))
+    if DEFAULT_ARM in arms:
+        pairs = [(DEFAULT_ARM, arm) for arm in in_order(arms) if arm not in (DEFAULT_ARM, baseline)]
+        parts.append(_comparison_table(arms, pairs, None))
+    return list(filter(None, parts))
+
+
+def _comparison_table(arms: Arms, pairs: Sequence[tuple[str, str]], bound: str | None) -> str:
+    """Each row compares two arms; with a bound also by the share of the gap to it that the first closes."""
+    if not pairs:
+        return ""
+    titles = ["arm / arm", "pairs", "steps, ratio", "tokens, ratio", "mean accuracy, difference"]
+    titles += [f"share of the gap from {pairs[0][1]} to {bound}"] if bound else []
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for first, second in pairs:
+        count = len(arms[first].keys() & arms[second].keys())
+        if not count:
+            continue
+        mean = {arm: {unit: statistics.mean_accuracy(curve) for unit, curve in arms[arm].items()}
+                for arm in (first, second, bound) if arm}  # fmt: skip
+        cells = [f"{first} / {second}", str(count)]
+        for measure_fn in (statistics.steps_to, statistics.tokens_to):
+            cells.append(_ratio(*({unit: measure_fn(curve) for unit, curve in arms[arm].items()}
+                                  for arm in (first, second))))  # fmt: skip
+        cells.append(_figure(statistics.difference(mean[first], mean[second]), count, sign="+"))
+        if bound:
+            share = statistics.gap_share(mean[first], mean[second], mean[bound]) if first != bound else None
+            cells.append(_figure(share, count) if share else "1")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _last(curves: Curves, name: str) -> dict[Unit, float | None]:
+    return {unit: getattr(curve.evaluations[-1], name) for unit, curve in curves.items()}
+
+
+def _estimate(values: Mapping[Unit, float]) -> Estimate:
+    return statistics.estimate(*statistics.paired(values))
+
+
+def _mean(values: Mapping[Unit, float | None]) -> str:
+    if not values or None in values.values():
+        return ""
+    if len(values) < MIN_FOR_INTERVAL:
+        return f"{np.mean(list(values.values())):.3f} ({', '.join(f'{value:.2f}' for value in values.values())})"
+    return _figure(_estimate(values), len(values))
+
+
+def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
+    if not reached or not any(found.is_reached for found in reached.values()):
+        return ""
+    values, is_bound = values_of(reached), not all(found.is_reached for found in reached.values())
+    if len(values) < MIN_FOR_INTERVAL:
+        shown = ", ".join(f"{'' if found.is_reached else '>'}{_short(found.x)}" for found in reached.values())
+        return f"{'≥ ' * is_bound}{_short(np.mean(list(values.values())))} ({shown})"
+    return "≥ " * is_bound + _figure(_estimate(values), len(values), _short)
+
+
+def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
+    """A ratio of means; nothing where runs of both arms are censored, and not where nobody got there."""
+    units = over.keys() & under.keys()
+    is_over, is_under = (all(reached[unit].is_reached for unit in units) for reached in (over, under))
+    if not is_over and not is_under:
+        return "both have runs that do not reach it"
+    bound = "" if is_over and is_under else "≤ " if is_over else "≥ "
+    return bound + _figure(statistics.ratio(values_of(over), values_of(under)), len(units))
+
+
+def _score(curves: Curves, name: str) -> str:
+    values = _last(curves, name)
+    shown = _mean(values)
+    is_still = all(getattr(curve.evaluations[0], name) == values[unit] for unit, curve in curves.items())
+    return f"{np.mean(list(values.values())):.3f}, as it was" if shown and is_still else shown
+
+
+def _live(curves: Curves) -> str:
+    """The sampled verifier on live solutions, at the first and at the last evaluation."""
+    found = {unit: values[np.isfinite(values)] for unit, curve in curves.items()
+             if (values := curve.of("verifier_live_step_f1")) is not None}  # fmt: skip
+    if not all(values.size > 1 for values in found.values()):
+        return ""
+    first, last = ({unit: values[place] for unit, values in found.items()} for place in (0, -1))
+    change = _figure(statistics.difference(last, first), len(found), sign="+")
+    return f"{np.mean(list(first.values())):.3f} to {np.mean(list(last.values())):.3f}: {change}"
+
+
+def _figure(found: Estimate, count: int, format_fn=None, sign: str = "") -> str:
+    format_fn = format_fn or (lambda value: f"{value:{sign}.3f}")
+    if not np.isfinite(found.value):
+        return "no gap to be seen"
+    if count < MIN_FOR_INTERVAL or not np.isfinite(found.low):
+        return format_fn(found.value)
+    return f"{format_fn(found.value)} [{format_fn(found.low)}, {format_fn(found.high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"

@@ -1,0 +1,139 @@
+"""Figures from a small table made by hand: which files there are, and the numbers that are drawn."""
+
+import struct
+
+import pytest
+
+from support.ablation_cases import evaluation, run_rows
+from tango_jax.ablation import figures
+from tango_jax.ablation.drawing import families, pairs_of
+from tango_jax.ablation.figures import draw_figures
+
+FAST, SLOW, NEVER = (0.0, 0.9, 1.0), (0.0, 0.4, 0.9), (0.0, 0.1, 0.2)
+
+
+def judged(rows: list, f1: float) -> list:
+    return [row._replace(verifier_step_f1=f1, verifier_live_step_f1=f1 - 0.1) for row in rows]
+
+
+def table() -> list:
+    rows = []
+    for seed in (0, 1):
+        for words, rate, method, baseline in (("4", 0.3, FAST, FAST), ("16", 0.0, SLOW, NEVER)):
+            other = {"seed": seed, "setting": f"words={words}", "sampled_accuracy": rate}
+            rows += judged(run_rows("tango", method, **other), 0.9) + run_rows("grpo", baseline, **other)
+        rows += judged(run_rows("tango", NEVER, seed=seed, setting="words=16,verifier=weak"), 0.5)
+        rows += run_rows("tango", FAST, seed=seed, setting="words=16,alpha=constant")
+    return rows
+
+
+def png_size(path) -> tuple[int, int]:
+    """Width and height from the header of a PNG file."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures by the name of their file, in place of the files."""
+    found = {}
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: found.update({path.name: figure}))
+    return found
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib's, numpy's
+def test_all_figures_are_drawn(tmp_path):
+    files = draw_figures(table(), tmp_path)
+    assert sorted(path.name for path in files) == sorted([
+        "what_it_bought.png", "curves_last_letter_words=4.png", "curves_last_letter_words=16.png",
+        "curves_last_letter_words=16,verifier=weak.png", "curves_last_letter_words=16,alpha=constant.png", "map.png",
+        "verifier_skill.png", "alpha.png",
+    ])  # fmt: skip
+    assert all(png_size(path)[0] == 1200 for path in files)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rows, names", [
+    ([], []),
+    ([evaluation(0, 0.5)], []),  # the generator never moved
+    (run_rows("grpo", NEVER), ["what_it_bought.png", "curves_last_letter.png"]),
+    ([row._replace(setting=f"words={words}", task=r"a b/c.py:make") for words in (1, 2) for row in
+      run_rows("my_arm", NEVER, verifier_step_f1=None)],
+     ["what_it_bought.png", "curves_c.py_make_words=1.png", "curves_c.py_make_words=2.png", "map.png"]),
+], ids=["nothing", "one point", "one run", "unknown"])  # fmt: skip
+def test_figures_are_drawn_whatever_is_missing(tmp_path, rows, names):
+    assert [path.name for path in draw_figures(rows, tmp_path)] == names
+
+
+def lines_of(axes, label=None) -> list:
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
+            if label is None or line.get_label() == label]  # fmt: skip
+
+
+def test_curves_over_steps_tokens_and_minutes(drawn, tmp_path):
+    draw_figures(run_rows("grpo", SLOW), tmp_path)
+    steps, tokens, minutes = drawn["curves_last_letter.png"].axes
+    assert lines_of(steps)[0] == ([0, 10, 20], [0.0, 0.4, 0.9])
+    assert (lines_of(tokens)[0][0][-1], lines_of(minutes)[0][0][-1]) == (2000, pytest.approx(40 / 60))
+    assert lines_of(tokens)[0][1][-1] == pytest.approx(0.9)
+    assert "one run of each arm" in drawn["curves_last_letter.png"].get_suptitle()
+
+
+def test_the_map_has_steps_by_pass_rate_and_a_lane_for_runs_that_never_get_there(drawn, tmp_path):
+    draw_figures(table(), tmp_path)
+    lane, axes = drawn["map.png"].subfigs[0].axes
+    assert [text.get_text() for text in lane.texts] == ["2 of 2"]  # of grpo, with 16 words
+    [(x, y)] = lines_of(axes, "tango")
+    assert y == pytest.approx([18.0, 10 * 0.8 / 0.9])  # SLOW and FAST
+    assert x[0] == pytest.approx(0.1, rel=0.2) and x[1] == pytest.approx(0.3, rel=0.2)  # a rate of 0 has a place, too
+    [(_, y)] = lines_of(axes, "grpo")
+    assert len(y) == 1 and axes.get_xscale() == axes.get_yscale() == "log"
+
+
+def test_a_mean_with_censored_runs_is_hollow(drawn, tmp_path):
+    rows = []
+    for words in ("4", "16"):
+        rows += run_rows("grpo", FAST, setting=f"words={words}", sampled_accuracy=0.1 * int(words))
+        rows += run_rows("grpo", NEVER, seed=1, setting=f"words={words}", sampled_accuracy=0.1 * int(words))
+    draw_figures(rows, tmp_path)
+    lane, axes = drawn["map.png"].subfigs[0].axes
+    assert [text.get_text() for text in lane.texts] == ["1 of 2"] * 2
+    assert sum(line.get_markerfacecolor() == "white" for line in axes.lines) == 2
+
+
+def test_the_skill_is_that_after_the_warm_up(drawn, tmp_path):
+    rows = []
+    for verifier, before, after in (("weak", 0.3, 0.5), ("strong", 0.6, 0.8)):
+        facts = {"arm": "tango", "setting": f"verifier={verifier}", "verifier_live_step_f1": after}
+        rows += [evaluation(0, 0.0, turn=0, **facts | {"verifier_step_f1": before, "verifier_live_step_f1": None}),
+                 evaluation(0, 0.0, turn=5, **facts, **{"verifier_step_f1": after}),
+                 evaluation(10, 1.0, turn=15, **facts, **{"verifier_step_f1": 1.0})]  # fmt: skip
+    draw_figures(rows, tmp_path)
+    _, axes = drawn["verifier_skill.png"].subfigs[0].axes
+    [(x, y)] = lines_of(axes, "tango")
+    assert x == pytest.approx([0.5, 0.8]) and y == pytest.approx([8.0, 8.0])
+
+
+def test_schedules_of_alpha_are_compared_arm_by_arm(drawn, tmp_path):
+    draw_figures(table(), tmp_path)
+    [axes] = drawn["alpha.png"].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["as configured", "alpha=constant"]
+    assert [y for _, y in lines_of(axes)[:2]] == [pytest.approx(list(SLOW)), pytest.approx(list(FAST))]
+
+
+def test_the_first_figure_is_of_the_setting_that_is_asked_for(drawn, tmp_path):
+    draw_figures(table(), tmp_path, "words=16")
+    assert drawn["what_it_bought.png"].get_suptitle().startswith("last_letter, words=16\n")
+    assert [len(axes.lines) for axes in drawn["what_it_bought.png"].axes] == [3, 3]  # two arms and the level
+    with pytest.raises(ValueError, match=r"--setting='words=5' is not one of words=4, words=16"):
+        draw_figures(table(), tmp_path, "words=5")
+
+
+def test_families_are_alike_but_for_some_axes():
+    assert pairs_of("words=4,verifier=a-b") == {"words": "4", "verifier": "a-b"} and pairs_of("") == {}
+    settings = {("t", name): {} for name in ("words=4", "words=8", "words=8,verifier=weak", "words=8,alpha=none")}
+    assert families(settings, lambda axis: axis == "verifier") == {
+        ("t", "words=8"): {"words=8": "as configured", "words=8,verifier=weak": "verifier=weak"}
+    }
+    assert families(settings, lambda axis: axis == "words") == {("t", ""): {"words=4": "words=4", "words=8": "words=8"}}

@@ -1,0 +1,236 @@
+"""The cells of a grid: their settings, names and stages 1, and what a mistake in a grid is told."""
+
+import re
+from fnmatch import fnmatchcase
+
+import pytest
+
+from support.paths import CONFIGS
+from tango_jax.ablation.grid import NOT_IN_STAGE_ONE, make_cells, stage_one_facts
+from tango_jax.ablation.plan import make_plan
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.config_file import stored_config, with_settings
+from tango_jax.cli.validation import validate
+from tango_jax.config import default_config, flatten
+from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.rl.policy import make_policies
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import tree_fingerprint
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.run_config import keep_config
+
+WORDS = {"1": {"task.rl_words": (1, 1), "task.test_words": [1, 1]}, "2": {"task.rl_words": (2, 2)}}
+
+
+def tiny(grid: dict, *overrides: str):
+    return load_config(str(CONFIGS / "tiny.py"), [f"ablation.grid={grid}", *overrides])
+
+
+def test_without_a_grid_there_is_one_cell_with_the_settings_as_they_are():
+    config = tiny({})
+    [cell] = make_cells(config)
+    assert (cell.name, cell.setting, cell.stage_one) == ("", "", "shared")
+    assert cell.config == config
+
+
+def test_cells_are_all_combinations_and_their_names_say_which():
+    cells = make_cells(tiny({"words": WORDS, "task.data_seed": [3, 4], "rl.gamma": [1, 0.5]}))
+    assert [cell.name for cell in cells] == [
+        f"words={words},data_seed={seed},gamma={gamma}" for words in "12" for seed in "34" for gamma in ("1", "0.5")
+    ]
+    assert [cell.setting for cell in cells][:3] == ["words=1,gamma=1", "words=1,gamma=0.5", "words=1,gamma=1"]
+    last = cells[3].config
+    assert (last.task.rl_words, last.task.test_words, last.task.data_seed, last.rl.gamma) == ((1, 1), (1, 1), 4, 0.5)
+    assert type(cells[0].config.rl.gamma) is float
+
+
+def test_values_of_a_key_name_a_folder():
+    cells = make_cells(tiny({"task.rl_words": [(1, 1), [1, 2]], "verifier.sft.steps": [6]}))
+    assert [cell.name for cell in cells] == ["rl_words=1-1,verifier.sft.steps=6", "rl_words=1-2,verifier.sft.steps=6"]
+
+
+def test_an_empty_label_adds_nothing_and_a_cell_may_have_its_own_arms_and_seeds():
+    grid = {"alpha": {"": {}, "none": {"rl.alpha_schedule": "none", "ablation.arms": ["tango"],
+                                       "ablation.seeds": (7,)}}}  # fmt: skip
+    plain, other = make_cells(tiny(grid, "ablation.seeds=(0, 1)"))
+    assert (plain.name, other.name, other.setting) == ("", "alpha=none", "alpha=none")
+    assert plain.config.ablation.seeds == (0, 1) and len(plain.config.ablation.arms) > 1
+    assert (other.config.ablation.arms, other.config.ablation.seeds) == (("tango",), (7,))
+
+
+def test_cells_share_a_stage_one_where_nothing_that_it_depends_on_differs():
+    grid = {"words": WORDS, "verifier": {"weak": {"verifier.sft.steps": 6}, "same": {}, "strong":
+            {"verifier.sft.steps": 9}}, "task.data_seed": [0, 1]}  # fmt: skip
+    stage_ones = {cell.name: cell.stage_one for cell in make_cells(tiny(grid))}
+    assert set(stage_ones.values()) == {f"verifier={verifier},data_seed={seed}"
+                                        for verifier in ("weak", "strong") for seed in "01"}  # fmt: skip
+    assert stage_ones["words=2,verifier=same,data_seed=1"] == "verifier=weak,data_seed=1"
+
+
+def test_problems_that_need_other_symbols_need_another_stage_one():
+    """The tokenizer of last_letter has a symbol for each place of a word, up to the longest problem of any split."""
+    fits, longer = {"task.rl_words": (1, 2)}, {"task.rl_words": (1, 3)}
+    lengths = [f"{role}.max_{kind}=90" for role in ("generator", "verifier") for kind in ("prompt", "response")]
+    cells = make_cells(tiny({"words": {"2": fits, "3": longer}}, *lengths))
+    assert [cell.stage_one for cell in cells] == ["words=2", "words=3"]
+
+
+def test_roles_that_start_elsewhere_have_no_stage_one():
+    grid = {"start": {name: {"generator.init_from": name, "verifier.init_from": name, "task.data_seed": seed}
+                      for name, seed in (("a", 1), ("b", 2))}}  # fmt: skip
+    cells = make_cells(tiny(grid))
+    assert [cell.name for cell in cells] == ["start=a", "start=b"]
+    assert {(cell.stage_one, cell.setting) for cell in cells} == {(None, "")}
+
+
+def test_what_stage_one_is_said_not_to_depend_on_does_not_change_it(tmp_path):
+    """All of it is changed at once; the trained parameters are the same bit for bit."""
+    base = with_settings(tiny({}), {f"{role}.mesh.fsdp": 1 for role in ("generator", "verifier")})
+    changed = {key: other_value(key, value) for key, value in flatten(base).items()
+               if any(fnmatchcase(key, pattern) for pattern in NOT_IN_STAGE_ONE) and not is_of_the_machine(key)}
+    other = with_settings(base, {key: value for key, value in changed.items() if value is not None})
+    validate(other)
+    assert stage_one_facts(other) == stage_one_facts(base)
+    assert sum(flatten(other)[key] != flatten(base)[key] for key in changed) > 60
+    assert trained(base, tmp_path / "base") == trained(other, tmp_path / "other")
+
+
+def is_of_the_machine(key: str) -> bool:
+    return key.startswith(("distributed.", "loggers.", "ablation.", "compile_cache")) or ".mesh." in key
+
+
+def other_value(key: str, value):
+    """Another value of a setting that is as good; None: leave it."""
+    named = {"arm": "grpo", "rl.alpha_schedule": "linear", "rl.prompts_per_step": 8, "rl.samples_per_prompt": 4,
+             "task.rl_words": (1, 1), "task.rl_letters": (3, 3), "task.test_words": (2, 2), "task.test_letters": (2, 2),
+             "generate.samples": 2, "alarms.steps_high": 2.0}  # fmt: skip
+    if key in named:
+        return named[key]
+    if key.endswith(("algorithm", "aggregation", "kl_kind")):
+        return {"algorithm": "rloo", "aggregation": "seq_mean", "kl_kind": "k1"}[key.rsplit(".")[-1]]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float) and 0 < value < 1:
+        return value * 0.9375
+    endings = (".pack_length", ".epochs", "_steps", "_per_micro_batch", "eval.pool", "checkpoint.keep", "transcripts")
+    if isinstance(value, int) and key.endswith(endings) and value:
+        return 2 * value
+    return (2, 8) if key.endswith("row_buckets") else None
+
+
+def trained(config, folder) -> dict[str, str]:
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    params = run_stage_one(policies, config, task, folder, Console(enabled=False), hosts.Preemption())
+    return {role: tree_fingerprint(tree) for role, tree in params.items()}
+
+
+MISTAKES = [
+    ({"task.rl_wordz": [(1, 1)]}, r"\['task\.rl_wordz'\]: unknown config key; did you mean task\.rl_words\?"),
+    ({"words": [1]}, r"\['words'\]: unknown config key.*an axis with a name of its own maps labels to settings"),
+    ({"rl": [1]}, r"\['rl'\]: unknown config key"),
+    ({"rl.gamma": 0.5}, r"\['rl\.gamma'\]=0\.5 must be a list of values"),
+    ({"rl.gamma": []}, r"\['rl\.gamma'\] is empty: give it values, or take it out"),
+    ({"rl.gamma": [0.5, 0.5]}, r"names a value twice: take it out"),
+    ({"generator.init_from": ["a/b"]}, r"value 'a/b' makes no name of a folder; give it a label"),
+    ({"words": {}}, r"\['words'\] is empty"),
+    ({"a/b": {"x": {}}}, r"\['a/b'\]: the name of an axis consists of letters"),
+    ({"words": {"a=b": {}}}, r"label 'a=b' must be a text of letters"),
+    ({"words": {4: {}}}, r"label 4 must be a text"),
+    ({"words": {"4": (4, 4)}}, r"\['words'\]\['4'\]=\(4, 4\) must be a mapping from config keys to values"),
+    ({"words": {"": {"rl.gamma": 0.5}}}, r"\['words'\]\[''\]=.* must be empty: .* give these settings a name"),
+    ({"words": {"4": {"task.rl_word": (4, 4)}}}, r"cell words=4: unknown config key 'task\.rl_word'; did you mean"),
+    ({"words": {"4": {4: 4}}}, r"cell words=4: unknown config key 4"),
+    ({"rl.gamma": ["high"]}, r"cell gamma=high: rl\.gamma='high' must be of type float, like its default 0\.8"),
+    ({"arm": ["grpo"]}, r"\['arm'\] sets 'arm': name the arms in ablation\.arms"),
+    ({"ablation.workers": [1, 2]}, r"sets 'ablation\.workers': of these settings a cell may only have its own"),
+    ({"rl.gamma": [0.5], "gamma": {"a": {}}}, r"two axes of the name gamma: rename one"),
+    ({"rl.gamma": [0.5], "x": {"a": {"rl.gamma": 0.5}}}, r"\['x'\] sets 'rl\.gamma', and so does the axis 'gamma'"),
+    ({"seed": [0, 1]}, r"the cells seed=0 and seed=1 are both the start with task\.data_seed=0 of one setting"),
+    ({"words": {"x" * 250: {}}}, r"256 characters are more than the 200"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grid, message", MISTAKES, ids=[re.sub(r"\W+", "_", str(grid))[:50] for grid, _ in MISTAKES])
+def test_a_mistake_in_a_grid_is_named(grid, message):
+    config = tiny({})
+    config.ablation.grid = grid
+    with pytest.raises(ValueError, match=message) as error:
+        make_cells(config)
+    assert str(error.value).startswith("ablation.grid") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("grid, message", [
+    ({"task.rl_words": [(1, 2), (2, 1)]}, r"ablation\.grid, cell rl_words=2-1: task\.rl_words=\(2, 1\) must"),
+    ({"x": {"a": {"ablation.arms": ("grpo", "none")}}}, r"cell x=a: ablation\.arms='none' is not one of tango"),
+    ({"x": {"a": {"ablation.seeds": (0, 0)}}}, r"cell x=a: ablation\.seeds=\(0, 0\) names one twice"),
+    ({"rl.gamma": [0.5, -1]}, r"cell gamma=-1: rl\.gamma=-1\.0 must"),
+])  # fmt: skip
+def test_every_cell_is_validated_and_the_mistaken_one_named(tmp_path, grid, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(tiny(grid), tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_completes_all_cells_of_a_seed_first(tmp_path):
+    grid = {"words": WORDS | {"3": {"ablation.seeds": (5,), "ablation.arms": ("grpo",)}}}
+    plan = make_plan(tiny(grid, "ablation.arms=('tango','grpo')", "ablation.seeds=(5, 6)"), tmp_path)
+    assert [run.name for run in plan.runs] == [
+        "words=1/tango/seed_5", "words=1/grpo/seed_5", "words=2/tango/seed_5", "words=2/grpo/seed_5",
+        "words=3/grpo/seed_5",
+        "words=1/tango/seed_6", "words=1/grpo/seed_6", "words=2/tango/seed_6", "words=2/grpo/seed_6",
+    ]  # fmt: skip
+    run = plan.runs[1]
+    assert run.folder == tmp_path / "words=1" / "grpo" / "seed_5"
+    assert (run.config.arm, run.config.seed, run.config.task.rl_words) == ("grpo", 5, (1, 1))
+    assert run.config.generator.init_from == run.config.verifier.init_from == str(tmp_path / "stage_one" / "shared")
+    assert run.config.ablation == default_config().ablation  # a run knows nothing of the others
+
+
+def test_without_a_grid_folders_are_those_of_arms_and_seeds(tmp_path):
+    plan = make_plan(tiny({}, "ablation.arms=('grpo',)", "ablation.seeds=(4,)"), tmp_path)
+    assert [(run.folder, run.name) for run in plan.runs] == [(tmp_path / "grpo" / "seed_4", "grpo/seed_4")]
+    assert plan.runs[0].stage_one.folder == tmp_path
+
+
+def begun_stage_one(tmp_path, config) -> None:
+    folder = tmp_path / "stage_one" / "shared"
+    (folder / "sft" / "generator").mkdir(parents=True)
+    (folder / "sft" / "generator" / "metrics.jsonl").write_text("{}\n")
+    keep_config(config, folder / "config.json")
+
+
+def test_a_stage_one_goes_on_with_its_settings_whichever_cell_is_first(tmp_path):
+    begun_stage_one(tmp_path, make_plan(tiny({"words": WORDS}), tmp_path).runs[0].stage_one.config)
+    later = make_plan(tiny({"words": dict(reversed(WORDS.items()))}), tmp_path)
+    assert later.runs[0].config.task.rl_words == (2, 2)
+    assert later.runs[0].stage_one.config.task.rl_words == (1, 1)
+
+
+def test_a_stage_one_that_was_begun_with_other_settings_is_refused(tmp_path):
+    begun_stage_one(tmp_path, make_plan(tiny({"words": WORDS}), tmp_path).runs[0].stage_one.config)
+    with pytest.raises(ValueError, match=r"shared holds a stage 1 with other .* \(generator\.sft\.steps: 6 -> 7\)"):
+        make_plan(tiny({"words": WORDS}, "generator.sft.steps=7"), tmp_path)
+
+
+def test_the_settings_of_a_run_serve_as_a_config(tmp_path):
+    config = tiny({"words": WORDS}, "seed=4")
+    keep_config(config, tmp_path / "a:b" / "config.json")
+    loaded = load_config(str(tmp_path / "a:b" / "config.json"), ["rl.gamma=0.5"])
+    assert (loaded.seed, loaded.rl.gamma, loaded.generator.row_buckets) == (4, 0.5, (4, 8))
+    assert [cell.name for cell in make_cells(loaded)] == ["words=1", "words=2"]
+
+
+@pytest.mark.parametrize("text, message", [
+    ("{", r"config\.json cannot be read \("), ("[1]", r"config\.json holds \[1\], and not the settings of a run"),
+    ('{"sed": 1}', r"config\.json: unknown config key 'sed'; did you mean seed\?"),
+    ('{"seed": "1"}', r"config\.json: seed='1' must be of type int"),
+])  # fmt: skip
+def test_settings_that_cannot_be_read_are_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        stored_config(str(tmp_path / "config.json"))
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="none.json' is not a Python file that exists"):
+        load_config(str(tmp_path / "none.json"))

@@ -1,0 +1,99 @@
+"""The results in Markdown: the numbers of hand-made runs, and what is said where runs are few or never get there."""
+
+import re
+
+import pytest
+
+from support.ablation_cases import evaluation, run_rows
+from tango_jax.ablation.summary import outcome_only, summarize, upper_bound
+
+GOLD, METHOD, BASELINE = (0.0, 0.8, 1.0), (0.0, 0.4, 1.0), (0.0, 0.2, 0.4)
+
+
+def experiment(seeds: int, starts: tuple[int, ...] = (3,)) -> list:
+    """Three arms, alike in all runs but for a little in the last evaluation."""
+    rows = []
+    for start in starts:
+        for seed in range(seeds):
+            for arm, accuracy in (("tango", METHOD), ("grpo", BASELINE), ("gold_steps", GOLD)):
+                moved = (*accuracy[:-1], accuracy[-1] - 0.01 * seed)
+                tokens = 3 if arm == "tango" else 1
+                rows += [row._replace(sampled_tokens=tokens * row.sampled_tokens,
+                                      verifier_step_f1=0.5 + 0.02 * row.generator_step if arm == "tango" else 0.5)
+                         for row in run_rows(arm, moved, start=start, seed=seed)]  # fmt: skip
+    return rows
+
+
+def cells(summary: str, first: str) -> list[str]:
+    [line] = [line for line in summary.splitlines() if line.startswith(f"| {first} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_few_runs_are_shown_one_by_one():
+    summary = summarize(experiment(2))
+    assert "## last_letter: 1 start (3), 2 seeds (0, 1)" in summary
+    tango = cells(summary, "tango")
+    # (10 * 0.2 + 10 * 0.7) / 20 = 0.45 and, ending at 0.99, 0.4475; 0.8 is reached 2/3 on the way from step 10 to 20.
+    assert tango[1:5] == ["2", "0.449 (0.45, 0.45)", "0.995 (1.00, 0.99)", "2 of 2"]
+    assert tango[5] == "16.7 (16.7, 16.8)"
+    assert tango[6] == "5.0 (5.0, 5.0)"  # 300 tokens a step
+    assert tango[7] == "0.900 (0.90, 0.90)" and cells(summary, "grpo")[7] == "0.500, as it was"
+    assert cells(summary, "grpo")[2:7] == ["0.199 (0.20, 0.20)", "0.395 (0.40, 0.39)", "0 of 2", "", ""]
+
+
+def test_arms_are_compared_with_the_baseline_and_its_gap_to_the_upper_bound():
+    summary = summarize(experiment(2))
+    assert "share of the gap from grpo to gold_steps" in summary
+    _, pairs, steps, tokens, more, share = cells(summary, "tango / grpo")
+    assert (pairs, more) == ("2", "+0.250")
+    assert steps == "≤ 0.836"  # 16.72 of the 20 steps that grpo had without reaching it
+    assert tokens == "≤ 2.508"
+    assert share == f"{0.25 / 0.45:.3f}"  # from 0.2 to 0.65 over the run
+    assert cells(summary, "gold_steps / grpo")[-1] == "1"
+    assert cells(summary, "tango / gold_steps")[2] == "1.672"  # 16.72 to 10
+
+
+def test_many_runs_have_intervals():
+    summary = summarize(experiment(3, starts=(1, 2)))
+    assert "## last_letter: 2 starts (1, 2), 3 seeds (0, 1, 2)" in summary
+    assert re.fullmatch(r"0\.44[78] \[0\.44\d, 0\.4[45]\d\]", cells(summary, "tango")[2])
+    # 16.67, 16.78 and 16.90 of 20 steps.
+    assert re.fullmatch(r"≤ 0\.839 \[0\.83\d, 0\.84\d\]", cells(summary, "tango / grpo")[2])
+
+
+def test_a_ratio_of_two_censored_arms_is_not_given():
+    rows = [*run_rows("tango", BASELINE), *run_rows("grpo", BASELINE)]
+    assert cells(summarize(rows), "tango / grpo")[2] == "both have runs that do not reach it"
+    rows = [*run_rows("tango", BASELINE), *run_rows("grpo", GOLD)]
+    assert cells(summarize(rows), "tango / grpo")[2] == "≥ 2.000"
+
+
+def test_settings_have_a_section_each_with_their_start():
+    rows = [row._replace(setting=f"words={words}", sampled_accuracy=0.03) for words in (4, 8) for row in experiment(1)]
+    summary = summarize(rows)
+    assert [line for line in summary.splitlines() if line.startswith("## ")] == [
+        "## last_letter, words=4: 1 start (3), 1 seed (0)", "## last_letter, words=8: 1 start (3), 1 seed (0)"
+    ]  # fmt: skip
+    assert "Start: greedy accuracy 0.000, verifier step F1 on the fixed pool 0.500" in summary
+    assert "3 % of the first sampled solutions are right" in summary
+
+
+def test_the_sampled_verifier_is_followed_from_first_to_last():
+    rows = [evaluation(0, 0.1, arm="tango", turn=0),
+            *(evaluation(step, 0.1, arm="tango", turn=step + 5, verifier_live_step_f1=0.5 + 0.01 * step)
+              for step in (0, 10, 30))]  # fmt: skip
+    assert cells(summarize(rows), "tango")[-1] == "0.500 to 0.800: +0.300"
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_arm_that_does_not_train_the_generator_is_not_compared():
+    rows = [evaluation(0, 0.2, arm="fixed_generator", turn=0), evaluation(0, 0.2, arm="fixed_generator", turn=9)]
+    summary = summarize([*rows, *run_rows("grpo", GOLD), *run_rows("my_arm", GOLD, verifier_step_f1=None)])
+    assert cells(summary, "fixed_generator")[2:7] == ["0.200 (0.20)", "0.200 (0.20)", "", "", ""]
+    assert "fixed_generator / grpo" not in summary and "my_arm / grpo" in summary
+
+
+def test_what_an_arm_is_compared_with_follows_from_how_it_learns():
+    arms = dict.fromkeys(("gold_steps", "fixed_generator", "tango", "grpo", "unknown"))
+    assert (outcome_only(arms), upper_bound(arms)) == ("grpo", "gold_steps")
+    assert outcome_only({"tango": None}) is upper_bound({"tango": None}) is None
