@@ -41,6 +41,7 @@ def _is_known(flag: str) -> bool:
     (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
     for library in (*Path(folder).glob("libjax_common.so"), *Path(folder).glob("xla_extension*.so")):
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(flag.encode()) >= 0:
+            # A string of its own, as names of flags are: in other places, one that was removed may still be reserved.
+            if content.find(b"\0%s\0" % flag.encode()) >= 0:
                 return True
     return False
