@@ -73,7 +73,7 @@ def wheel(tmp_path_factory) -> Path:
     # A copy: setuptools writes build/ into the folder that it builds.
     for name in ("tango_jax", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", source, "--no-deps", "--no-build-isolation", "-w", folder]
     done = run(command, folder)

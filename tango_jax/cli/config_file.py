@@ -34,7 +34,7 @@ def load_shipped(name: str, argument: str = "") -> ConfigDict:
 def shipped_configs() -> dict[str, Path]:
     """The file of each shipped config, by its name."""
     package = Path(__file__).parents[1]
-    # Installed, they lie in the package (see setup.py); in a checkout, beside it.
+    # Installed, they lie in the package (see pyproject.toml); in a checkout, beside it.
     folder = package / "configs"
     if not folder.is_dir():
         folder = package.parent / "configs"

@@ -5,12 +5,13 @@ the run ends as one that nothing disturbed, bit for bit.
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from torture.outcome import Outcome
-from torture.runs import SMALL, Undisturbed, difference, finish, make_undisturbed, start_train
+from torture.runs import SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 
 
 def two_starts(count: int, seed: int, folder: Path) -> Outcome:
@@ -34,8 +35,15 @@ def started_twice(undisturbed: Undisturbed, delay: float) -> str:
     refused = [ended for ended in ends if ended.code != 0]
     if len(refused) > 1 or not (refused or any("holds a finished run" in ended.stdout for ended in ends)):
         return f"{len(refused)} of 2 were refused: {[ended.stderr for ended in ends]}"
+    if problem := problem_of_refusals(refused):
+        return problem
+    return difference(workdir, undisturbed.workdir, undisturbed.shapes)
+
+
+def problem_of_refusals(refused: Sequence[Ended]) -> str:
+    """What is wrong with how the later start ended, or an empty text."""
     for ended in refused:
         is_one_line = ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
         if not is_one_line or not re.search(r"process \d+ on \S+, since", ended.stderr):
             return f"not a clear line: {ended.stderr}"
-    return difference(workdir, undisturbed.workdir, undisturbed.shapes)
+    return ""

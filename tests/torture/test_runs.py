@@ -1,12 +1,16 @@
-"""A few of the torture suite's kills, signals and double starts, of one small run."""
+"""One small run that is started twice, told to stop and killed; the torture suite does each of these many times."""
+
+import shutil
+import time
 
 import numpy as np
 import pytest
 
-from torture.kills import killed_run
-from torture.runs import ROLES, SMALL, make_undisturbed
-from torture.starts import started_twice
-from torture.terms import stopped_run
+from tango_jax.runtime.termination import PREEMPTED
+from torture.kills import SIGKILLED, wait_for_moment
+from torture.runs import ROLES, SMALL, difference, finish, make_undisturbed, start_train
+from torture.starts import problem_of_refusals
+from torture.terms import one_attempt, problem_of
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +22,23 @@ def undisturbed(tmp_path_factory):
     return made._replace(seconds=made.seconds / 2)  # it had to compile, and those that are disturbed have not
 
 
-def test_killed_at_a_random_moment(undisturbed):
-    assert killed_run(undisturbed, 1, np.random.default_rng(0)) == ""
+def test_a_run_started_twice_told_to_stop_and_killed_ends_as_if_nothing_had_happened(undisturbed):
+    rng, workdir = np.random.default_rng(0), undisturbed.workdir.with_name("disturbed")
+    both = [start_train(workdir, undisturbed.overrides) for _ in range(2)]
+    time.sleep(rng.uniform(0, undisturbed.seconds))
+    for process in both:
+        process.kill()
+    ends = [finish(process) for process in both]
+    assert problem_of_refusals([ended for ended in ends if ended.code not in (0, SIGKILLED)]) == ""
 
+    stopped = one_attempt(workdir, undisturbed.overrides, rng.uniform(0, undisturbed.seconds))
+    assert problem_of(stopped) == "" and stopped.code in (0, PREEMPTED, -15)
 
-def test_stopped_at_a_random_moment(undisturbed):
-    sent, problem = stopped_run(undisturbed, 1, np.random.default_rng(0))
-    assert problem == "" and sent <= 1  # none if the run was over before
+    killed = start_train(workdir, undisturbed.overrides)
+    wait_for_moment(killed, rng.uniform(0, undisturbed.seconds))
+    killed.kill()
+    assert finish(killed).code in (0, SIGKILLED)
 
-
-def test_started_twice_at_the_same_moment(undisturbed):
-    assert started_twice(undisturbed, 0.0) == ""
+    assert finish(start_train(workdir, undisturbed.overrides)).code == 0
+    assert difference(workdir, undisturbed.workdir, undisturbed.shapes) == ""
+    shutil.rmtree(workdir)
