@@ -1,4 +1,4 @@
-"""Checks of the task's settings, made before any work: sizes of last_letter, data files of math, and their lengths."""
+"""Checks of the task's settings, made before any work: sizes of synthetic problems, data files of math, and lengths."""
 
 from ml_collections import ConfigDict
 
@@ -9,7 +9,8 @@ from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import pack_shape, sft_pack_shape
 from tango_jax.runtime.checks import at_least, one_of, require
 from tango_jax.runtime.user_code import is_user_code, load_function
-from tango_jax.tasks.registry import TASKS
+from tango_jax.tasks import state_tracking
+from tango_jax.tasks.registry import SPLITS, SYNTHETIC, TASKS, describe_sizes
 from tango_jax.tasks.tagged_examples import read_stage_one
 
 ROLES = ("generator", "verifier")
@@ -21,9 +22,9 @@ def check_task(config: ConfigDict) -> None:
         load_function("task.name", config.task.name)
         return
     one_of("task.name", config.task.name, TASKS)
-    if config.task.name == "last_letter":
-        _check_last_letter(config.task)
-        _check_last_letter_lengths(config)
+    if config.task.name in SYNTHETIC:
+        _check_sizes(config.task)
+        _check_lengths(config)
     else:
         _check_math(config)
 
@@ -37,7 +38,7 @@ def _check_math(config: ConfigDict) -> None:
                 f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to gsm8k or "
                 "a file, or the steps to 0")
     require(not ARMS[config.arm].needs_gold_steps, f"arm={config.arm} needs a task with step labels; task.name=math "
-            "has none: choose another arm, or task.name=last_letter")
+            f"has none: choose another arm, or task.name={' or '.join(SYNTHETIC)}")
     if task.row_format:
         one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:
@@ -79,13 +80,14 @@ def _check_tagged(config: ConfigDict) -> None:
             f"which task.validation={task.validation} are set aside: give more rows, or lower it")
 
 
-def _check_last_letter(task: ConfigDict) -> None:
-    for name in ("sft_words", "sft_letters", "rl_words", "rl_letters", "test_words", "test_letters"):
-        value = tuple(task[name])
-        require(
-            len(value) == 2 and value[0] <= value[1],
-            f"task.{name}={value} must be (low, high) with 1 <= low <= high",
-        )
+def _check_sizes(task: ConfigDict) -> None:
+    for split in SPLITS:
+        for size in SYNTHETIC[task.name].SIZES:
+            value = tuple(task[f"{split}_{size}"])
+            require(
+                len(value) == 2 and value[0] <= value[1],
+                f"task.{split}_{size}={value} must be (low, high) with 1 <= low <= high",
+            )
 
 
 def longest_last_letter(words: int, letters: int) -> dict[str, int]:
@@ -100,12 +102,15 @@ def longest_last_letter(words: int, letters: int) -> dict[str, int]:
     }
 
 
-def _check_last_letter_lengths(config: ConfigDict) -> None:
+LONGEST = {"last_letter": longest_last_letter, "state_tracking": state_tracking.longest_texts}
+
+
+def _check_lengths(config: ConfigDict) -> None:
     """No problem of any split may be longer than its role's limits."""
     task = config.task
-    for split in ("sft", "rl", "test"):
-        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
-        for what, tokens in longest_last_letter(words, letters).items():
+    for split in SPLITS:
+        sizes = LONGEST[task.name](*(task[f"{split}_{size}"][1] for size in SYNTHETIC[task.name].SIZES))
+        for what, tokens in sizes.items():
             role, kind = what.split()
             if config[role].checkpoint:  # its tokenizer counts otherwise: problems.make_task checks
                 continue
@@ -114,11 +119,9 @@ def _check_last_letter_lengths(config: ConfigDict) -> None:
             # fit is the material itself.
             require(
                 tokens <= limit,
-                f"{role}.max_{kind}={limit} cannot hold the longest {what} of task.{split}_words="
-                f"{tuple(task[f'{split}_words'])}, task.{split}_letters={tuple(task[f'{split}_letters'])}: "
+                f"{role}.max_{kind}={limit} cannot hold the longest {what} of {describe_sizes(task, split)}: "
                 f"{tokens} tokens; raise the limit or shorten the problems",
             )
-        sizes = longest_last_letter(words, letters)
         for role in [role for role in ROLES if not config[role].checkpoint]:
             length = {
                 "sft": (sft_pack_shape(config[role]).row_length, "sft.pack_length", sizes[f"{role} response"]),

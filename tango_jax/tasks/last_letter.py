@@ -27,6 +27,7 @@ SPLITS = {
     "sft_generator_heldout": 6,
     "sft_verifier_heldout": 7,
 }
+SIZES = ("words", "letters")  # what a problem has a number of: task.sft_words, task.sft_letters and so on
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
 _STEP = re.compile(r"#(\d+) ends in ([a-z])")
 _WORD = re.compile(r"([a-z]+)#\d+")
@@ -42,6 +43,18 @@ class LastLetterConfig:
     easy_error: float  # the same for all other endings
     reading_error: float  # probability that the verifier's teacher misreads a hard ending
     claim_noise: float = 0.0  # probability that a step of a solution to be verified names a random letter
+
+
+def split_config(task: ConfigDict, split: str) -> LastLetterConfig:
+    """Return the settings of a split ("sft", "rl" or "test")."""
+    words, letters = tuple(task[f"{split}_words"]), tuple(task[f"{split}_letters"])
+    noise = task.claim_noise if split == "sft" else 0.0
+    return LastLetterConfig(words, letters, task.hard_error, task.easy_error, task.reading_error, noise)
+
+
+def largest(config: LastLetterConfig) -> LastLetterConfig:
+    """Return the settings of the largest problems only."""
+    return dataclasses.replace(config, words=(config.words[1],) * 2, letters=(config.letters[1],) * 2)
 
 
 def symbols(max_words: int) -> list[str]:

@@ -3,21 +3,28 @@
 Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the start of a run.
 """
 
+import functools
+from collections.abc import Mapping
+from types import ModuleType
+
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code, load_function
-from tango_jax.tasks import last_letter
+from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
 from tango_jax.tasks.prompt_lengths import make_num_tokens
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.templates import TEMPLATES
 from tango_jax.text.tokenizer import Tokenizer
 
-TASKS = ("last_letter", "math")
+# Tasks that make their own problems and text to imitate; the modules have the same functions.
+SYNTHETIC: Mapping[str, ModuleType] = {"last_letter": last_letter, "state_tracking": state_tracking}
+TASKS = (*SYNTHETIC, "math")
+SPLITS = ("sft", "rl", "test")  # those that have settings of their own: task.sft_words, task.rl_words, task.test_words
 ROLES = ("generator", "verifier")
-Range = tuple[int, int]  # low and high, both inclusive
-LOOKED_AT = 64  # problems of a user-defined task whose prompt lengths are checked at the start
+LOOKED_AT = 64  # problems whose prompt lengths are checked at the start, where no bound is known
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -39,8 +46,15 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
 
 
 def tokenizer_model(config: ConfigDict) -> bytes:
-    """Return the SentencePiece model of a role without a checkpoint: last_letter's, or else printable characters."""
-    return last_letter.tokenizer_model(config.task) if config.task.name == "last_letter" else printable_model()
+    """Return the SentencePiece model of a role without a checkpoint: the task's own, or else printable characters."""
+    name = config.task.name
+    return SYNTHETIC[name].tokenizer_model(config.task) if name in SYNTHETIC else printable_model()
+
+
+def describe_sizes(task: ConfigDict, split: str) -> str:
+    """Return the settings of a synthetic task that determine how large the problems of a split are."""
+    names = (f"{split}_{size}" for size in SYNTHETIC[task.name].SIZES)
+    return ", ".join(f"task.{name}={tuple(task[name])}" for name in names)
 
 
 def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -48,10 +62,13 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         return make_math(config, tokenizers)
     if is_user_code(config.task.name):
         return _make_user_task(config, tokenizers)
-    is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
-    if tokenizers and not is_counted:  # config validation counts the tokens of this task's own template and tokenizer
-        _check_last_letter_prompts(config, tokenizers)
-    return _make_last_letter(config)
+    is_counted = all(
+        TEMPLATES.get((role, config[role].template)) == TEMPLATES[role, "plain"] and not config[role].checkpoint
+        for role in ROLES
+    )
+    if tokenizers and not is_counted:  # config validation counts the tokens of the plain template and the own tokenizer
+        _check_synthetic_prompts(config, tokenizers)
+    return _make_synthetic(config)
 
 
 def _make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -73,54 +90,50 @@ def _make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Tas
     return task
 
 
-def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
-    """Check that the largest problems fit the limits when other tokenizers split their words."""
+def _check_synthetic_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
+    """Check that the largest problems fit the limits when other tokenizers split their text."""
     task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
-    for split in ("sft", "rl", "test"):
-        words, letters = task[f"{split}_words"][1], task[f"{split}_letters"][1]
-        rates = (task.hard_error, task.easy_error, task.reading_error)
-        largest = last_letter.LastLetterConfig((words, words), (letters, letters), *rates)
-        longest = max(num_tokens_fn(last_letter.problem(largest, task.data_seed, "test", index)) for index in range(64))
+    module = SYNTHETIC[task.name]
+    for split in SPLITS:
+        largest = module.largest(module.split_config(task, split))
+        problems = (module.problem(largest, task.data_seed, "test", index) for index in range(LOOKED_AT))
+        longest = max(map(num_tokens_fn, problems))
         if longest > config.generator.max_prompt:
             raise ValueError(
-                f"task.{split}_words={tuple(task[f'{split}_words'])} and task.{split}_letters="
-                f"{tuple(task[f'{split}_letters'])} make prompts of {longest} tokens, more than generator.max_prompt="
+                f"{describe_sizes(task, split)} make prompts of {longest} tokens, more than generator.max_prompt="
                 f"{config.generator.max_prompt}, or exceed verifier.max_prompt={config.verifier.max_prompt} by as many "
                 "tokens: raise the limits or shorten the problems"
             )
 
 
-def _make_last_letter(config: ConfigDict) -> Task:
+def _make_synthetic(config: ConfigDict) -> Task:
     task = config.task
-
-    def ranges(words: Range, letters: Range, claim_noise: float = 0.0) -> last_letter.LastLetterConfig:
-        rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
-        return last_letter.LastLetterConfig(words, letters, *rates)
-
-    rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words, task.test_letters)
-    sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
-    seed, stream = task.data_seed, config.seed
+    module, seed, stream = SYNTHETIC[task.name], task.data_seed, config.seed
+    sft, rl, test = (module.split_config(task, split) for split in SPLITS)
 
     def pool_solution(index: int) -> tuple[Problem, str]:
-        return last_letter.mixed_solution(test, seed, "pool", index)[:2]
+        return module.mixed_solution(test, seed, "pool", index)[:2]
 
     def sft_example(role: str, split: str, index: int) -> SftExample:
         name = f"sft_{role}" + ("" if split == "train" else "_heldout")
         if role == "generator":
-            problem, solution = last_letter.generator_example(sft, seed, name, index)
+            problem, solution = module.generator_example(sft, seed, name, index)
             return SftExample(problem, "", 0, solution)
-        problem, solution, verification = last_letter.verifier_example(sft, seed, name, index)
+        problem, solution, verification = module.verifier_example(sft, seed, name, index)
         return SftExample(problem, solution, problem.size, verification)
 
+    gold_steps = module.gold_steps
+    if module is state_tracking:
+        gold_steps = functools.partial(gold_steps, is_strict=task.strict_steps)
     return Task(
         name=task.name,
         grade_kind="string",
         min_steps=task.min_steps,
-        train_problem=lambda index: last_letter.problem(rl, seed, "rl", index, stream),
-        test_problem=lambda index: last_letter.problem(test, seed, "test", index),
+        train_problem=lambda index: module.problem(rl, seed, "rl", index, stream),
+        test_problem=lambda index: module.problem(test, seed, "test", index),
         num_test=None,
         pool_solution=pool_solution,
-        gold_steps=last_letter.gold_steps,
+        gold_steps=gold_steps,
         sft_example=sft_example,
         sft_roles=("generator", "verifier"),
     )

@@ -105,7 +105,7 @@ def test_a_tokenizer_of_another_kind_is_asked_how_long_problems_are(role):
     tokenizers = {"generator": letters, "verifier": letters}
     make_task(config, tokenizers)
     config[role].max_prompt = 80  # eight words of ten letters are 112 characters
-    with pytest.raises(ValueError, match=r"task\.\w+_words=\(2, 8\) and .* raise the limits or shorten the problems"):
+    with pytest.raises(ValueError, match=r"task\.\w+_words=\(2, 8\), .* raise the limits or shorten the problems"):
         make_task(config, tokenizers)
 
 
@@ -282,5 +282,5 @@ def test_prompts_of_another_template_are_counted(tmp_path):
     template = tmp_path / "template.txt"
     template.write_text("{problem}\n" * 9)
     config.generator.template = str(template)
-    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\) .* make prompts of \d+ tokens, .*max_prompt=24"):
+    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* make prompts of \d+ tokens, .*max_prompt=24"):
         make_task(config, tokenizers)
