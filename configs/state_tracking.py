@@ -30,6 +30,9 @@ def set_lengths(config: ConfigDict, max_swaps: int) -> None:
 
 
 def get_config(argument: str = "") -> ConfigDict:
+    if argument and not (argument.isdecimal() and int(argument) >= 2):
+        raise ValueError(f"{argument!r} is not the largest number of swaps, which must be at least 2: write "
+                         "state_tracking:12, or no argument")
     max_swaps = int(argument or MAX_SWAPS)
     config = default_config()
     config.task.name = "state_tracking"

@@ -466,6 +466,12 @@ def test_the_shipped_config_fits_its_largest_problems(swaps):
     assert config.task.test_swaps == (2, swaps)
 
 
+@pytest.mark.parametrize("argument", ["x", "1", "-3", "2.5"])
+def test_the_shipped_config_refuses_what_is_no_number_of_swaps(argument):
+    with pytest.raises(ValueError, match=rf"state_tracking\.py, line \d+: '{argument}' is not the largest number"):
+        load_config(f"{ROOT}/configs/state_tracking.py:{argument}")
+
+
 @pytest.mark.parametrize("ranges", ["(1,1)", "(2,2)", "(8,8)", "(1,8)"])
 def test_the_shipped_config_takes_any_range_up_to_its_largest(ranges):
     for split in ("sft", "rl", "test"):
