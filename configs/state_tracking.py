@@ -23,7 +23,8 @@ def set_lengths(config: ConfigDict, max_swaps: int) -> None:
         prompt, response = f"{name} prompt", f"{name} response"
         role.max_prompt = longest[prompt]
         role.max_response = longest[response] + step[response]  # a response may be one step too long
-        role.sft.pack_length = 2 * (longest[prompt] + longest[response])
+        role.sft.pack_length = longest[prompt] + longest[response]
+    config.generator.sft.pack_length = config.generator.sft.pack_length * 3 // 2  # more short examples fill a row
     # A sampled solution may be longer than the right one, up to its own limit.
     config.verifier.max_prompt += config.generator.max_response - longest["generator response"]
     config.verifier.prompt_buckets = (half["verifier prompt"],)
