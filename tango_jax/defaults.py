@@ -140,11 +140,11 @@ def role_config() -> ConfigDict:
 
 
 def task_config() -> ConfigDict:
-    """The task: the synthetic one, or problems from files."""
+    """The task: a synthetic one, or problems from files."""
     return ConfigDict(
         {
-            # last_letter (synthetic), math (problems from files), or a custom function from the config to a Task
-            # (tasks/task.py): FILE.py:name or package.module:name.
+            # last_letter or state_tracking (synthetic), math (problems from files), or a custom function from the
+            # config to a Task (tasks/task.py): FILE.py:name or package.module:name.
             "name": "last_letter",
             "data_seed": 0,  # seed of SFT text, test problems and fixed pool; RL problems also depend on `seed`
             "min_steps": 2,  # fewer step blocks reduce the format score; use 3 for math
@@ -170,10 +170,17 @@ def task_config() -> ConfigDict:
             "verifier_words": (),
             "test_words": (2, 8),  # empty: those of rl_words
             "test_letters": (3, 10),
-            "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter
+            # state_tracking
+            "sft_swaps": (2, 8),
+            "rl_swaps": (2, 8),
+            "verifier_swaps": (),  # as verifier_words
+            "test_swaps": (2, 8),  # empty: those of rl_swaps
+            "strict_steps": False,  # True: label steps by the true state, not by the transition (state_tracking.py)
+            # last_letter and state_tracking
+            "hard_error": 0.6,  # the teacher's error rate on words that end in a hard letter, and on hard swaps
             "easy_error": 0.02,
-            "reading_error": 0.55,  # how often the verifier's teacher misreads a hard letter
-            "claim_noise": 0.15,  # how often solutions in the verifier's stage 1 name a random letter
+            "reading_error": 0.55,  # how often the verifier's teacher misreads a hard letter or swap
+            "claim_noise": 0.15,  # how often steps in the verifier's stage 1 name a random letter or state
         }
     )
 

@@ -20,7 +20,7 @@ class Problem:
     id: str
     question: str
     answer: str  # the gold answer, in the form that the grader expects
-    size: int = 0  # task-specific difficulty, for reports (last_letter: number of words)
+    size: int = 0  # task-specific difficulty, for reports (number of words or swaps)
 
 
 @dataclasses.dataclass(frozen=True)

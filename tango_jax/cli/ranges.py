@@ -92,6 +92,7 @@ RANGES: Mapping[str, Range] = {
     "task.validation": COUNT_OR_NONE,
     "task.*_words": COUNT,
     "task.*_letters": COUNT,
+    "task.*_swaps": COUNT,
     "task.*_error": SHARE,
     "task.claim_noise": SHARE,
     "rl.generator_steps": COUNT,

@@ -1,4 +1,4 @@
-"""Checks of the task's settings, made before any work: sizes of last_letter, data files of math, and their lengths."""
+"""Checks of the task's settings, made before any work: sizes of synthetic problems, data files of math, and lengths."""
 
 from ml_collections import ConfigDict
 
@@ -9,8 +9,8 @@ from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import pack_shape, sft_pack_shape
 from tango_jax.runtime.checks import at_least, one_of, require
 from tango_jax.runtime.user_code import is_user_code
-from tango_jax.tasks.last_letter import range_keys
-from tango_jax.tasks.registry import TASKS
+from tango_jax.tasks.registry import SYNTHETIC, TASKS
+from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 
@@ -23,9 +23,9 @@ def check_task(config: ConfigDict) -> None:
         load_user_task(config)
         return
     one_of("task.name", config.task.name, TASKS)
-    if config.task.name == "last_letter":
-        _check_last_letter(config)
-        _check_last_letter_lengths(config)
+    if config.task.name in SYNTHETIC:
+        _check_sizes(config)
+        _check_lengths(config)
     else:
         _check_math(config)
 
@@ -40,7 +40,7 @@ def _check_math(config: ConfigDict) -> None:
                 "a file, or the steps to 0")
     for needed, is_needed in (("step labels", "needs_gold_steps"), ("a curriculum", "needs_curriculum")):
         require(not getattr(ARMS[config.arm], is_needed), f"arm={config.arm} needs a task with {needed}; "
-                "task.name=math has none: choose another arm, or task.name=last_letter")
+                f"task.name=math has none: choose another arm, or task.name={' or '.join(SYNTHETIC)}")
     if task.row_format:
         one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:
@@ -82,40 +82,32 @@ def _check_tagged(config: ConfigDict) -> None:
             f"which task.validation={task.validation} are set aside: give more rows, or lower it")
 
 
-def _check_last_letter(config: ConfigDict) -> None:
-    task = config.task
-    for name in ("sft_words", "sft_letters", "rl_words", "rl_letters", "verifier_words", "test_words", "test_letters"):
-        value = tuple(task[name])
-        may_be_empty = name in ("verifier_words", "test_words")
-        require(
-            (may_be_empty and not value) or (len(value) == 2 and value[0] <= value[1]),
-            f"task.{name}={value} must be (low, high) with 1 <= low <= high{', or empty' * may_be_empty}",
-        )
-    if task.verifier_words:
-        require(task.verifier_words[0] <= task.rl_words[1], f"task.verifier_words={tuple(task.verifier_words)} begins "
-                f"above the longest problems of the generator, task.rl_words={tuple(task.rl_words)}: lower it")
-    require(bool(task.verifier_words) or not ARMS[config.arm].needs_curriculum, f"arm={config.arm} needs "
-            "task.verifier_words, the size of the short problems of its curriculum: set it, such as to (2, 4)")
+def _check_sizes(config: ConfigDict) -> None:
+    task, main = config.task, SYNTHETIC[config.task.name].SIZES[0]
+    for split in SPLITS:
+        for size in SYNTHETIC[task.name].SIZES:
+            key, may_be_empty = f"{split}_{size}", split in ("verifier", "test")
+            value = tuple(task.get(key, ()))
+            require(
+                (may_be_empty and not value) or (len(value) == 2 and value[0] <= value[1]),
+                f"task.{key}={value} must be (low, high) with 1 <= low <= high{', or empty' * may_be_empty}",
+            )
+    own, rl = tuple(task[f"verifier_{main}"]), tuple(task[f"rl_{main}"])
+    if own:
+        require(own[0] <= rl[1], f"task.verifier_{main}={own} begins above the longest problems of the generator, "
+                f"task.rl_{main}={rl}: lower it")
+    require(bool(own) or not ARMS[config.arm].needs_curriculum, f"arm={config.arm} needs task.verifier_{main}, the "
+            "size of the short problems of its curriculum: set it, such as to (2, 4)")
 
 
-def longest_last_letter(words: int, letters: int) -> dict[str, int]:
-    """Tokens of the longest texts of a last_letter split: question, solution, verification (BOS and EOS included)."""
-    question = 1 + words * (letters + 2)
-    solution = 6 * words + 7
-    return {
-        "generator prompt": question,
-        "generator response": solution,
-        "verifier prompt": question + solution + 3,
-        "verifier response": 11 * words + 8,
-    }
-
-
-def _check_last_letter_lengths(config: ConfigDict) -> None:
+def _check_lengths(config: ConfigDict) -> None:
     """No problem of any split may be longer than its role's limits."""
     task = config.task
-    for split, keys in range_keys(task).items():
-        words, letters = (task[key][1] for key in keys)
-        for what, tokens in longest_last_letter(words, letters).items():
+    sizes = SYNTHETIC[task.name].SIZES
+    for split in SPLITS:
+        highest = (high for _, high in size_ranges(task, split, sizes))
+        longest_texts = SYNTHETIC[task.name].longest_texts(*highest)
+        for what, tokens in longest_texts.items():
             role, kind = what.split()
             if config[role].checkpoint:  # its tokenizer counts otherwise: problems.make_task checks
                 continue
@@ -124,20 +116,18 @@ def _check_last_letter_lengths(config: ConfigDict) -> None:
             # fit is the material itself.
             require(
                 tokens <= limit,
-                f"{role}.max_{kind}={limit} cannot hold the longest {what} of "
-                f"{', '.join(f'task.{key}={tuple(task[key])}' for key in keys)}: {tokens} tokens; raise the limit or "
-                "shorten the problems",
+                f"{role}.max_{kind}={limit} cannot hold the longest {what} of {describe_sizes(task, split, sizes)}: "
+                f"{tokens} tokens; raise the limit or shorten the problems",
             )
-        sizes = longest_last_letter(words, letters)
         for role in [role for role in ROLES if not config[role].checkpoint]:
             length = {
-                "sft": (sft_pack_shape(config[role]).row_length, "sft.pack_length", sizes[f"{role} response"]),
+                "sft": (sft_pack_shape(config[role]).row_length, "sft.pack_length", longest_texts[f"{role} response"]),
                 "rl": (pack_shape(config[role]).row_length, "pack_length", config[role].max_response),
-            }.get(split)
-            if length is None or (split == "rl" and config[role].share_prompts):
+            }.get("rl" if split == role else split)
+            if length is None or (split != "sft" and config[role].share_prompts):
                 continue
             limit, key, response = length
-            longest = sizes[f"{role} prompt"] + response
+            longest = longest_texts[f"{role} prompt"] + response
             require(
                 longest <= limit,
                 f"{role}.{key}={limit} cannot hold the longest training sequence of the {split} "

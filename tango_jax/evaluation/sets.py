@@ -23,12 +23,13 @@ from tango_jax.grading import grade_many
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Solution
 from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
-from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.registry import SYNTHETIC, make_task
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import read_config
 
 GROUPS = {"math": MATHEMATICS, "out_of_domain": OUT_OF_DOMAIN, "processbench": PROCESSBENCH}
-LAST_LETTER, LAST_LETTER_STEPS = "last_letter", "last_letter_steps"
+# Names of the sets whose solutions with step labels are judged, and the synthetic task that each belongs to.
+SYNTHETIC_STEPS = {f"{name}_steps": name for name in SYNTHETIC}
 SYNTHETIC_PROBLEMS = 200  # as many as training looks at
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _DRAW_STREAM = 4
@@ -81,7 +82,7 @@ def open_sets(
 
     Args:
         names: as on the command line; a name in GROUPS stands for several sets.
-        checkpoint, judge: the models that solve and judge; a run's workdir determines its own last_letter settings.
+        checkpoint, judge: the models that solve and judge; a run's workdir determines its own task's settings.
         problems: number of problems in each set, drawn by `seed`; 0: all.
 
     Raises:
@@ -93,12 +94,12 @@ def open_sets(
             raise ValueError(f"--sets names {name} twice: take one of them out")
         if name in PROCESSBENCH:
             opened[name] = _processbench(name, source, problems, seed)
-        elif name == LAST_LETTER_STEPS:
-            opened[name] = _last_letter_steps(judge, problems)
+        elif name in SYNTHETIC_STEPS:
+            opened[name] = _synthetic_steps(name, judge, problems)
         elif checkpoint is None:
             raise ValueError(f"--sets: {name} has problems to solve: name a --checkpoint that solves them")
-        elif name == LAST_LETTER:
-            opened[name] = _last_letter(checkpoint, problems)
+        elif name in SYNTHETIC:
+            opened[name] = _synthetic(name, checkpoint, problems)
         else:
             opened[name] = _benchmark(name, source, problems, seed, _min_steps(checkpoint))
     return list(opened.values())
@@ -111,16 +112,16 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
         name, _, source = text.partition(":")
         if not _NAME.fullmatch(name):
             raise ValueError(f"--sets: {text!r} must look like NAME or NAME:SOURCE")
-        if name in (LAST_LETTER, LAST_LETTER_STEPS) and source:
+        if name in (*SYNTHETIC, *SYNTHETIC_STEPS) and source:
             raise ValueError(f"--sets: {name} makes its own problems and takes no rows ({source}): leave them out")
         if name in GROUPS:
             resolved += [(member, _member_source(name, member, source)) for member in GROUPS[name]]
         elif name in PROCESSBENCH:
             resolved.append((name, source or hub_source(name.removeprefix("processbench_"))))
-        elif source or name in BENCHMARKS or name in (LAST_LETTER, LAST_LETTER_STEPS):
+        elif source or name in (*BENCHMARKS, *SYNTHETIC, *SYNTHETIC_STEPS):
             resolved.append((name, source or name))
         else:
-            known = (*BENCHMARKS, LAST_LETTER, LAST_LETTER_STEPS, *PROCESSBENCH, *GROUPS)
+            known = (*BENCHMARKS, *SYNTHETIC, *SYNTHETIC_STEPS, *PROCESSBENCH, *GROUPS)
             raise ValueError(f"--sets: unknown set {name!r}; use one of {', '.join(known)}, or {name}:SOURCE for rows "
                              "of your own")
     return resolved
@@ -178,29 +179,30 @@ def _min_steps(checkpoint: str) -> int:
     return read_config(Path(checkpoint).expanduser()).task.min_steps if is_run else MIN_STEPS
 
 
-def task_config(checkpoint: str) -> ConfigDict:
-    """Return the settings of the synthetic task: those of the run that a checkpoint comes from, or the defaults."""
+def task_config(name: str, checkpoint: str) -> ConfigDict:
+    """Return the settings of a synthetic task: those of the run that a checkpoint comes from, or the defaults."""
     config = default_config()
+    config.task.name = name
     if kind_of(checkpoint) == "workdir":
         own = read_config(Path(checkpoint).expanduser()).task
-        if own.name == LAST_LETTER:
+        if own.name == name:
             config.task = own
     return config
 
 
-def _last_letter(checkpoint: str, problems: int) -> SolveSet:
-    task = make_task(task_config(checkpoint), {})
+def _synthetic(name: str, checkpoint: str, problems: int) -> SolveSet:
+    task = make_task(task_config(name, checkpoint), {})
     chosen = tuple((index, task.test_problem(index)) for index in range(problems or SYNTHETIC_PROBLEMS))
-    return SolveSet(LAST_LETTER, "synthetic", chosen, task.grade_kind, task.min_steps, task.gold_steps, True)
+    return SolveSet(name, "synthetic", chosen, task.grade_kind, task.min_steps, task.gold_steps, True)
 
 
-def _last_letter_steps(checkpoint: str, problems: int) -> JudgeSet:
+def _synthetic_steps(name: str, checkpoint: str, problems: int) -> JudgeSet:
     """Return the fixed pool of training: solutions with gold step labels, half of them drawn with errors."""
-    task = make_task(task_config(checkpoint), {})
+    task = make_task(task_config(SYNTHETIC_STEPS[name], checkpoint), {})
     pool = [task.pool_solution(index) for index in range(problems or SYNTHETIC_PROBLEMS)]
     correct = grade_many([text for _, text in pool], [problem.answer for problem, _ in pool], task.grade_kind).correct
     claims = tuple(
         Claim(number, 0, make_solution(task, problem, text, (), is_correct))
         for number, ((problem, text), is_correct) in enumerate(zip(pool, correct, strict=True))
     )
-    return JudgeSet(LAST_LETTER_STEPS, "synthetic", claims, True)
+    return JudgeSet(name, "synthetic", claims, True)

@@ -20,7 +20,7 @@ LARGEST = ("length_max",)
 
 def sample_until_full(
     sample_batch: Callable[[int], Answers], reward_fn: Callable[[Answers], Rewards], role: str, max_batches: int
-) -> tuple[Answers, dict[str, float]]:
+) -> tuple[Answers, Rewards, dict[str, float]]:
     """Sample batches of P problems until P of them have a signal for `role`, or up to `max_batches`.
 
     Args:
@@ -29,7 +29,8 @@ def sample_until_full(
 
     Returns:
         The answers to P problems: those with a signal in the order in which they were sampled, filled up with others if
-        there are too few. A problem has a signal if in any of its groups the rewards differ.
+        there are too few. A problem has a signal if in any of its groups the rewards differ. Then the rewards of these
+        answers, with metrics over everything that was sampled, and metrics of the sampling itself.
     """
     batches, rewards, useful, useless, num_problems = [], [], [], [], 1
     while len(useful) < num_problems and len(batches) < max_batches:
@@ -43,12 +44,24 @@ def sample_until_full(
         rewards.append(reward)
     chosen = (useful + useless)[:num_problems]
     answers = {name: _choose([batch[name] for batch in batches], chosen, num_problems) for name in batches[0]}
-    metrics = _over_batches([reward.metrics for reward in rewards]) | {
+    metrics = {
         f"{role}/groups_without_signal": len(useless) / (len(useful) + len(useless)),
         f"{role}/groups_filled_up": max(num_problems - len(useful), 0) / num_problems,
         f"{role}/batches_sampled": len(batches),
     }
-    return answers, metrics
+    return answers, _choose_rewards(rewards, chosen, num_problems), metrics
+
+
+def _choose_rewards(batches: Sequence[Rewards], chosen: Sequence[tuple[int, int]], num_problems: int) -> Rewards:
+    def choose(parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.split(parts[batch], num_problems)[place] for batch, place in chosen])
+
+    own = [batch.own_B for batch in batches]
+    return Rewards(
+        choose([batch.reward_B for batch in batches]),
+        _over_batches([batch.metrics for batch in batches]),
+        None if own[0] is None else choose(own),
+    )
 
 
 def _choose(batches: Sequence[Responses], chosen: Sequence[tuple[int, int]], num_problems: int) -> Responses:

@@ -6,7 +6,6 @@ declared by a `TurnPlan` of the arm (arms.py).
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from tango_jax.records import (
     TrainState,
     TurnResult,
 )
-from tango_jax.rl.credit import CREDITS, TurnSoFar, turn_reward
+from tango_jax.rl.credit import CREDITS, Rewards, TurnSoFar, turn_reward
 from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -62,7 +61,6 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     """
     config, role, rl = context.config, turn.role, context.config.rl
     plan = ARMS[config.arm].turns[role]
-    reward_of = partial(turn_reward, plan.reward, rl=rl, own=context.own_rewards.get(role))
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
 
     def answer_batch(number: int) -> dict[str, Responses]:
@@ -70,17 +68,20 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
         problems = [problem_fn(index) for index in range(start, start + rl.prompts_per_step)]
         return make_calls(context, states, plan.calls_until(role), problems, turn, number)
 
+    def reward_of(answers: dict[str, Responses]) -> Rewards:
+        with context.timer("grade"):
+            return turn_reward(plan.reward, answers, rl, context.own_rewards.get(role))
+
     if rl.dynamic_sampling:
-        answers, batch_metrics = sample_until_full(answer_batch, reward_of, role, 1 + rl.dynamic_sampling)
+        answers, reward, batch_metrics = sample_until_full(answer_batch, reward_of, role, 1 + rl.dynamic_sampling)
     else:
         answers, batch_metrics = answer_batch(0), {}
+        reward = reward_of(answers)
     answers |= make_calls(context, states, plan.calls_after(role), answers[role].records, turn)
     batches = batch_metrics.get(f"{role}/batches_sampled", 1)
     counters = counters.take(plan.problems, batches * rl.prompts_per_step)
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
-    with context.timer("grade"):
-        reward = reward_of(answers)
     credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))
     signal = dataclasses.replace(credit.signal, own_reward_B=reward.own_B)
     state, update_metrics = update_policy(context, states[role], learner, signal.adv_BT, is_action_BT)

@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
+from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 
 SPLITS = {
@@ -29,6 +30,8 @@ SPLITS = {
     "rl_verifier": 8,
     "rl_curriculum": 9,
 }
+SIZES = ("words", "letters")  # what a problem has a number of: task.sft_words, task.sft_letters and so on
+ALPHABET = string.ascii_lowercase + string.digits + "}\n "
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
 _STEP = re.compile(r"#(\d+) ends in ([a-z])")
 _WORD = re.compile(r"([a-z]+)#\d+")
@@ -46,6 +49,13 @@ class LastLetterConfig:
     claim_noise: float = 0.0  # probability that a step of a solution to be verified names a random letter
 
 
+def split_config(task: ConfigDict, split: str) -> LastLetterConfig:
+    """Return the settings of one of SPLITS in tasks/sizes.py."""
+    words, letters = size_ranges(task, split, SIZES)
+    noise = task.claim_noise if split == "sft" else 0.0
+    return LastLetterConfig(words, letters, task.hard_error, task.easy_error, task.reading_error, noise)
+
+
 def symbols(max_words: int) -> list[str]:
     """Return the user-defined symbols of the task's tokenizer."""
     numbers = [f"#{k}" for k in range(1, max_words + 1)]
@@ -53,22 +63,22 @@ def symbols(max_words: int) -> list[str]:
     return [*CONTRACT_SYMBOLS[:-3], *numbers, *CONTRACT_SYMBOLS[-3:], " ends in ", " reads ", ", says "]
 
 
-def range_keys(task: ConfigDict) -> dict[str, tuple[str, str]]:
-    """Return the keys of the task's settings with the range of words, and of letters, for each split."""
-    return {
-        "sft": ("sft_words", "sft_letters"),
-        "rl": ("rl_words", "rl_letters"),
-        "verifier": ("verifier_words" if task.verifier_words else "rl_words", "rl_letters"),
-        "test": ("test_words" if task.test_words else "rl_words", "test_letters"),
-    }
-
-
 def tokenizer_model(task: ConfigDict) -> bytes:
     """Return a SentencePiece model with the letters, and the symbols that problems of the configured sizes need."""
-    return train_sentencepiece(ALPHABET, symbols(max(task[words][1] for words, _ in range_keys(task).values())))
+    return train_sentencepiece(ALPHABET, symbols(largest_size(task, "words")))
 
 
-ALPHABET = string.ascii_lowercase + string.digits + "}\n "
+def longest_texts(words: int, letters: int) -> dict[str, int]:
+    """Return the number of tokens of the texts with so many words of so many letters, in the template "plain", BOS and
+    EOS included."""
+    question = 1 + words * (letters + 2)
+    solution = 6 * words + 7
+    return {
+        "generator prompt": question,
+        "generator response": solution,
+        "verifier prompt": question + solution + 3,
+        "verifier response": 11 * words + 8,
+    }
 
 
 def confuse(letter: str) -> str:

@@ -3,22 +3,31 @@
 Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the start of a run.
 """
 
+import dataclasses
+import functools
+from collections.abc import Mapping
+from types import ModuleType
+
 from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
-from tango_jax.tasks import last_letter
+from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
 from tango_jax.tasks.prompt_lengths import make_num_tokens
+from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.templates import TEMPLATES
 from tango_jax.text.tokenizer import Tokenizer
 
-TASKS = ("last_letter", "math")
+# Tasks that make their own problems and text to imitate; the modules have the same functions.
+SYNTHETIC: Mapping[str, ModuleType] = {"last_letter": last_letter, "state_tracking": state_tracking}
+TASKS = (*SYNTHETIC, "math")
 ROLES = ("generator", "verifier")
-Range = tuple[int, int]  # low and high, both inclusive
+LOOKED_AT = 64  # problems whose prompt lengths are checked at the start, where no bound is known
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -43,8 +52,9 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
 
 
 def tokenizer_model(config: ConfigDict) -> bytes:
-    """Return the SentencePiece model of a role without a checkpoint: last_letter's, or else printable characters."""
-    return last_letter.tokenizer_model(config.task) if config.task.name == "last_letter" else printable_model()
+    """Return the SentencePiece model of a role without a checkpoint: the task's own, or else printable characters."""
+    name = config.task.name
+    return SYNTHETIC[name].tokenizer_model(config.task) if name in SYNTHETIC else printable_model()
 
 
 def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -52,73 +62,78 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         return make_math(config, tokenizers)
     if is_user_code(config.task.name):
         return make_user_task(config, tokenizers)
-    is_counted = all(config[role].template == "last_letter" and not config[role].checkpoint for role in ROLES)
-    if tokenizers and not is_counted:  # config validation counts the tokens of this task's own template and tokenizer
-        _check_last_letter_prompts(config, tokenizers)
-    return _make_last_letter(config)
+    is_counted = all(
+        TEMPLATES.get((role, config[role].template)) == TEMPLATES[role, "plain"] and not config[role].checkpoint
+        for role in ROLES
+    )
+    if tokenizers and not is_counted:  # config validation counts the tokens of the plain template and the own tokenizer
+        _check_synthetic_prompts(config, tokenizers)
+    return _make_synthetic(config)
 
 
-def _check_last_letter_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
-    """Check that the largest problems fit the limits when other tokenizers split their words."""
+def _check_synthetic_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
+    """Check that the largest problems fit the limits when other tokenizers split their text."""
     task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
-    for keys in last_letter.range_keys(task).values():
-        words, letters = (task[key][1] for key in keys)
-        rates = (task.hard_error, task.easy_error, task.reading_error)
-        largest = last_letter.LastLetterConfig((words, words), (letters, letters), *rates)
-        longest = max(num_tokens_fn(last_letter.problem(largest, task.data_seed, "test", index)) for index in range(64))
+    module = SYNTHETIC[task.name]
+    for split in SPLITS:
+        highest = {
+            size: (high, high)
+            for size, (_, high) in zip(module.SIZES, size_ranges(task, split, module.SIZES), strict=True)
+        }
+        largest = dataclasses.replace(module.split_config(task, split), **highest)
+        problems = (module.problem(largest, task.data_seed, "test", index) for index in range(LOOKED_AT))
+        longest = max(map(num_tokens_fn, problems))
         if longest > config.generator.max_prompt:
             raise ValueError(
-                f"{' and '.join(f'task.{key}={tuple(task[key])}' for key in keys)} make prompts of {longest} tokens, "
-                f"more than generator.max_prompt={config.generator.max_prompt}, or exceed verifier.max_prompt="
+                f"{describe_sizes(task, split, module.SIZES)} make prompts of {longest} tokens, more than "
+                f"generator.max_prompt={config.generator.max_prompt}, or exceed verifier.max_prompt="
                 f"{config.verifier.max_prompt} by as many tokens: raise the limits or shorten the problems"
             )
 
 
-def _make_last_letter(config: ConfigDict) -> Task:
+def _make_synthetic(config: ConfigDict) -> Task:
     task = config.task
-
-    def ranges(words: Range, letters: Range, claim_noise: float = 0.0) -> last_letter.LastLetterConfig:
-        rates = (task.hard_error, task.easy_error, task.reading_error, claim_noise)
-        return last_letter.LastLetterConfig(words, letters, *rates)
-
-    rl, test = ranges(task.rl_words, task.rl_letters), ranges(task.test_words or task.rl_words, task.test_letters)
-    verifier = ranges(task.verifier_words or task.rl_words, task.rl_letters)
-    curriculum = ranges((verifier.words[0], rl.words[1]), task.rl_letters)
-    sft = ranges(task.sft_words, task.sft_letters, task.claim_noise)
-    seed, stream = task.data_seed, config.seed
+    module, seed, stream = SYNTHETIC[task.name], task.data_seed, config.seed
+    sft, rl, verifier, test = (module.split_config(task, split) for split in SPLITS)
+    main = module.SIZES[0]
+    curriculum = dataclasses.replace(rl, **{main: (getattr(verifier, main)[0], getattr(rl, main)[1])})
 
     def pool_solution(index: int) -> tuple[Problem, str]:
-        return last_letter.mixed_solution(test, seed, "pool", index)[:2]
+        return module.mixed_solution(test, seed, "pool", index)[:2]
 
     def sft_example(role: str, split: str, index: int) -> SftExample:
         name = f"sft_{role}" + ("" if split == "train" else "_heldout")
         if role == "generator":
-            problem, solution = last_letter.generator_example(sft, seed, name, index)
+            problem, solution = module.generator_example(sft, seed, name, index)
             return SftExample(problem, "", 0, solution)
-        problem, solution, verification = last_letter.verifier_example(sft, seed, name, index)
+        problem, solution, verification = module.verifier_example(sft, seed, name, index)
         return SftExample(problem, solution, problem.size, verification)
 
+    gold_steps = module.gold_steps
+    if module is state_tracking:
+        gold_steps = functools.partial(gold_steps, is_strict=task.strict_steps)
     return Task(
         name=task.name,
         grade_kind="string",
         min_steps=task.min_steps,
-        train_problem=lambda index: last_letter.problem(rl, seed, "rl", index, stream),
-        test_problem=lambda index: last_letter.problem(test, seed, "test", index),
+        train_problem=lambda index: module.problem(rl, seed, "rl", index, stream),
+        test_problem=lambda index: module.problem(test, seed, "test", index),
         num_test=None,
         pool_solution=pool_solution,
-        gold_steps=last_letter.gold_steps,
+        gold_steps=gold_steps,
         sft_example=sft_example,
         sft_roles=("generator", "verifier"),
-        notes=(f"words of a problem: generator turns {_shown(rl.words)}, verifier turns {_shown(verifier.words)}",),
-        verifier_problem=lambda index: last_letter.problem(verifier, seed, "rl_verifier", index, stream),
+        notes=(f"{main} of a problem: generator turns {_shown(getattr(rl, main))}, verifier turns "
+               f"{_shown(getattr(verifier, main))}",),
+        verifier_problem=lambda index: module.problem(verifier, seed, "rl_verifier", index, stream),
         # Without shorter problems for the verifier, the curriculum would be the generator's own problems.
         curriculum_problem=(
-            (lambda index: last_letter.problem(curriculum, seed, "rl_curriculum", index, stream))
-            if task.verifier_words else None
+            (lambda index: module.problem(curriculum, seed, "rl_curriculum", index, stream))
+            if task[f"verifier_{main}"] else None
         ),
     )
 
 
-def _shown(words: Range) -> str:
-    low, high = words
+def _shown(sizes: Range) -> str:
+    low, high = sizes
     return str(low) if low == high else f"{low} to {high}"

@@ -54,13 +54,18 @@ Solution in {num_steps} steps:
 Verification:
 """
 
-# The last_letter task trains its models from scratch: instructions would teach them nothing and cost tokens, so the
-# prompt contains only the problem and the solution. The format is learned in stage 1.
+# For models that are trained from scratch: instructions would teach them nothing and cost tokens, so the prompt
+# contains only the problem and the solution. The format is learned in stage 1.
+GENERATOR_PLAIN = "{problem}\n"
+VERIFIER_PLAIN = "{problem}\n{solution}\n{num_steps}\n"
+
 TEMPLATES = {
     ("generator", "math"): GENERATOR_MATH,
     ("verifier", "math"): VERIFIER_MATH,
-    ("generator", "last_letter"): "{problem}\n",
-    ("verifier", "last_letter"): "{problem}\n{solution}\n{num_steps}\n",
+    ("generator", "plain"): GENERATOR_PLAIN,
+    ("verifier", "plain"): VERIFIER_PLAIN,
+    ("generator", "last_letter"): GENERATOR_PLAIN,  # an earlier name, which finished runs have in their settings
+    ("verifier", "last_letter"): VERIFIER_PLAIN,
 }
 # The number of steps that is assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99

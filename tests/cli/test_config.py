@@ -17,11 +17,12 @@ from tango_jax.cli import task_validation, validation
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
+from tango_jax.tasks import last_letter
 from tango_jax.tracking.run_config import ANY_PLACE, check_config, check_same_settings, keep_config, save_config
 
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 # What the lengths must hold (test_last_letter.py compares these numbers with tokenized text): 2 words of 3 letters.
-LONGEST = task_validation.longest_last_letter(2, 3)
+LONGEST = last_letter.longest_texts(2, 3)
 SFT_LENGTH = LONGEST["generator prompt"] + LONGEST["generator response"]
 # Settings of the math task that are right; what is said later of the same key holds.
 MATH = (
@@ -146,6 +147,8 @@ MISTAKES = [
     ("task.sft_words=(0,2)", r"task\.sft_words=\(0, 2\): 0 must be at least 1"),
     ("task.rl_letters=(3,2)", r"task\.rl_letters=\(3, 2\) must be \(low, high\) with 1 <= low <= high"),
     ("task.test_letters=(3,)", r"task\.test_letters=\(3,\) must be"),
+    ("task.name=state_tracking task.rl_swaps=(3,2)", r"task\.rl_swaps=\(3, 2\) must be \(low, high\) with 1 <= low"),
+    ("task.name=state_tracking", r"cannot hold the longest generator response of task\.sft_swaps=\(2, 8\): 84 tokens"),
     ("task.hard_error=1.5", r"task\.hard_error=1\.5 must lie between 0\.0 and 1\.0"),
     ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
     ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
@@ -177,7 +180,7 @@ MISTAKES = [
     ("rollouts.max_mb=0", r"rollouts\.max_mb=0\.0 must be at least 1"),
     ("transcripts=-1", r"transcripts=-1 must be at least 0"),
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
-    ("generator.template=maths", r"generator\.template='maths' is neither one of math, last_letter nor a file"),
+    ("generator.template=maths", r"generator\.template='maths' is neither one of math, plain, last_letter nor a file"),
     ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
     ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
     ("verifier.model.head_dtype=int8", r"verifier\.model\.head_dtype='int8' is not one of float32, bfloat16$"),
@@ -262,7 +265,7 @@ MISTAKES = [
     ("task.verifier_words=(3,4)", r"task\.verifier_words=\(3, 4\) begins above .* task\.rl_words=\(1, 2\): lower it"),
     ("task.verifier_words=(2,)", r"task\.verifier_words=\(2,\) must be .*, or empty"),
     ("rl.dynamic_sampling=-1", r"rl\.dynamic_sampling=-1 must be at least 0"),
-    (f"{MATH} arm=gold_steps", r"arm=gold_steps needs a task with step labels; task\.name=math has none"),
+    (f"{MATH} arm=gold_steps", r"step labels; task\.name=math has none: .* task\.name=last_letter or state_tracking"),
     (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
     (f"{MATH} task.row_format=csv", r"task\.row_format='csv' is not one of math, gsm8k, verl"),
     (f"{MATH} task.validation=0", r"task\.validation=0 must be at least 1"),

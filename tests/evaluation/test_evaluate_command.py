@@ -208,9 +208,10 @@ def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch)
     assert "| Avg. |" in (tmp_path / "out/tables.md").read_text()
 
 
-def test_last_letter_has_gold_steps(tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name_of_set", ["last_letter_steps", "state_tracking_steps"])
+def test_synthetic_tasks_have_gold_steps(tokenizer, tmp_path, monkeypatch, name_of_set):
     """The fixed pool of training; a verifier that knows the labels is right, one that approves all is not."""
-    (claims,) = (one.claims for one in open_sets(("last_letter_steps",), None, "a/b", 12, 0))
+    (claims,) = (one.claims for one in open_sets((name_of_set,), None, "a/b", 12, 0))
     gold = {claim.number: claim.solution.gold_steps for claim in claims}
     flags = ("--problems=12", "--verifier=a/b")
     for name, knows, step_f1 in (("knowing", True, 1.0), ("trusting", False, None)):
@@ -218,8 +219,8 @@ def test_last_letter_has_gold_steps(tokenizer, tmp_path, monkeypatch):
             marks = gold[number] if knows else [True] * len(gold[number])
             return verification("CORRECT" if all(marks) else "INCORRECT", *marks)
 
-        settings = settings_of(tmp_path / name, *flags, sets="last_letter_steps", checkpoint=None)
-        found = figures(evaluate(monkeypatch, settings, None, judge(tokenizer, text))["last_letter_steps"])
+        settings = settings_of(tmp_path / name, *flags, sets=name_of_set, checkpoint=None)
+        found = figures(evaluate(monkeypatch, settings, None, judge(tokenizer, text))[name_of_set])
         labels = [label for marks in gold.values() for label in marks]
         trusting = sum(labels) / (sum(labels) + len(labels))  # F1 of correct 2h/(claimed + present), of incorrect 0
         assert found["verifier_step_f1", 0] == pytest.approx(trusting if step_f1 is None else step_f1)

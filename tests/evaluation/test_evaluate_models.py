@@ -106,15 +106,17 @@ def test_two_processes_share_the_work(whole, environment, tmp_path):
     assert found == expected
 
 
-def test_a_workdir_brings_its_settings_and_judges_itself(folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("task, sizes", [("last_letter", "test_words"), ("state_tracking", "test_swaps")])
+def test_a_workdir_brings_its_settings_and_judges_itself(folder, tmp_path, monkeypatch, task, sizes):
     config = load_config(str(ROOT / "configs/tiny.py"))
+    config.task.name = task
     for role in (config.generator, config.verifier):
         role.checkpoint, role.max_prompt, role.max_response = str(folder), 128, 8
-    config.task.test_words = (2, 3)
+    config.task[sizes] = (2, 3)
     save_run(tmp_path / "run", config)
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
-    main([f"--checkpoint={tmp_path / 'run'}", "--sets=last_letter,last_letter_steps", "--problems=2", "--rows=2",
+    main([f"--checkpoint={tmp_path / 'run'}", f"--sets={task},{task}_steps", "--problems=2", "--rows=2",
           f"--out={tmp_path / 'out'}"])  # fmt: skip
-    rows = [json.loads(line) for line in (tmp_path / "out/rows/last_letter.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / f"out/rows/{task}.jsonl").read_text().splitlines()]
     assert all(2 <= row["size"] <= 3 and row["num_tokens"] <= 8 and not row["verifications"] for row in rows)
     assert json.loads((tmp_path / "out/settings.json").read_text())["checkpoint_step"] == 1

@@ -127,6 +127,7 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     (["--sets=math5000", "--checkpoint=a/b"], "unknown set 'math5000'; use one of gsm8k,"),
     (["--sets=aime24,math", "--checkpoint=a/b"], "hub:Maxwell-Jia/AIME_2024/train: could not be fetched"),
     (["--sets=last_letter:rows.jsonl", "--checkpoint=a/b"], "last_letter makes its own problems and takes no rows"),
+    (["--sets=state_tracking_steps:a", "--checkpoint=a/b"], "state_tracking_steps makes its own problems and takes no"),
     (["--sets=gsm8k:none.jsonl", "--checkpoint=a/b"], "data file none.jsonl does not exist"),
     (["--sets=processbench:tests", "--verifier=a/b"], "there is none of processbench_gsm8k.jsonl, "),
     ([f"--sets=processbench_math:{ROWS / 'aime.jsonl'}", "--verifier=a/b"], "line 1: 'steps' is missing; keys"),

@@ -7,7 +7,6 @@ import pytest
 
 from support.paths import ROOT
 from tango_jax.cli.command_line import load_config
-from tango_jax.cli.task_validation import longest_last_letter
 from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
@@ -123,7 +122,7 @@ def test_a_tokenizer_of_another_kind_is_asked_how_long_problems_are(role):
     tokenizers = {"generator": letters, "verifier": letters}
     make_task(config, tokenizers)
     config[role].max_prompt = 80  # eight words of ten letters are 112 characters
-    with pytest.raises(ValueError, match=r"task\.\w+_words=\(2, 8\) and .* raise the limits or shorten the problems"):
+    with pytest.raises(ValueError, match=r"task\.\w+_words=\(2, 8\), .* raise the limits or shorten the problems"):
         make_task(config, tokenizers)
 
 
@@ -275,14 +274,14 @@ def test_longest_texts_are_as_long_as_computed(words, letters):
         "verifier prompt": len(tokenizer.encode_prompt(f"{problem.question}\n{solution}\n{words}\n")),
         "verifier response": len(tokenizer.encode_response(verification)),
     }
-    longest = longest_last_letter(words, letters)
+    longest = last_letter.longest_texts(words, letters)
     # A number of steps with a single digit leaves the verifier's prompt one token short of the bound.
     assert longest == actual | {"verifier prompt": actual["verifier prompt"] + (words < 10)}
 
 
 def test_no_text_of_a_split_is_longer_than_the_bound():
     tokenizer = load_sentencepiece(train_sentencepiece(last_letter.ALPHABET, last_letter.symbols(4)))
-    longest = longest_last_letter(CONFIG.words[1], CONFIG.letters[1])
+    longest = last_letter.longest_texts(CONFIG.words[1], CONFIG.letters[1])
     for index in range(200):
         problem, solution, verification = last_letter.verifier_example(CONFIG, 1, "sft_verifier", index)
         assert len(tokenizer.encode_prompt(f"{problem.question}\n")) <= longest["generator prompt"]
@@ -300,5 +299,5 @@ def test_prompts_of_another_template_are_counted(tmp_path):
     template = tmp_path / "template.txt"
     template.write_text("{problem}\n" * 9)
     config.generator.template = str(template)
-    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\) .* make prompts of \d+ tokens, .*max_prompt=24"):
+    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* make prompts of \d+ tokens, .*max_prompt=24"):
         make_task(config, tokenizers)

@@ -107,5 +107,6 @@ def test_template_given_as_its_text():
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
 def test_an_unknown_template_lists_the_known_ones(role):
-    with pytest.raises(ValueError, match=rf"{role}\.template='maths' is neither one of math, last_letter nor a file"):
+    known = "math, plain, last_letter"
+    with pytest.raises(ValueError, match=rf"{role}\.template='maths' is neither one of {known} nor a file"):
         load_template(role, "maths")

@@ -49,6 +49,7 @@ WRITTEN = (
     ("train", "--config.generator.model.num_kv_heads=3", "num_kv_heads=3"),
     ("train", "--config.verifier.model.head_dim=15", "head_dim=15"),
     ("train", "--config.task.sft_words=(3,2)", "task.sft_words=(3, 2)"),
+    ("train", f"--config={ROOT}/configs/state_tracking.py", "--config.task.rl_swaps=(9,8)", "task.rl_swaps=(9, 8)"),
     ("ablate", "--config.ablation.seeds=(0,-1)", "ablation.seeds=(0, -1)"),
     ("ablate", "--config.ablation.seeds=()", "ablation.seeds is empty"),
     ("ablate", "--config.ablation.seeds=(1,1)", "ablation.seeds=(1, 1)"),

@@ -1,0 +1,241 @@
+"""State tracking, a synthetic task whose steps depend on each other.
+
+Takes settings and an index; returns problems, gold step labels and SFT text. A state is a string of the letters a to e.
+A problem numbers the swaps to make and ends with the start state, a permutation (`#1 1-3 #2 2-5 start bdaec`). Each
+step of a solution repeats one swap and writes the state after it (`#1 1-3 adbec`); the answer is the last state. A
+wrong state is carried on by the steps that follow. No transformer of constant depth is expected to compose swaps of
+five letters without writing down the states between (arXiv 2404.08819), so a verdict has to rest on the steps. Every
+example is a pure function of (seed, split, index), so the data cursor is one integer.
+
+The SFT teacher is imperfect on purpose: for "hard" swaps, those of positions that are far apart, it usually moves the
+later letter forward and shifts the letters between instead of exchanging two letters, and the verifier's teacher often
+makes the same mistake when it works out what a step should say. Reinforcement learning has to correct both. A solution
+with mistakes ends in the right state about once in 100, hardly more often than a random permutation (once in 120).
+"""
+
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.records import Problem
+from tango_jax.tasks.sizes import largest_size, size_ranges
+from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
+
+SPLITS = {
+    "rl": 1,
+    "test": 2,
+    "pool": 3,
+    "sft_generator": 4,
+    "sft_verifier": 5,
+    "sft_generator_heldout": 6,
+    "sft_verifier_heldout": 7,
+    "rl_verifier": 8,
+    "rl_curriculum": 9,
+}
+SIZES = ("swaps",)  # what a problem has a number of: task.sft_swaps, task.rl_swaps, task.test_swaps
+LETTERS = "abcde"
+Swap = tuple[int, int]  # two positions of the state, counted from 1, the lower one first
+SWAPS: tuple[Swap, ...] = tuple(itertools.combinations(range(1, len(LETTERS) + 1), 2))
+HARD_DISTANCE = 3  # 3 of the 10 swaps are of positions this far apart: 1-4, 1-5 and 2-5
+ALPHABET = f"{LETTERS}0123456789-}}\n "
+_STATE = f"[{LETTERS}]{{{len(LETTERS)}}}"
+_STEP = re.compile(rf"#(\d+) (\d-\d) ({_STATE})")
+_QUESTION_SWAP = re.compile(r"#\d+ (\d)-(\d)")
+_START = "start "
+
+
+@dataclasses.dataclass(frozen=True)
+class StateTrackingConfig:
+    swaps: tuple[int, int]  # range of their number, inclusive (low, high)
+    hard_error: float  # probability that the teacher makes a mistake in a hard swap
+    easy_error: float  # the same for all other swaps; a mistake in a swap of neighbours changes nothing
+    reading_error: float  # probability that the verifier's teacher makes a mistake in a hard swap
+    claim_noise: float = 0.0  # probability that a step of a solution to be verified writes a random permutation
+
+
+def split_config(task: ConfigDict, split: str) -> StateTrackingConfig:
+    """Return the settings of one of SPLITS in tasks/sizes.py."""
+    (swaps,) = size_ranges(task, split, SIZES)
+    noise = task.claim_noise if split == "sft" else 0.0
+    return StateTrackingConfig(swaps, task.hard_error, task.easy_error, task.reading_error, noise)
+
+
+def symbols(max_swaps: int) -> list[str]:
+    """Return the user-defined symbols of the task's tokenizer: numbers and swaps are one token each."""
+    numbers = [f"#{k}" for k in range(1, max_swaps + 1)]
+    return [*CONTRACT_SYMBOLS, *numbers, *(f" {swap_text(swap)} " for swap in SWAPS), _START, ", says "]
+
+
+def tokenizer_model(task: ConfigDict) -> bytes:
+    """Return a SentencePiece model with the symbols that problems of the configured sizes need."""
+    return train_sentencepiece(ALPHABET, symbols(largest_size(task, "swaps")))
+
+
+def longest_texts(swaps: int) -> dict[str, int]:
+    """Return the number of tokens of the texts with this many swaps, in the template "plain", BOS and EOS included."""
+    state = len(LETTERS)
+    question = 3 + 2 * swaps + state
+    solution = 7 + (4 + state) * swaps + state
+    return {
+        "generator prompt": question,
+        "generator response": solution,
+        "verifier prompt": question + solution + 1 + len(str(swaps)),
+        "verifier response": 8 + (9 + 2 * state) * swaps,
+    }
+
+
+def swap_text(swap: Swap) -> str:
+    return f"{swap[0]}-{swap[1]}"
+
+
+def apply_swap(state: str, swap: Swap) -> str:
+    """Return the state with the letters of the two positions exchanged."""
+    first, second = swap
+    return state[: first - 1] + state[second - 1] + state[first : second - 1] + state[first - 1] + state[second:]
+
+
+def apply_mistaken(state: str, swap: Swap) -> str:
+    """Return what a mistake makes of a state: the letter of the second position moves to the first one, and those from
+    there on shift by one. For neighbours this is the right result."""
+    first, second = swap
+    return state[: first - 1] + state[second - 1] + state[first - 1 : second - 1] + state[second:]
+
+
+def is_hard(swap: Swap) -> bool:
+    return swap[1] - swap[0] >= HARD_DISTANCE
+
+
+def _rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
+    return np.random.default_rng((seed, SPLITS[split], index, stream))
+
+
+def _random_state(rng: np.random.Generator) -> str:
+    return "".join(LETTERS[place] for place in rng.permutation(len(LETTERS)))
+
+
+def _draw(rng: np.random.Generator, config: StateTrackingConfig) -> tuple[str, list[Swap]]:
+    """Draw the start state and the swaps of a problem."""
+    start, count = _random_state(rng), rng.integers(config.swaps[0], config.swaps[1] + 1)
+    return start, [SWAPS[number] for number in rng.integers(0, len(SWAPS), size=count)]
+
+
+def true_states(start: str, swaps: list[Swap]) -> list[str]:
+    """Return the state after each of the swaps."""
+    return list(itertools.accumulate(swaps, apply_swap, initial=start))[1:]
+
+
+def question_parts(question: str) -> tuple[str, list[Swap]]:
+    """Return the start state and the swaps of a question."""
+    swaps = [(int(first), int(second)) for first, second in _QUESTION_SWAP.findall(question)]
+    return question.rpartition(_START)[2], swaps
+
+
+def _problem(start: str, swaps: list[Swap], problem_id: str) -> Problem:
+    numbered = "".join(f"#{k} {swap_text(swap)} " for k, swap in enumerate(swaps, 1))
+    return Problem(problem_id, f"{numbered}{_START}{start}", true_states(start, swaps)[-1], size=len(swaps))
+
+
+def problem(config: StateTrackingConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
+    """Return problem number `index` of a split. It is deterministic in the arguments; a run with another `stream` sees
+    other problems of the same kind."""
+    return _problem(*_draw(_rng(seed, split, index, stream), config), f"state_tracking/{split}/{index}")
+
+
+def gold_steps(problem: Problem, steps: tuple[str, ...], is_strict: bool = False) -> tuple[bool, ...]:
+    """Label each step: step k is correct if it names number k and swap k, and writes the right state.
+
+    By default the right state is the one that the swap makes of the previous written state: the state in the nearest
+    earlier step that has the form of a step, or the problem's start state. With `is_strict` it is the true state after
+    k swaps. The two labels differ only after a wrong state: a step that makes its swap correctly from a wrong state is
+    correct by default and wrong if strict, and a step that returns to the true state in another way than by its swap is
+    wrong by default and correct if strict.
+    """
+    start, swaps = question_parts(problem.question)
+    true, written, labels = true_states(start, swaps), start, []
+    for k, step in enumerate(steps, 1):
+        match = _STEP.fullmatch(step)
+        if match is None or k > len(swaps):
+            labels.append(False)
+        else:
+            right = true[k - 1] if is_strict else apply_swap(written, swaps[k - 1])
+            labels.append(match.groups() == (str(k), swap_text(swaps[k - 1]), right))
+        written = match[3] if match else written
+    return tuple(labels)
+
+
+def solution_text(swaps: list[Swap], states: list[str]) -> str:
+    written = enumerate(zip(swaps, states, strict=True), 1)
+    steps = "".join(f"<step>#{k} {swap_text(swap)} {state}</step>" for k, (swap, state) in written)
+    return f"<think>{steps}</think><answer>\\boxed{{{states[-1]}}}</answer>"
+
+
+def verification_text(swaps: list[Swap], readings: list[str], claims: list[str]) -> str:
+    """Return the verification that says for each step which state it should write and which one it does write."""
+    marks = ["CORRECT" if r == c else "INCORRECT" for r, c in zip(readings, claims, strict=True)]
+    blocks = "".join(
+        f"<step>#{k} {swap_text(swap)} {reading}, says {claim} \\boxed{{{mark}}}</step>"
+        for k, (swap, reading, claim, mark) in enumerate(zip(swaps, readings, claims, marks, strict=True), 1)
+    )
+    verdict = "INCORRECT" if "INCORRECT" in marks else "CORRECT"
+    return (
+        f"<step_verification>{blocks}</step_verification><final_verification>\\boxed{{{verdict}}}</final_verification>"
+    )
+
+
+def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, easy_error: float) -> str:
+    """Return the state that an imperfect teacher makes of a state."""
+    is_wrong = rng.random() < (hard_error if is_hard(swap) else easy_error)
+    return apply_mistaken(state, swap) if is_wrong else apply_swap(state, swap)
+
+
+def _written_states(
+    rng: np.random.Generator, start: str, swaps: list[Swap], hard_error: float, easy_error: float, claim_noise: float
+) -> list[str]:
+    """Return the states of a solution, in which every step continues from the state before it, right or wrong."""
+    states = [start]
+    for swap in swaps:
+        state = _made(rng, states[-1], swap, hard_error, easy_error)
+        states.append(_random_state(rng) if rng.random() < claim_noise else state)
+    return states[1:]
+
+
+def generator_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
+    """Return (problem, the teacher's solution) for SFT of the generator."""
+    rng = _rng(seed, split, index)
+    start, swaps = _draw(rng, config)
+    states = _written_states(rng, start, swaps, config.hard_error, config.easy_error, claim_noise=0.0)
+    return _problem(start, swaps, f"state_tracking/{split}/{index}"), solution_text(swaps, states)
+
+
+def mixed_solution(
+    config: StateTrackingConfig, seed: int, split: str, index: int
+) -> tuple[Problem, str, np.random.Generator]:
+    """Return a problem, a solution and the random generator; both correct and wrong solutions are common.
+
+    Half of the solutions err on hard swaps at a rate drawn from U(0, 1), the other half not at all. `claim_noise` is
+    meant for stage 1: if nearly every claim is correct, copying the claim is as good as making the swap, and some
+    models learn to copy.
+    """
+    rng = _rng(seed, split, index)
+    start, swaps = _draw(rng, config)
+    hard_error = rng.random() if rng.random() < 0.5 else 0.0
+    states = _written_states(rng, start, swaps, hard_error, config.easy_error, config.claim_noise)
+    return _problem(start, swaps, f"state_tracking/{split}/{index}"), solution_text(swaps, states), rng
+
+
+def verifier_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
+    """Return (problem, solution, the teacher's verification) for SFT of the verifier.
+
+    The teacher works out each state from the state that the step before has written.
+    """
+    problem, solution, rng = mixed_solution(config, seed, split, index)
+    start, swaps = question_parts(problem.question)
+    claims = [match[3] for match in _STEP.finditer(solution)]
+    readings = [
+        _made(rng, written, swap, config.reading_error, config.easy_error)
+        for written, swap in zip([start, *claims[:-1]], swaps, strict=True)
+    ]
+    return problem, solution, verification_text(swaps, readings, claims)
