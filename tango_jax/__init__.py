@@ -35,4 +35,4 @@ if is_resumable_command():
     # The rest of the imports takes seconds, and the machine may be taken away during them.
     from tango_jax.runtime import termination
 
-    termination.watch()
+    termination.watch(is_starting=True)

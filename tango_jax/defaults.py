@@ -240,6 +240,7 @@ def default_config() -> ConfigDict:
         {
             "seed": 0,
             "arm": DEFAULT_ARM,  # see arms.py
+            "notes": "",  # lines to log at the start: config files say here how they chose values
             "task": task_config(),
             "generator": role_config(),
             "verifier": role_config(),

@@ -43,7 +43,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, console: Console | Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line("train", __doc__, argv, "runs/last_letter")
+    config, workdir = parse_command_line("train", __doc__, argv, "runs/NAME")
     with session(config, workdir) as console:
         run.train(config, workdir, console)
 

@@ -380,7 +380,7 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
     save_config(load_config(small), path)  # the same settings, tuples and all
     assert path.read_text() == written
     message = (r"run holds a run with other settings \(rl\.gamma: 0\.8 -> 0\.5; seed: 0 -> 1\): "
-               "resume with the same ones, or choose another --workdir")
+               rf"resume with the same ones \(--config={path} has them\), or choose another --workdir")
     with pytest.raises(ValueError, match=message):
         save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
     assert path.read_text() == written

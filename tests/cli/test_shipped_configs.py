@@ -38,7 +38,8 @@ def test_every_command_takes_a_name(tmp_path, capsys):
     assert config == load_config("tiny") == plan.parse_options(["--config=tiny"]).config
     config, _ = parse_command_line("train", "doc", [], "runs/x")
     assert config == load_config("last_letter") == plan.parse_options([]).config
-    assert export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"]) == 2
+    with pytest.raises(SystemExit):
+        export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"])
     assert "config 'tinny' is not a Python file" in capsys.readouterr().err
 
 
@@ -52,7 +53,7 @@ def test_every_command_takes_a_name(tmp_path, capsys):
 def test_an_unknown_config_is_answered_with_the_shipped_ones(text, meant):
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={text}:rloo"], "runs/x")
-    assert stopped.value.code == (
+    assert stopped.value.code == 2 and str(stopped.value) == (
         f"error: config {text!r} is not a Python file that exists, nor a shipped config{meant}; "
         f"the shipped ones are {', '.join(NAMES)}"
     )

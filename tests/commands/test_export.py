@@ -95,7 +95,9 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
         ([f"--workdir={tmp_path / 'run'}", out, "--rolle=verifier"], "unknown argument '--rolle=verifier'"),
         ([f"--workdir={tmp_path / 'run'}", out, f"--config={ROOT / 'configs/tiny.py'}"], "a run with other settings"),
     ]:
-        assert export.main(arguments) == 2
+        with pytest.raises(SystemExit) as stopped:
+            export.main(arguments)
+        assert stopped.value.code == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -77,6 +77,8 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),
     ]:
-        assert sample.main(["--question=What is 3 + 4?", *arguments]) == 2
+        with pytest.raises(SystemExit) as stopped:
+            sample.main(["--question=What is 3 + 4?", *arguments])
+        assert stopped.value.code == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
