@@ -5,7 +5,6 @@ Command:   python -m tango_jax.train --config=own_problems --model=MODEL --probl
            the verifier is --config.verifier.checkpoint=OTHER. FILE has rows such as {"question": "3 + 4?", "answer":
            "7"} in JSONL, JSON or parquet, or is a hub id. With --config.task.test=FILE, problems of their own serve for
            evaluation; otherwise a tenth of FILE is held out.
-           (Of a checkout: --config=configs/own_problems.py.)
 Hardware:  any; batches are as large as the memory has room for. The two policies with optimizer states and references
            take 32 bytes per parameter of MODEL: 4.3 GB for 135 M parameters, 50 GB for 1.5 B.
 Expected:  the run begins with the numbers that were chosen and why. There is no stage 1: the model must be able to

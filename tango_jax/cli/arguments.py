@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import IO, NoReturn
 
+from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import shipped_configs
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import SettingsError, cut
@@ -23,7 +24,7 @@ DEFAULT_CONFIG = "last_letter"
 USAGE = "--help shows the usage"
 # Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
 COMMON_KEYS = {
-    "arm=grpo": "what is trained and rewarded; an arm of tango_jax/arms.py",
+    "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}",
     "seed=1": "of everything random in a run",
     "ROLE.checkpoint=MODEL": "what a role starts from: a folder, hub id, .gguf file or workdir",
     "ROLE.max_response=512": "tokens that a role may write; likewise ROLE.max_prompt",
@@ -139,7 +140,7 @@ class Parser(argparse.ArgumentParser):
             near = [key] if key in keys else "." in key and difflib.get_close_matches(key, keys, n=1)
             if near:
                 return f"{OVERRIDE}{near[0]}"
-        flags = [flag for flag in (*self._option_string_actions, *others) if flag.startswith("--")]
+        flags = [flag for flag in (*self._option_string_actions, *others) if flag.startswith("--") and flag != "--help"]
         near = difflib.get_close_matches(f"--{key}", flags, n=1)
         return near[0] if near else ""
 

@@ -124,6 +124,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     models = {role: source.model_config for role, source in sources.items()}
     lengths = prompt_lengths(config, problems, {role: source.tokenizer for role, source in sources.items()})
     set_lengths(settings, scale, lengths, models, worked_answer(config, sources["generator"].tokenizer), mistakes)
+    mistakes.raise_all()
     training, heldout = set_split(settings, scale, problems, lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)

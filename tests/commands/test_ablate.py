@@ -266,7 +266,7 @@ def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_t
     more = GRID | {"alpha": GRID["alpha"] | {"bad": {"generator.optimizer.lr": 1e30, "ablation.seeds": (4,)}}}
     before = (grid.workdir / RUNS[0] / "metrics.jsonl").read_bytes()
     done = finish(start_grid(tiny_train, grid.workdir, f"ablation.grid={more}"))
-    assert done.code == 1
+    assert done.code == 2
     assert done.stderr.startswith("error: 2 of 6 runs failed (data_seed=")
     for start in (0, 1):
         assert f"data_seed={start},alpha=bad/tango/seed_4: error: turn 3 (generator, update of the " in done.stderr

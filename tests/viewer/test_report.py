@@ -82,7 +82,7 @@ def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folde
 
 @pytest.mark.parametrize("argv, message", [
     ([], "no run is named"),
-    (["{run}", "--ou=x"], "unknown argument '--ou=x'; --help shows the usage"),
+    (["{run}", "--ou=x"], r"unknown argument '--ou=x'; did you mean --out\? --help shows the usage"),
     (["{run}", "--rollouts=many"], "argument --rollouts: invalid int value: 'many'"),
     (["{run}", "--watch=soon"], "argument --watch: invalid float value: 'soon'"),
     (["{run}", "--watch=-1"], "--watch=-1.0 must lie between 0.0 and 86400.0"),
