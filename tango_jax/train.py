@@ -1,6 +1,7 @@
 """Train both roles: supervised fine-tuning (stage 1), then interleaved reinforcement learning (stage 2).
 
     python -m tango_jax.train --config=last_letter --workdir=runs/last_letter
+    python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
 
 The workdir receives metrics.jsonl, summary.json, curves.png, transcripts.md and the checkpoints. If interrupted, the
 same command resumes where it stopped, bit for bit. To read the code, start at tango_jax/loop/run.py. Python programs

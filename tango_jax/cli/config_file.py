@@ -48,7 +48,8 @@ class ConfigFile(NamedTuple):
             if mistakes.require(name in self.arguments, f"{self.path} takes no argument --{name}{self._described()}"):
                 mistakes.require(bool(value), f"--{name} has no value: write --{name}=VALUE")
         missing = [f"--{name}=VALUE" for name, is_needed in self.arguments.items() if is_needed and name not in given]
-        mistakes.require(not missing, f"{self.path} needs {' and '.join(missing)}")
+        each = "it" if len(missing) == 1 else "them"
+        mistakes.require(not missing, f"{self.path} needs {' and '.join(missing)}: give {each}")
         mistakes.raise_all()
         try:
             config = self.get_config(argument, **given)

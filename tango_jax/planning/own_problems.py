@@ -220,7 +220,8 @@ def set_lengths(
     needed = rounded(lengths["verifier"].limit + generator.max_response + SPARE)
     left = positions["verifier"] - needed
     if left < verifier.max_response:  # a long solution is then cut off, and counted in the metrics
-        settings.put("verifier.max_response", max(positions["verifier"] // 4, LEAST_RESPONSE))
+        most = max(positions["verifier"] // 4, LEAST_RESPONSE)
+        settings.put("verifier.max_response", min(verifier.max_response, most))
         needed = min(needed, positions["verifier"] - verifier.max_response)
     settings.put("verifier.max_prompt", needed)
     for role in ROLES:
@@ -384,7 +385,7 @@ def planned_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: M
 
 
 def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
-    sizes = dict.fromkeys(f"{num_parameters(model) / 1e6:,.0f} M parameters" for model in models.values())
+    sizes = dict.fromkeys(f"{num_parameters(model):,} parameters" for model in models.values())
     rl = config.rl
     decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)
     trained = " and ".join(str(config[role].rows_per_micro_batch) for role in ROLES)

@@ -122,7 +122,7 @@ def test_mistakes_in_such_arguments(arguments, more, messages, capsys):
 
 
 def test_what_a_config_file_needs_or_does_not_take_is_named(arguments, tmp_path):
-    with pytest.raises(ValueError, match=r"^taking\.py needs --size=VALUE$"):
+    with pytest.raises(ValueError, match=r"^taking\.py needs --size=VALUE: give it$"):
         load_config("taking.py")
     with pytest.raises(ValueError, match=r"^taking\.py takes no argument --model; it takes --size and --name$"):
         load_config("taking.py", size="3", model="x")
