@@ -176,6 +176,8 @@ def understood(line: str) -> None:
             assert set(options.config_arguments) <= set(opened.arguments), "unknown arguments"
             if not opened.arguments:
                 load_config(options.config, overrides)
+        else:
+            assert not getattr(options, "config_arguments", {}), "unknown arguments"
 
 
 def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
