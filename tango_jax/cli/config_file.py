@@ -207,8 +207,10 @@ def check_keys(config: ConfigDict) -> None:
         raise ValueError(f"the config lacks {', '.join(missing[:5])}: start from default_config() and take nothing out")
     mistakes = Mistakes()
     for key, value in found.items():
-        if mistakes.require(key in known, f"unknown config key {key!r}{did_you_mean(key)}"):
-            mistakes.require(is_like(known[key], value, key), _wrong_type(key, value, known[key]))
+        if key not in known:
+            mistakes.add(f"unknown config key {key!r}{did_you_mean(key)}")
+        elif not is_like(known[key], value, key):
+            mistakes.add(_wrong_type(key, value, known[key]))
     mistakes.raise_all()
 
 

@@ -272,7 +272,7 @@ MISTAKES = [
     (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
     (f"{MATH} task.row_format=csv", r"task\.row_format='csv' is not one of math, gsm8k, verl"),
     (f"{MATH} task.row_format=verl",
-     r"task\.train: .*line 1: .*; task\.row_format=verl sets the format: leave it empty to detect it, or choose one of"),
+     r"task\.train: .*line 1: .*; task\.row_format=verl sets the format: leave it empty to detect it, or choose"),
     (f"{MATH} task.train={ROWS / 'math500.jsonl'}",
      r"task\.stage_one=gsm8k makes tagged steps .* of the format math: .* generator\.sft\.steps=0 .*own_problems"),
     (f"{MATH} task.test={ROWS / 'tagged.jsonl'}", r"task\.test: .*the first row tells the format math: if it is"),
