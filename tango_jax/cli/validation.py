@@ -22,6 +22,10 @@ from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.source import kind_of
 
 DTYPES = ("float32", "bfloat16")
+# Numbers of a role that its lengths and batches are worked out from.
+SIZES = (
+    "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "model.max_position", "loss.minibatches",
+)  # fmt: skip
 
 
 def validate(config: ConfigDict) -> None:
@@ -93,15 +97,15 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistakes) -> None:
-    are_numbers_right = not mistakes.is_about(f"{role}.", "rl.")
     with mistakes.collected():
         load_template(role, config.template)
     _check_start(role, config, mistakes)
     _check_model(role, config.model, mistakes)
     mistakes.one_of(f"{role}.mesh.grad_reduce_dtype", config.mesh.grad_reduce_dtype, DTYPES)
-    if are_numbers_right:
+    if not mistakes.is_about(*(f"{role}.{name}" for name in SIZES)):
         _check_lengths(role, config, mistakes)
-        _check_rows(role, config, rl, mistakes)
+        if not mistakes.is_about("rl.samples_per_prompt", "rl.prompts_per_step"):
+            _check_rows(role, config, rl, mistakes)
     _check_loss(role, config.loss, mistakes)
     _check_schedule(f"{role}.optimizer", config.optimizer, mistakes, is_stage_one=False)
     starts = ("fresh", "generator") if role == "verifier" else ("fresh",)
