@@ -20,6 +20,8 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import Mistakes, SettingsError
 from tango_jax.tasks import last_letter
+from tango_jax.tasks.registry import SYNTHETIC
+from tango_jax.tasks.sizes import SPLITS
 from tango_jax.tracking.run_config import ANY_PLACE, check_config, check_same_settings, keep_config, save_config
 
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem != "own_problems")  # it needs arguments
@@ -412,6 +414,7 @@ def test_every_key_is_read_by_the_program():
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.JoinedStr):
                 parts = [re.escape(p.value) if isinstance(p, ast.Constant) else "[a-z]+" for p in node.slice.values]
                 patterns.append(re.compile("".join(parts)))
+    names |= {f"{split}_{size}" for module in SYNTHETIC.values() for size in module.SIZES for split in SPLITS}
     leaves = [key.split(".")[-1] for key in flatten(default_config())]
     unread = {leaf for leaf in leaves if leaf not in names and not any(p.fullmatch(leaf) for p in patterns)}
     assert not unread
