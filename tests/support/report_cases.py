@@ -168,8 +168,8 @@ def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hosti
                 if phase in alarms.TURN_PHASES:
                     rows.append({"step": step, "phase": phase} | row)
                     found = alarms.check(rows, config.alarms, ringing)
-                    rows[-1] |= alarms.as_metrics(found)
-                    row, ringing = row | alarms.as_metrics(found), [alarm.name for alarm in found]
+                    rows[-1] |= alarms.as_metrics(found, ringing)
+                    row, ringing = row | alarms.as_metrics(found, ringing), [alarm.name for alarm in found]
                 writer.write(step, phase, row)
             generator_step += role == "generator"
     write_json_atomic(folder / "summary.json", {"arm": config.arm})
