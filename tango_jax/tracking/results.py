@@ -123,8 +123,8 @@ def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) ->
     agree = sum(_interest(pair)[0] for pair in pairs)
     low, high = wilson(right / len(pairs), len(pairs))
     return (
-        f"{text}\n\nThese {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn one "
-        "where the verdict disagrees with the grade, one with a wrong and one with a right answer, as long as there are "
+        f"{text}\n\nThese {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn "
+        "one where the verdict disagrees with the grade, one with a wrong and one with a right answer, while there are "
         f"any. Over all {len(pairs)} problems, {right} answers are right (accuracy {right / len(pairs):.3f}, 95 % "
         f"interval {low:.3f} to {high:.3f}), and {agree} verdicts agree with the grade ({agree / len(pairs):.3f})."
     )

@@ -67,7 +67,8 @@ class RolloutDump:
         count = self._config.rollouts.eval_problems
         if not self._enabled or not count or number % (1 << self._halvings()):
             return
-        rows = evaluation_rows(turns_done, generator_step, solutions[:count], verifications[:count], self._step_kinds_fn)
+        solutions, verifications = solutions[:count], verifications[:count]
+        rows = evaluation_rows(turns_done, generator_step, solutions, verifications, self._step_kinds_fn)
         path = self._folder / f"evaluation_{turns_done:06d}_{number:06d}.jsonl"
         write_atomically(path, self._lines([row] for row in rows))
         self._keep_within_limit()

@@ -146,5 +146,5 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     lines = [json.dumps(row, allow_nan=False) for row in turn_rows(run, Turn(0, "generator", "generator", 0), result)]
     assert not any("\n" in line for line in lines)
     packed = [pack_rollout(0, json.loads(line)) for line in lines]
-    assert chunks_of(packed) and encode_json(columns_of(packed))
+    assert list(chunks_of(packed)) and encode_json(columns_of(packed))
     assert transcripts(solutions, verifications, M).encode()

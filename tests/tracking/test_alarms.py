@@ -67,7 +67,7 @@ CASES = [
     ("verifier/one_verdict",
      WITHOUT_TURNS | {name.replace("/", "/live_"): value for name, value in ONE_VERDICT.items()},
      "96.0% of the verdicts are CORRECT", WITHOUT_TURNS),
-    ("verifier/wrong_steps", {"verifier/right_verdict_wrong_steps": 0.6}, "60.0% of the right verdicts come with a step",
+    ("verifier/wrong_steps", {"verifier/right_verdict_wrong_steps": 0.6}, "60.0% of the right verdicts come with",
      {"verifier/right_verdict_wrong_steps": 0.49}),
     ("verifier/wrong_steps",
      {"verifier/rate_correct": None, "verifier/live_rate_correct": 0.5, "verifier/live_outcome_balanced_accuracy": 0.9,

@@ -244,7 +244,7 @@ def test_a_resumed_run_rings_the_same_alarms(tmp_path):
     assert before.getvalue() + after.getvalue() == whole.getvalue().replace("\n", f"\n{goes_on}", 1)
     rows = read_metrics(tmp_path / "whole/metrics.jsonl")
     assert [row["step"] for row in rows if row.get("alarm/generator/kl")] == list(range(6, 12))
-    assert [row["step"] for row in rows if row.get("alarm/generator/kl") == 0] == [12]  # where it is over, and only there
+    assert [row["step"] for row in rows if row.get("alarm/generator/kl") == 0] == [12]  # where it is over
     assert not any(name.startswith("alarm/") for row in rows if row["phase"] == "eval" for name in row)
     start, end = whole.getvalue().splitlines()
     assert start.startswith("alarm generator/kl (turn 6): the KL of the generator to its reference is 0.548 nats")

@@ -157,8 +157,8 @@ def test_the_log_probs_and_the_kinds_of_steps_are_kept_where_there_are_any():
     result = verifier_result()
     logps = {"generator": [np.full(6, -0.3)], "verifier": [np.array([-1.0, 0.0, -0.2]), np.zeros(3)]}
     records = {"generator": result.solutions, "verifier": result.verifications}
-    result.answers = {role: types.SimpleNamespace(records=records[role], rollout=types.SimpleNamespace(logps=logps[role]))
-                      for role in logps}  # fmt: skip
+    rollouts = {role: types.SimpleNamespace(logps=logps[role]) for role in logps}
+    result.answers = {role: types.SimpleNamespace(records=records[role], rollout=rollouts[role]) for role in logps}
     rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result,
                      lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))  # fmt: skip
     assert rows[0]["solution"]["token_surprise"] == "DDDDDD" and rows[0]["solution"]["token_lengths"] == "HOOIbA"
