@@ -205,7 +205,7 @@ function dataTable({ caption, head, rows }) {
 function confusionTable({ caption, of, rows, turns }, run) {
   const link = (cell, label) => {
     const grade = of === "answer" ? `&grade=${label}` : ""; // steps have no filter of their own
-    return `#only=${cell.filter}${grade}&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
+    return `#only=${cell.filter}${grade}&role=training&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
   };
   const cellOf = (cell, row) =>
     h(
@@ -233,7 +233,7 @@ function confusionTable({ caption, of, rows, turns }, run) {
 function alarmsTable({ note, rows }, run) {
   const cells = ({ name, turns, range, seen, limit, advice }) => [
     h("th", { scope: "row" }, name),
-    h("td", {}, h("a", { href: `#run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
+    h("td", {}, h("a", { href: `#role=training&run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
     ...[seen, limit, advice].map((text) => h("td", {}, text)),
   ];
   const head = ["alarm", "turns", "observed at its first turn", "limit", "what to try"];

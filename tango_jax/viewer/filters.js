@@ -65,7 +65,7 @@ const ORDERS = {
 // {shown, flagCounts}: indices that pass every filter, in order; and the number of rollouts with each flag among those
 // that pass the other filters.
 function select(columns, facts, state, hits) {
-  const role = ROLES.indexOf(state.role);
+  const role = ROLES.indexOf(state.role); // -1 for "training", too, which is all but evaluations
   const grade = ["wrong", "right"].indexOf(state.grade);
   const run = facts.runs.findIndex((item) => item.name === state.run);
   const [turnFrom, turnTo] = [state.turns[0] ?? 0, state.turns[1] ?? Infinity];
@@ -79,7 +79,9 @@ function select(columns, facts, state, hits) {
   const latest = state.order ? null : latestFirst(columns);
   for (let place = 0; place < columns.count; place++) {
     const i = latest ? latest[place] : place;
-    if ((role >= 0 && columns.role[i] !== role) || (grade >= 0 && columns.correct[i] !== grade)) continue;
+    if (role >= 0 && columns.role[i] !== role) continue;
+    if (state.role === "training" && ROLES[columns.role[i]] === "evaluation") continue;
+    if (grade >= 0 && columns.correct[i] !== grade) continue;
     if (state.run && columns.run[i] !== run) continue; // a link may name an unknown run: show nothing then
     if (columns.turn[i] < turnFrom || columns.turn[i] > turnTo) continue;
     if (columns.steps[i] < stepsFrom || columns.steps[i] > stepsTo) continue;
