@@ -141,8 +141,9 @@ const PRINTED_WIDTH = 330; // pixels; two of them fit on A4 and on Letter
 
 function drawForPrint() {
   if (!window.Plotly) return;
-  document.documentElement.dataset.shade = "light";
-  document.documentElement.dataset.printing = "true";
+  const root = document.documentElement;
+  root.dataset.before = root.dataset.theme;
+  root.dataset.theme = root.dataset.shade = "light";
   for (const box of document.querySelectorAll("#charts .plot")) {
     const { data, layout } = themed(box.panel);
     box.nextElementSibling.replaceChildren(...legend(data).children);
@@ -153,10 +154,8 @@ function drawForPrint() {
 
 function bindPrinting() {
   window.addEventListener("beforeprint", drawForPrint);
-  window.addEventListener("afterprint", () => {
-    delete document.documentElement.dataset.printing;
-    setTheme(document.documentElement.dataset.theme); // redraws the charts as they were
-  });
+  // Redraws the charts as they were.
+  window.addEventListener("afterprint", () => setTheme(document.documentElement.dataset.before ?? storedTheme()));
 }
 
 // Redraws the charts, e.g. in other colours. Charts out of sight are redrawn later: a hidden element has no size.

@@ -73,7 +73,7 @@ def bars(name: str, curve: Series | Rates, colour: str, pattern: str = "") -> li
         return []
     lines = {"shape": pattern, "size": 6, "solidity": 0.25, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
     marker = {"color": colour, "pattern": lines}
-    told = _told(curve) if isinstance(curve, Rates) else {}
+    told = _told(curve) | {"textposition": "none"} if isinstance(curve, Rates) else {}
     return [{"type": "bar", "name": name, "marker": marker} | _xy(curve) | told]
 
 
