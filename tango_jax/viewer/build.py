@@ -86,7 +86,7 @@ def build_bundle(
     content = _content(runs, as_seed)
     kept = content.packed if max_rollouts is None else _at_most(content.packed, max_rollouts)
     names = []
-    for number, chunk in enumerate(pack.chunks_of(kept, BUNDLE_CHUNK)):
+    for chunk in pack.chunks_of(kept, BUNDLE_CHUNK):
         names.append(f"chunk-{hashlib.sha256(chunk.encode()).hexdigest()[:16]}.js")
         if not (data / names[-1]).exists():
             write_atomically(data / names[-1], f'tangoChunk("{names[-1]}", "{chunk}");\n')

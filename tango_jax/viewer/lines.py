@@ -4,7 +4,6 @@ Takes runs; returns lines, labelled by what differs between them, and warnings. 
 such as those of the hardware and of monitoring, do not separate lines; neither do paths of workdirs.
 """
 
-import itertools
 import json
 from collections.abc import Collection, Sequence
 from pathlib import PurePath
@@ -125,5 +124,9 @@ def _looks(arms: Sequence[str]) -> list[Look]:
     """The looks of the arms, or one for each line where an arm has several."""
     if len(set(arms)) == len(arms):
         return list(looks_of(arms).values())
-    looks = itertools.islice(itertools.cycle(itertools.product(DASHES, COLOURS)), len(arms))
-    return [Look(colour, dash, list(MARKERS)[place % len(MARKERS)]) for place, (dash, colour) in enumerate(looks)]
+    looks = []
+    for place in range(len(arms)):
+        again, index = divmod(place, len(COLOURS))
+        dash = DASHES[(place + 2 * again) % len(DASHES)]  # another one when a colour comes again
+        looks.append(Look(COLOURS[index], dash, list(MARKERS)[place % len(MARKERS)]))
+    return looks

@@ -123,8 +123,9 @@ def measured_on(run: Run) -> str:
     return (
         "The headline's F1 is greedy and on a fixed pool of solutions, so that it can be compared over a run and "
         "between runs. What follows counts dumped rollouts instead: sampled at temperature "
-        f"{run.settings['verifier.temperature']:g}, on the solutions that the generator wrote in that turn. When nearly "
-        "all of them are right, or nearly all wrong, the rare class decides an F1, which then falls even if the verifier "
-        f"judges as well as before. Small pale points have fewer than {FEW} cases; intervals are 95 %, as if all cases were "
-        "independent, and so rather too narrow."
+        f"{run.settings['verifier.temperature']:g}, on the solutions that the generator wrote in that turn. When "
+        "nearly all of them are right, or nearly all wrong, the rare class decides an F1, which then falls even if "
+        "the verifier judges as well as before. "
+        f"Small pale points have fewer than {FEW} cases; intervals are 95 %, as if all cases were independent, and so "
+        "rather too narrow."
     )

@@ -1,6 +1,6 @@
 """Estimates and intervals against numbers worked by hand."""
 
-from math import sqrt
+from math import nan, sqrt
 
 import numpy as np
 import pytest

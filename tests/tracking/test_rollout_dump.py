@@ -264,20 +264,21 @@ def write_evaluations(folder, config, numbers: range, resume_after: int = 0) -> 
 
 
 def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
-    write_turns(tmp_path, config_of(every=1), range(3))
-    write_evaluations(tmp_path, config_of(every=1, eval_problems=2), range(3))
-    rows = list(read_rollouts(tmp_path, with_evaluations=True))
+    folder = tmp_path / "run"
+    write_turns(folder, config_of(every=1), range(3))
+    write_evaluations(folder, config_of(every=1, eval_problems=2), range(3), resume_after=3)
+    rows = list(read_rollouts(folder, with_evaluations=True))
     found = [(row["turn"], row["role"], row["row"]) for row in rows]
     made = [(turn, "generator", row) for turn in (1, 2) for row in (0, 1)]
     assert found == [(0, "evaluation", 0), (0, "evaluation", 1), *made, (2, "evaluation", 0), (2, "evaluation", 1),
                      (3, "generator", 0), (3, "generator", 1), (4, "evaluation", 0), (4, "evaluation", 1)]  # fmt: skip
     assert rows[0]["reward"] is None and rows[0]["advantage"] is None and rows[0]["rows_in_turn"] == 2
     assert rows[0]["verifications"][0]["verdict"] == "INCORRECT"
-    assert {row["role"] for row in read_rollouts(tmp_path)} == {"generator"}  # unless they are asked for
+    assert {row["role"] for row in read_rollouts(folder)} == {"generator"}  # unless they are asked for
     write_evaluations(tmp_path / "none", config_of(every=1, eval_problems=0), range(3))
     assert not list((tmp_path / "none").iterdir())
-    RolloutDump(tmp_path, config_of(every=1), resume_after=2)
-    assert sorted(contents(tmp_path)) == ["evaluation_000000_000000.jsonl", "evaluation_000002_000001.jsonl",
+    RolloutDump(folder, config_of(every=1), resume_after=2)
+    assert sorted(contents(folder)) == ["evaluation_000000_000000.jsonl", "evaluation_000002_000001.jsonl",
                                           "turn_000001_generator_000000.jsonl",
                                           "turn_000002_generator_000001.jsonl"]  # fmt: skip
 
