@@ -15,7 +15,7 @@ def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", sco
     """A chart with a title and a caption. `score`: the values are shares, and the y axis is limited to 0 and 1."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     if score:
-        axes["yaxis"]["range"] = _score_range([value for trace in traces for value in trace["y"] if value is not None])
+        axes["yaxis"]["range"] = _score_range([value for trace in traces for value in _extent(trace)])
     return {"title": title, "caption": caption, "traces": traces, "layout": axes | layout}
 
 
@@ -100,6 +100,15 @@ def _xy(curve: Series | Rates) -> dict:
 def _short(values: np.ndarray) -> list[float]:
     # Five digits are more than a chart can show, and keep the page small.
     return [float(f"{value:.5g}") for value in np.asarray(values).tolist()]
+
+
+def _extent(trace: dict) -> list[float]:
+    """The values of a trace, with the ends of its error bars."""
+    values = [value for value in trace["y"] if value is not None]
+    if "error_y" not in trace:
+        return values
+    ends = zip(values, trace["error_y"]["array"], trace["error_y"]["arrayminus"], strict=True)
+    return [end for value, above, below in ends for end in (value + above, value - below)]
 
 
 def _score_range(values: list[float]) -> list[float]:

@@ -4,7 +4,7 @@ import pytest
 
 from tango_jax.tracking.scores import wilson
 from tango_jax.viewer import quality, trust
-from tango_jax.viewer.panels import rated
+from tango_jax.viewer.panels import panel, rated
 from tango_jax.viewer.quality import Judged
 
 T, F, N = True, False, None
@@ -115,3 +115,10 @@ def test_few_cases_are_drawn_pale_with_their_interval():
     assert trace["text"][1] == "0.500 [0.09, 0.91], n = 2"
     assert trace["error_y"]["arrayminus"][1] == pytest.approx(0.5 - wilson(0.5, 2)[0], abs=1e-4)
     assert rated("recall", quality.recall_by_turn([], True), "#D55E00") == []
+
+
+def test_an_axis_has_room_for_the_intervals():
+    rates = quality.recall_by_turn(items((1, "CORRECT", (T, F), (T, T)), (2, "CORRECT", (T, F), (T, T))), True)
+    drawn = panel("Recall", "", rated("recall", rates, "#D55E00"), "turn", score=True)
+    low, high = drawn["layout"]["yaxis"]["range"]
+    assert low <= wilson(0.5, 2)[0] and high >= wilson(0.5, 2)[1]
