@@ -29,7 +29,7 @@ from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.viewer import charts
+from tango_jax.viewer.lines import lines_of
 from tango_jax.viewer.runs import find_runs
 
 ROLES = ("generator", "verifier")
@@ -259,8 +259,9 @@ def test_its_runs_are_reported_by_cell(grid):
     runs = find_runs([grid.workdir])
     assert {run.name for run in runs} == set(RUNS)
     assert {run.cell for run in runs} == {name.split("/")[0] for name in RUNS}
-    titles = [panel["title"] for panel in charts.arms(runs)]
-    assert "Generator: accuracy (data_seed=1,alpha=none)" in titles and len(set(titles)) == len(titles)
+    lines = {line.label: [run.name for run in line.runs] for line in lines_of(runs)}
+    assert len(lines) == len({run.cell for run in runs}) and all("data_seed=" in label for label in lines)
+    assert all(len({run.cell for run in line.runs}) == 1 for line in lines_of(runs))
 
 
 def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_train):
