@@ -6,6 +6,8 @@ In: the job and its compiled functions. Out: one record per role and phase, spli
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from tango_jax.planning.programs import Job, Program, device_bytes
 
 
@@ -120,3 +122,13 @@ def saved_activations(job: Job, role: str) -> float:
 
     With remat=none everything is kept; that is not told apart from temporaries.
     """
+    policy = job.policies[role]
+    model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
+    batch = job.batches[role]
+    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
+    width = {"none": 0, "full": model.width}.get(model.remat)
+    if width is None:
+        heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        width = 3 * model.width + (heads + 2 * model.mlp_width) / tensor
+    size = jnp.dtype(model.compute_dtype).itemsize
+    return model.num_layers * (R * T + Q * X) * width * size
