@@ -22,7 +22,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config = default_config()
     config.task.name = "math"
     config.task.train, config.task.test = "hub:openai/gsm8k:main/train", "hub:openai/gsm8k:main/test"
-    config.task.row_format, config.task.stage_one = "gsm8k", "gsm8k"
+    config.task.stage_one = "gsm8k"
     config.task.validation, config.task.min_steps = 64, 3
     for role in (config.generator, config.verifier):
         role.checkpoint = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -6,6 +6,7 @@
 #   75         preempted (SIGTERM): its state is saved
 #   76         it lost another process of the job
 #   134        the same, noticed by jax, which aborts (SIGABRT); also where another process did not come at the start
+#   130        interrupted (Ctrl-C)
 #   137, 143   killed: by SIGKILL (memory ran out, a machine was lost), or by SIGTERM before it could save
 #   others     a mistake in the settings or in the program, which would only be repeated
 #
@@ -23,6 +24,7 @@ describe_exit() {
         0) echo "done" ;;
         75) echo "preempted, its state is saved" ;;
         76) echo "it lost another process of the job" ;;
+        130) echo "interrupted (Ctrl-C)" ;;
         134) echo "aborted, as jax does when another process falls silent or does not come" ;;
         137) echo "killed; if nobody did it, memory may have run out" ;;
         143) echo "ended by SIGTERM before it could save" ;;

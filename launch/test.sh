@@ -10,5 +10,5 @@ say "ruff check (a second), lint-imports (a few seconds)"
 python -m ruff check .
 lint-imports --no-logo --no-cache
 say "pytest (some minutes on two CPU cores)"
-# Whole files to a process each: what a file's tests share is made once.
-exec python -m pytest -q -n 2 --dist=loadfile "$@"
+# Whole files to a process each: what a file's tests share is made once. In the order of tests/conftest.py.
+exec python -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder "$@"

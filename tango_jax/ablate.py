@@ -27,9 +27,10 @@ from tango_jax.ablation.table import Evaluation, read_tables
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
-from tango_jax.runtime import failures, hosts
+from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
+from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import hold
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation
@@ -74,10 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     argv = sys.argv[1:] if argv is None else argv
     if any(argument.split("=")[0] == "--figures" for argument in argv):
-        try:
+        with ends_in_one_line():
             redraw(argv)
-        except (ValueError, OSError) as error:
-            sys.exit(failures.last_line(error))
         return
     config, workdir = parse_command_line("ablate", __doc__, argv, "runs/ablation")
     with session(config, workdir) as console:

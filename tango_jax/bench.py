@@ -33,8 +33,9 @@ from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
-from tango_jax.runtime import failures, rng
+from tango_jax.runtime import rng
 from tango_jax.runtime.checks import cut
+from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import SampleRequest, make_sampler
@@ -196,10 +197,10 @@ def show(report: dict) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     parser = Parser("bench", __doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_flag("--json", "print one JSON object and nothing else")
     parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
-    try:
+    with ends_in_one_line():
         options = parser.parse_args(argv)
         names = tuple(options.only.split(","))
         if not set(names) <= set(BENCHES):
@@ -212,8 +213,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(json.dumps(report), flush=True)
         else:
             show(report)
-    except failures.EXPECTED as error:
-        sys.exit(failures.last_line(error))
 
 
 if __name__ == "__main__":

@@ -202,6 +202,9 @@ def alarm_config() -> ConfigDict:
             "margin": 0.9,  # an alarm clears when its value is inside the limit by this margin (a factor)
             "verdict_rate": 0.95,  # share of one verdict; raised only if balanced accuracy is also below the next limit
             "verdict_accuracy": 0.6,
+            # Share of the right verdicts that come with a wrong judgement of a step; raised only if balanced accuracy
+            # is at least the limit before. For tasks with step labels.
+            "wrong_steps": 0.5,
             "truncation": 0.1,  # share of responses that reach the length limit
             "shortened": 0.1,  # share of solutions that are cut to fit the verifier's prompt
             # Mean gap in nats between sampler and trainer log-probs; it is 3e-7 in full float32 (see compute_dtype) and
@@ -246,6 +249,7 @@ def default_config() -> ConfigDict:
         {
             "seed": 0,
             "arm": DEFAULT_ARM,  # see arms.py
+            "notes": "",  # lines to log at the start: config files say here how they chose values
             "task": task_config(),
             "generator": role_config(),
             "verifier": role_config(),
@@ -298,6 +302,9 @@ def default_config() -> ConfigDict:
             # WORKDIR/rollouts: complete rollouts with judgements, rewards and advantages, for `tango_jax.report`.
             "rollouts": {
                 "every": 5,  # turns of a role between dumps; 0: no dumps
+                # Held-out problems whose greedy solutions are dumped at every evaluation, always the first ones, to be
+                # compared over a run and between runs; 0: none.
+                "eval_problems": 12,
                 # Size limit per run. When it is reached, every second dump is deleted, and half as many are written
                 # from then on.
                 "max_mb": 200.0,

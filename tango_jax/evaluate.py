@@ -15,22 +15,19 @@ best-of-k and weighted voting are compared with majority voting and an oracle. T
 samples.png and rows/SET.jsonl in the output folder. If interrupted, the same command resumes at the unfinished shard.
 """
 
-import sys
 from collections.abc import Sequence
 
 from tango_jax.cli.session import session
 from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
+from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import hold
-from tango_jax.runtime.model_text import error_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    try:
+    with ends_in_one_line():
         settings = parse_settings(__doc__, argv)
-    except ValueError as error:
-        sys.exit(error_line(error))
     with session(process_config(settings), settings.out) as console, hold(settings.out, console):
         evaluate_checkpoint(settings, console)
 

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
-from tango_jax.data.problem_sets import load_problems, question_key
+from tango_jax.data.problem_sets import load_task_problems, question_key
 from tango_jax.data.teacher_rows import (
     FILES,
     MAX_PROBLEMS,
@@ -65,7 +65,7 @@ def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
     Raises:
         ValueError: a file cannot be read, or no problem is short enough.
     """
-    problem_set = load_problems(config.task.train, config.task.row_format or None)
+    problem_set = load_task_problems(config.task.train, config.task.row_format)
     numbered = list(enumerate(problem_set.problems))
     if len(numbered) > MAX_PROBLEMS:
         raise ValueError(f"task.train={config.task.train} has {len(numbered)} problems; at most {MAX_PROBLEMS} can be "

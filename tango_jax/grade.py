@@ -1,14 +1,26 @@
-"""Grade a file of responses: reads JSONL rows {"text", "gold", "kind"?} and writes them with "correct" added.
+r"""Grade a file of responses: JSONL rows {"text", "gold", "kind"?} in; the same rows with "correct" and "reason" out.
 
     python -m tango_jax.grade --file=rows.jsonl --out=graded.jsonl
 
 checks answers by hand, or audits the grader. "gold" is the reference answer, and "kind" how to compare with it: math
 (the default), string, python, choice or text. The last line on standard error says how many are correct.
+
+The text is a response as the generator is trained to write it:
+
+    <think>
+    <step>3 + 4 = 7</step>
+    <step>twice that is 14</step>
+    </think>
+    <answer>\boxed{14}</answer>
+
+Graded is the last \boxed{...} in the first <answer>...</answer>; steps are not looked at. With --format=boxed it is the
+last \boxed{...} of the whole text, which needs no tags. A row whose text has none is wrong, and its reason says so.
 """
 
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,20 +29,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.grading import grade_many
+from tango_jax.grading import TEXT_FORMATS, answer_of, grade_many
 from tango_jax.grading.answer import KINDS
-from tango_jax.runtime import failures
 from tango_jax.runtime.atomic import write_atomically
-from tango_jax.runtime.checks import file_to_write, local_path
+from tango_jax.runtime.checks import cut, file_to_write, local_path
+from tango_jax.runtime.failures import ends_in_one_line
+from tango_jax.runtime.model_text import on_one_line
 
 DEFAULT_KIND = "math"
 MAX_SHOWN = 200  # characters of a value in an error message
+MAX_ANSWER = 80  # characters of an answer in a reason
 CHUNK = 256  # rows between two updates of the progress bar
+FAILED = {
+    "error": "the math library failed on it",
+    "timeout": "comparing it took too long",
+    "overlong": "it is too long or too deeply nested to compare",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 after one line on standard error that says what to change."""
-    try:
+    """Run the command with these arguments, by default those of the process. Returns 0; a mistake raises SystemExit."""
+    with ends_in_one_line():
         args = _parse_args(argv)
         if args.out is not None:
             args.out = file_to_write("--out", args.out)
@@ -39,38 +58,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = local_path("--file", args.file)
         if not file.is_file():
             raise ValueError(f"--file={args.file} is not a file: name a JSONL file of responses")
-        rows = read_rows(file)
-        graded, summary = grade_rows(rows)
+        rows, skipped = read_rows(file, args.skip_bad_rows)
+        graded, summary = grade_rows(rows, args.format)
         _write_rows(graded, args.out)
-    except failures.EXPECTED as error:
-        return failures.report(error, 2)
-    print(summary, file=sys.stderr)
+        if skipped:
+            summary += f"; {len(skipped)} bad rows skipped, the first: {on_one_line(skipped[0])}"
+        print(summary, file=sys.stderr)
     return 0
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read and validate all rows of a JSONL file. ValueError names the file, the line and what is wrong with it."""
-    rows = []
+def read_rows(path: Path, skip_bad_rows: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read all rows of a JSONL file; returns them and, for each one that was skipped, what is wrong with it.
+
+    Raises:
+        ValueError: a row cannot be graded, unless such rows are skipped; names the file, the line and what is wrong.
+    """
+    rows, skipped = [], []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                row = _checked(json.loads(line.decode("utf-8-sig")))
-                json.dumps(row)  # deeply nested JSON can be readable but not writable
-                rows.append(row)
-            except ValueError as error:  # not UTF-8, not JSON, or not a row
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            except RecursionError as error:
-                raise ValueError(f"{path}, line {number}: lists or objects nested too deeply to be read; a row is "
-                                 'a flat object {"text", "gold", "kind"?}') from error
-    return rows
+                rows.append(_parsed(line))
+            except ValueError as error:
+                message = f"{path}, line {number}: {error}"
+                if not skip_bad_rows:
+                    raise ValueError(f"{message}; --skip_bad_rows leaves such rows out") from error
+                skipped.append(message)
+    return rows, skipped
 
 
-def grade_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the rows with "correct" added, in order, and a one-line summary."""
-    correct: list[bool] = [False] * len(rows)
-    errors = timeouts = overlong = 0
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The row of a line. Raises ValueError for what is not UTF-8, not JSON, or not a row."""
+    try:
+        row = _checked(json.loads(line.decode("utf-8-sig")))
+        json.dumps(row)  # deeply nested JSON can be readable but not writable
+    except RecursionError as error:
+        raise ValueError("lists or objects nested too deeply to be read; a row is a flat object "
+                         '{"text", "gold", "kind"?}') from error
+    return row
+
+
+def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> tuple[list[dict[str, Any]], str]:
+    """Return the rows with "correct" and "reason" added, in order, and a one-line summary."""
+    graded: list[dict[str, Any]] = [{} for _ in rows]
+    counts: Counter[str] = Counter()
     with _progress() as progress:
         task = progress.add_task("grading", total=len(rows))
         for kind in KINDS:
@@ -78,16 +110,33 @@ def grade_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], st
             for start in range(0, len(of_kind), CHUNK):
                 chosen = of_kind[start : start + CHUNK]
                 texts, golds = ([rows[index][key] for index in chosen] for key in ("text", "gold"))
-                report = grade_many(texts, golds, kind)
-                for index, is_correct in zip(chosen, report.correct, strict=True):
-                    correct[index] = is_correct
-                errors += report.errors
-                timeouts += report.timeouts
-                overlong += report.overlong
+                report = grade_many(texts, golds, kind, text_format)
+                for index, is_correct, failure in zip(chosen, report.correct, report.failures, strict=True):
+                    reason = reason_of(rows[index]["text"], is_correct, failure, text_format)
+                    graded[index] = {**rows[index], "correct": is_correct, "reason": reason}
+                counts.update(errors=report.errors, timeouts=report.timeouts, overlong=report.overlong)
                 progress.advance(task, len(chosen))
-    graded = [{**row, "correct": is_correct} for row, is_correct in zip(rows, correct, strict=True)]
-    counts = f"{errors} errors, {timeouts} timeouts, {overlong} overlong"
-    return graded, f"{sum(correct)} of {len(rows)} correct; counted as wrong because grading failed: {counts}"
+    failed = ", ".join(f"{counts[name]} {name}" for name in ("errors", "timeouts", "overlong"))
+    correct = sum(row["correct"] for row in graded)
+    return graded, f"{correct} of {len(rows)} correct; counted as wrong because grading failed: {failed}"
+
+
+def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> str:
+    """Why a response was graded so: what its answer is, or where none was found.
+
+    Args:
+        failure: as in GradeReport.failures.
+    """
+    answer = answer_of(text, text_format)
+    if answer is None and text_format == "tagged":
+        has_block = "<answer>" in text and "</answer>" in text[text.find("<answer>") :]
+        return r"no \boxed{...} in the <answer> block" if has_block else "no <answer>...</answer> block"
+    if answer is None:
+        return r"no \boxed{...}"
+    shown = cut(answer, MAX_ANSWER)
+    if failure:
+        return f"the answer is {shown}, and {FAILED[failure]}"
+    return f"the answer {shown} {'equals' if is_correct else 'differs from'} the gold answer"
 
 
 def _progress() -> Progress:
@@ -134,6 +183,11 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("grade", __doc__)
     parser.add_argument("--file", required=True, help="JSONL file with the rows")
     parser.add_argument("--out", help="where to write the graded rows (default: standard output)")
+    parser.add_argument("--format", choices=TEXT_FORMATS, default="tagged",
+                        help="tagged: the answer is in an <answer> block, as in training; boxed: in the last box of "
+                        "the text; default: %(default)s")
+    parser.add_flag("--skip_bad_rows", "leave out rows that cannot be graded, and count them, instead of ending at the "
+                    "first one")
     return parser.parse_args(argv)
 
 

@@ -6,25 +6,24 @@ compiles the run's own jitted functions for the target from shapes alone: no wei
 the target's compiler, which is a package: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for
 TPUs, in the release of the installed jax. Without it, virtual CPU devices stand in, and memory is roughly right only.
 
-Exit code 0, also where the run does not fit (`fits` says so); 1 for a mistake.
+Exit code 0, also where the run does not fit (`fits` says so); 2 for a mistake.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 
 import jax
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.cli.command_line import load_config
+from tango_jax.cli.command_line import load_options
 from tango_jax.cli.ranges import SHARE_ABOVE_ZERO, check_options
 from tango_jax.cli.validation import validate
 from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import TARGETS, parse_target
-from tango_jax.runtime import failures
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.failures import ends_in_one_line
 
 RANGES = {
     "filled": SHARE_ABOVE_ZERO._replace(why=": it is the mean length of prompts and responses, as a share of the limit")
@@ -43,10 +42,10 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--filled", metavar="SHARE", type=float, default=0.5,
                         help="mean length of prompts and responses, as a share of the longest allowed; only the times "
                         "depend on it; default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_flag("--json", "print one JSON object and nothing else")
     args, overrides = parser.parse_overrides(argv)
     check_options(args, RANGES)
-    config = load_config(args.config, overrides)
+    config = load_options(parser, args, overrides)
     validate(config)
     kind, devices = parse_target(args.target)
     per_process = min(kind.per_host, devices) if args.per_process is None else args.per_process
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     # Before any backend starts: compilers are used, devices that may be here are not.
     jax.config.update("jax_platforms", "cpu")
-    try:
+    with ends_in_one_line():
         options = parse_options(argv)
         console = Console(enabled=not options.is_json)
         plan = make_plan(options, console)
@@ -68,8 +67,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(json.dumps(as_json(plan)), flush=True)
         else:
             show(plan, console)
-    except failures.EXPECTED as error:
-        sys.exit(failures.last_line(error))
 
 
 if __name__ == "__main__":

@@ -1,72 +1,119 @@
-"""One HTML file about one or several runs: curves, arms, the verifier's quality, speed, and every dumped rollout.
+"""One HTML file about one or several runs: curves side by side, the verifier's quality, speed, every dumped rollout.
 
     python -m tango_jax.report runs/last_letter
     python -m tango_jax.report runs/ablation --out=ablation.html
+    python -m tango_jax.report runs/long --bundle=report
 
-RUN is the workdir of a run, or a folder that holds several (an ablation). The file needs no network: open it from disk,
-or send it. While a run goes on, the same command writes the file anew; --watch=60 repeats it every 60 s until all runs
-are finished, and the browser's reload shows the newest state, with the same rollout open.
+RUN is the workdir of a run, or a folder that holds several (an ablation). Runs of the same arm and settings are seeds
+of one line; what differs between lines labels them. The file needs no network: open it from disk, or send it. It holds
+up to 20,000 rollouts and 19 MB; --bundle=DIR writes a folder instead, without limits, whose index.html can be opened
+from disk, too. While a run goes on, the same command writes the report anew; --watch=60 repeats it every 60 s until all
+runs are finished, and the browser's reload shows the newest state, with the same rollout open.
 """
 
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tango_jax.cli.arguments import Parser
+from tango_jax.cli.config_file import did_you_mean
 from tango_jax.cli.ranges import COUNT_OR_NONE, Range, check_options
+from tango_jax.config import default_config, flatten
 from tango_jax.runtime import failures
-from tango_jax.runtime.checks import file_to_write
+from tango_jax.runtime.checks import file_to_write, folder_to_write, require
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_page
+from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_bundle, build_page
 from tango_jax.viewer.runs import find_runs
 
 RANGES = {"rollouts": COUNT_OR_NONE, "watch": Range(0.0, 86_400.0)}  # seconds of a day
+DEFAULT_OUT = "report.html"
 
 
-def parse(argv: Sequence[str] | None) -> tuple[list[str], Path, int, float]:
-    """(runs, out, rollouts, watch) of a command line.
+class Options(NamedTuple):
+    """What a command line asks for."""
+
+    runs: list[str]
+    out: Path  # the file, or the folder of a bundle
+    is_bundle: bool
+    rollouts: int | None  # None: all
+    watch: float  # seconds
+    as_seed: tuple[str, ...]
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """The options of a command line.
 
     Raises:
-        ValueError: no run, an unknown option, or a value that cannot be.
+        ValueError: no run, an unknown option or setting, or a value that cannot be.
     """
     parser = Parser("report", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="workdir of a run, or a folder that holds several")
-    parser.add_argument("--out", metavar="FILE", default="report.html", help="default: %(default)s")
-    parser.add_argument("--rollouts", metavar="N", type=int, default=MAX_ROLLOUTS,
-                        help="the most rollouts that the file may hold; default: %(default)s")
+    parser.add_argument("--out", metavar="FILE", help=f"default: {DEFAULT_OUT}")
+    parser.add_argument("--bundle", metavar="DIR",
+                        help="write a folder instead of a file, for runs with more rollouts than one file can hold")
+    parser.add_argument("--rollouts", metavar="N", type=int,
+                        help=f"the most rollouts that it may hold; default: {MAX_ROLLOUTS} in a file, all in a folder")
+    parser.add_argument("--as_seed", metavar="KEY[,KEY]", default="",
+                        help="settings in which runs of one line may differ, as in their seed; such as task.data_seed")
     parser.add_argument("--watch", metavar="SECONDS", type=float, default=0.0,
-                        help="write the file anew after so many seconds, until all runs are finished; default: once")
+                        help="write the report anew after so many seconds, until all runs are finished; default: once")
     args = parser.parse_args(argv)
-    if not args.runs:
-        raise ValueError("no run is named: give the --workdir of a run or of an ablation")
-    check_options(args, RANGES)
-    return args.runs, file_to_write("--out", args.out), args.rollouts, args.watch
+    require(bool(args.runs), "no run is named: give the --workdir of a run or of an ablation")
+    require(args.out is None or args.bundle is None, f"--out={args.out} and --bundle={args.bundle}: give one of them")
+    as_seed = tuple(filter(None, args.as_seed.split(",")))
+    for key in as_seed:
+        require(key in flatten(default_config()), f"--as_seed={args.as_seed}: unknown setting {key}{did_you_mean(key)}")
+    check_options(args, {name: allowed for name, allowed in RANGES.items() if getattr(args, name) is not None})
+    is_bundle = args.bundle is not None
+    rollouts = args.rollouts if is_bundle or args.rollouts is not None else MAX_ROLLOUTS
+    if is_bundle:
+        out = folder_to_write("--bundle", args.bundle)
+    else:
+        out = file_to_write("--out", DEFAULT_OUT if args.out is None else args.out)
+    return Options(args.runs, out, is_bundle, rollouts, args.watch, as_seed)
 
 
-def report(folders: list[str], out: Path, rollouts: int) -> tuple[Built, bool]:
-    """Write the page; returns what it holds, and whether every run is finished."""
-    runs = find_runs(folders)
-    return build_page(runs, out, rollouts), all(run.is_finished for run in runs)
+def report(options: Options) -> tuple[Built, bool]:
+    """Write the report; returns what it holds, and whether every run is finished."""
+    runs = find_runs(options.runs)
+    is_finished = all(run.is_finished for run in runs)
+    if options.is_bundle:
+        return build_bundle(runs, options.out, options.rollouts, options.as_seed), is_finished
+    return build_page(runs, options.out, options.rollouts, as_seed=options.as_seed), is_finished
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     try:
-        folders, out, rollouts, watch = parse(argv)
+        options = parse(argv)
+        warned: set[str] = set()
         while True:
-            built, is_finished = report(folders, out, rollouts)
-            left_out = built.rollouts_dumped - built.rollouts
-            note = f" ({left_out} more left out)" if left_out else ""
-            built_of = f"runs {built.runs}, rollouts {built.rollouts}{note}, {built.size / 1e6:.1f} MB"
-            print(on_one_line(f"{out}: {built_of}"), flush=True)
-            if is_finished or not watch:
+            built, is_finished = report(options)
+            for warning in dict.fromkeys(built.warnings):
+                if warning not in warned:
+                    print(on_one_line(f"warning: {warning}"), file=sys.stderr, flush=True)
+            warned |= set(built.warnings)
+            print(on_one_line(f"{_shown(options)}: {_described(built, options.is_bundle)}"), flush=True)
+            if is_finished or not options.watch:
                 return
-            time.sleep(watch)
+            time.sleep(options.watch)
     except failures.EXPECTED as error:
         sys.exit(failures.last_line(error))
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; {out} is as it was last written")
+        sys.exit(f"interrupted; {_shown(options)} is as it was last written")
+
+
+def _shown(options: Options) -> Path:
+    return options.out / "index.html" if options.is_bundle else options.out
+
+
+def _described(built: Built, is_bundle: bool) -> str:
+    left_out = built.rollouts_dumped - built.rollouts
+    hint = "" if is_bundle else "; --bundle=DIR holds all"
+    note = f" ({left_out} more left out{hint})" if left_out else ""
+    return f"runs {built.runs}, rollouts {built.rollouts}{note}, {built.size / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ for output of this command; control characters are shown as escapes (model_text.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +22,8 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
-from tango_jax.runtime import failures, hosts, rng
+from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import for_terminal, on_one_line
 from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSampler,
@@ -37,12 +39,24 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
           "seed": SEED}  # fmt: skip
 
 
-def load_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
-    """Open a checkpoint and read its weights. A workdir's settings apply where the command line says nothing."""
+def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
+    """Open a checkpoint, without its weights. A workdir's settings apply where the command line says nothing."""
     settings = CheckpointSamplerSettings(
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
-    return open_checkpoint_sampler(role, name, settings).with_weights()
+    return open_checkpoint_sampler(role, name, settings)
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on standard error what takes a while: a line that is gone afterwards on a terminal, a plain one elsewhere."""
+    console = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
+    if not console.is_terminal:
+        print(f"{text} ...", file=sys.stderr, flush=True)
+        yield
+        return
+    with console.status(Text(text)):
+        yield
 
 
 def sample_text(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> str:
@@ -57,6 +71,20 @@ def quoted(text: str, encoding: str, indent: str = "") -> str:
     return "\n".join(f"{indent}| {line}" for line in for_terminal(text, encoding).split("\n"))
 
 
+def question_prompt(problem: Problem, generator: CheckpointSampler, verifier: CheckpointSampler) -> list[int]:
+    """The generator's prompt, as token ids.
+
+    Raises:
+        ValueError: it is too long, or the verifier's prompt has no room for any solution of this question.
+    """
+    prompt = generator_prompt(generator.template, generator.tokenizer, problem)
+    if len(prompt) > generator.max_prompt:
+        raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
+                         "shorten it, or raise --max_prompt")
+    verifier_prompt(verifier.template, verifier.tokenizer, problem, "", 1, verifier.max_prompt)
+    return prompt
+
+
 def answer(
     question: str,
     generator: CheckpointSampler,
@@ -69,23 +97,20 @@ def answer(
     Raises:
         ValueError: the question does not fit into a prompt.
     """
-    problem = Problem("the question", question, "")
-    encoding = console.encoding
+    problem, encoding = Problem("the question", question, ""), console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
-    prompt = generator_prompt(generator.template, generator.tokenizer, problem)
-    if len(prompt) > generator.max_prompt:
-        raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
-                         "shorten it, or raise --max_prompt")
-    # Before minutes of sampling: whether the verifier's prompt has room for a solution of this question at all.
-    verifier_prompt(verifier.template, verifier.tokenizer, problem, "", 1, verifier.max_prompt)
-    text = sample_text(generator, prompt, args, "solve")
+    prompt = question_prompt(problem, generator, verifier)
+    with working("solving (the first question of its length is also compiled)"):
+        text = sample_text(generator, prompt, args, "solve")
     console.print(Text(quoted(text, encoding)))
     solution = parse_solution(text, generator.min_steps)
     steps = [text[start:end] for start, end in solution.step_spans]
     prompt, is_shortened = verifier_prompt(
         verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
-    judged = parse_verification(sample_text(verifier, prompt, args, "verify"), len(steps), solution.format_score)
+    with working("judging"):
+        verification = sample_text(verifier, prompt, args, "verify")
+    judged = parse_verification(verification, len(steps), solution.format_score)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     for number, step in enumerate(solution.steps, 1):
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
@@ -103,35 +128,46 @@ def answer(
                                 ("   Answer: ", "bold"), boxed))
 
 
+def checked_question(text: str) -> str:
+    """The question, which is neither empty nor invalid Unicode. Raises ValueError."""
+    if not text.strip():
+        raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
+    # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError(f"the question {text!r} is not valid Unicode: give it in UTF-8")
+    return text
+
+
 def questions(args: argparse.Namespace) -> Iterator[str]:
     """Yield the question of the command line, or every non-blank line of standard input."""
-    if args.question is None and sys.stdin.isatty():
+    if args.question is not None:
+        yield args.question
+        return
+    if sys.stdin.isatty():
         print("One question per line; end with Ctrl-D.", file=sys.stderr)
-    lines = (line.strip() for line in sys.stdin if line.strip())
-    for question in lines if args.question is None else [args.question]:
-        # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.
-        if any("\ud800" <= char <= "\udfff" for char in question):
-            raise ValueError(f"the question {question!r} is not valid Unicode: give it in UTF-8")
-        yield question
+    for line in sys.stdin:
+        if line.strip():
+            yield checked_question(line.strip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 after one line on standard error that says what to change."""
+    """Run the command with these arguments, by default those of the process. Returns 0; a mistake raises SystemExit."""
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
-    try:
+    with ends_in_one_line("no more is solved"):
         args = _parse_args(argv)
         check_options(args, RANGES)
+        if args.question is not None:
+            checked_question(args.question)
         hosts.check_devices()
-        if args.question is not None and not args.question.strip():
-            raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
-        generator = load_sampler("generator", args.checkpoint, args)
-        verifier = load_sampler("verifier", args.verifier or args.checkpoint, args)
+        names = {"generator": args.checkpoint, "verifier": args.verifier or args.checkpoint}
+        samplers = {role: open_sampler(role, name, args) for role, name in names.items()}
+        if args.question is not None:  # before the weights are read
+            question_prompt(Problem("the question", args.question, ""), *samplers.values())
+        for role, sampler in samplers.items():
+            with working(f"reading the weights of the {role} from {on_one_line(names[role])}"):
+                samplers[role] = sampler.with_weights()
         for question in questions(args):
-            answer(question, generator, verifier, args, console)
-    except failures.EXPECTED as error:
-        return failures.report(error, 2)
-    except KeyboardInterrupt:
-        return 130
+            answer(question, samplers["generator"], samplers["verifier"], args, console)
     return 0
 
 
@@ -146,7 +182,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
-    parser.add_argument("--use_chat", action="store_true", help="prompts in the checkpoint's chat template")
+    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
     return parser.parse_args(argv)

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Stage 1 neither grades nor rewards, but the stages that follow do.
         check_grader(task.grade_kind)
         load_and_try_rewards(config, task)
-        for note in task.notes:
+        for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)
         policies = {role: policies[role] for role in needed}
         run_stage_one(policies, config, task, workdir, console, preemption)

@@ -1,6 +1,7 @@
 """Train both roles: supervised fine-tuning (stage 1), then interleaved reinforcement learning (stage 2).
 
     python -m tango_jax.train --config=last_letter --workdir=runs/last_letter
+    python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
 
 The workdir receives metrics.jsonl, summary.json, curves.png, transcripts.md and the checkpoints. If interrupted, the
 same command resumes where it stopped, bit for bit. To read the code, start at tango_jax/loop/run.py. Python programs
@@ -43,7 +44,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, console: Console | Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line("train", __doc__, argv, "runs/last_letter")
+    config, workdir = parse_command_line("train", __doc__, argv, "runs/NAME")
     with session(config, workdir) as console:
         run.train(config, workdir, console)
 

@@ -21,8 +21,9 @@ from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation
-from tango_jax.viewer import charts
+from tango_jax.viewer import comparison
 from tango_jax.viewer.build import build_page
+from tango_jax.viewer.lines import lines_of
 from tango_jax.viewer.runs import find_runs
 from torture.runs import ROLES, SMALL
 
@@ -64,9 +65,9 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, own_arm, tmp_p
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     runs = find_runs([workdir])
-    drawn = json.dumps(charts.arms(runs))
-    assert own_arm.label in drawn and own_arm.look.colour in drawn
-    assert charts.arms_table(runs)["rows"][0][0] == own_arm.label
+    drawn = comparison.comparison(lines_of(runs))
+    assert own_arm.label in json.dumps(drawn) and own_arm.look.colour in json.dumps(drawn)
+    assert drawn["table"]["rows"][0][0] == own_arm.label
     build_page(runs, tmp_path / "report.html")
     payload = re.search(r'id="data-facts">(.*?)</script>', (tmp_path / "report.html").read_text("utf-8"))[1]
     [facts] = json.loads(gzip.decompress(base64.b64decode(payload)))["runs"]

@@ -138,7 +138,7 @@ def test_installed_commands_work_in_any_folder(installed, tmp_path):
     done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(installed))
     assert {Path(name).parent for name in done.stdout.split()} == {installed / "tango_jax/configs"}, done.stderr
     done = command("tango-train", "--config=tiny", "--config.seed=-1", "--workdir=run")
-    assert done.returncode == 1 and done.stderr.startswith("error: seed=-1 "), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: seed=-1 "), done.stderr
     done = command("tango-grade", "--file=none.jsonl")
     assert done.returncode == 2 and "none.jsonl" in done.stderr
     assert not list(tmp_path.iterdir())

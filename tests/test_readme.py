@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from support.own_problems import write_problems
 from support.paths import CONFIGS, ROOT
 from support.processes import Finished, finish
+from support.tiny_checkpoints import write_tiny_folder
 from support.xla_settings import on_devices
 from tango_jax import ablate, bench, evaluate, export, generate, grade, plan, report, sample, sft, train
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_config
+from tango_jax.cli.config_file import open_config
 from tango_jax.records import Solution
 from tango_jax.tracking.metrics import read_metrics
 
@@ -101,7 +104,8 @@ def test_a_mistake_in_ones_own_code_is_one_line_before_any_work(sums, what):
     sums.write_text(text.replace(old, new))
     with pytest.raises(SystemExit) as stopped:
         train.main(["--config=sums.py", "--workdir=run", "--config.compile_cache="])
-    assert re.match(f"error: {message}", stopped.value.code) and "\n" not in stopped.value.code
+    assert stopped.value.code == 2
+    assert re.match(f"error: {message}", str(stopped.value)) and "\n" not in str(stopped.value)
     assert [path.name for path in sums.parent.iterdir()] == ["sums.py"]
 
 
@@ -168,7 +172,33 @@ def understood(line: str) -> None:
     except Parsed as parsed:
         options, overrides = parsed.args[0] if isinstance(parsed.args[0], tuple) else (parsed.args[0], [])
         if getattr(options, "config", None):
-            load_config(options.config, overrides)
+            opened = open_config(options.config.partition(":")[0])
+            assert set(options.config_arguments) <= set(opened.arguments), "unknown arguments"
+            if not opened.arguments:
+                load_config(options.config, overrides)
+        else:
+            assert not getattr(options, "config_arguments", {}), "unknown arguments"
+
+
+def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
+    """Word for word: plain rows and a tiny checkpoint in an otherwise empty folder."""
+    [shown] = [line for page, line in SHOWN if page == "README.md" and "--config=own_problems" in line]
+    assert shlex.split(shown) == ["python", "-m", "tango_jax.train", "--config=own_problems", "--model=MODEL",
+                                  "--problems=problems.jsonl", "--workdir=runs/mine"]  # fmt: skip
+    row = json.loads(re.search(r"Rows are plain, `(\{.*?\})`", README)[1])
+    assert set(row) == {"question", "answer"}
+    write_problems(tmp_path / "problems.jsonl", 5)
+    write_tiny_folder(tmp_path / "MODEL")
+    done = run_python(shlex.split(shown)[1:], tmp_path)
+    assert done.code == 0, done.stderr
+    assert "problems: 4 for training and 1 held out, of 5 in problems.jsonl; " in done.stdout
+    assert "a generator prompt: 'user\\nSolve the problem below." in done.stdout
+    summary = json.loads((tmp_path / "runs/mine/summary.json").read_text())
+    assert summary["generator"]["accuracy_final"] == 0.0  # its weights are random
+    settings = json.loads((tmp_path / "runs/mine/config.json").read_text())
+    assert settings["notes"].startswith("problems: 4 for training") and settings["generator.use_chat"] is True
+    again = run_python(shlex.split(shown)[1:], tmp_path)
+    assert again.code == 0 and "runs/mine holds a finished run" in again.stdout, again.stderr
 
 
 def test_commands_are_found():
@@ -176,7 +206,7 @@ def test_commands_are_found():
     found = {re.match(r"python -m tango_jax\.(\w+)", line)[1] for _, line in SHOWN}
     assert found == set(COMMANDS)
     assert ("README.md", "python -m tango_jax.train --config=sums.py") in SHOWN
-    assert any("--config.task.train=train.jsonl" in line for _, line in SHOWN)  # behind a line's end
+    assert commands_of("```bash\npython -m tango_jax.sft \\\n  --a=b\n```\n") == ["python -m tango_jax.sft    --a=b"]
 
 
 @pytest.mark.parametrize("page, line", SHOWN)

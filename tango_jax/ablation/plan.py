@@ -18,6 +18,7 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
+from tango_jax.runtime.checks import Mistakes
 from tango_jax.tracking.results import has_results
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
@@ -120,16 +121,16 @@ def check_plan(plan: Plan) -> None:
 
 
 def _validate(cell: Cell) -> None:
-    config, arm = cell.config.copy_and_resolve_references(), ""
-    try:
+    config, mistakes = cell.config.copy_and_resolve_references(), Mistakes()
+    place = f"ablation.grid, cell {cell.name}" if cell.name else ""
+    with mistakes.collected(place and f"{place}: "):
         validate(config)
-        for arm in config.ablation.arms:
-            config.arm = arm
+    mistakes.raise_all()
+    for arm in config.ablation.arms:
+        config.arm = arm
+        with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
-    except ValueError as error:
-        if not cell.name:
-            raise
-        raise ValueError(f"ablation.grid, cell {cell.name}{f', arm {arm}' if arm else ''}: {error}") from error
+    mistakes.raise_all()
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_one: StageOne | None) -> PlannedRun:

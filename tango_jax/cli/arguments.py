@@ -1,22 +1,44 @@
 """The argument parser of every command: arguments in; a namespace out, or a mistake as one line.
 
-It is argparse with the command's docstring as its help. Options are written in full, and a mistake is a ValueError for
-the command's `main` to print, rather than a usage message and an exit.
+It is argparse with the command's docstring as its help. All commands read options alike: written in full, as
+`--x=value` or `--x value`, with - or _ between words, and with true or false for a switch. A mistake is a ValueError
+for the command's `main` to print, rather than a usage message and an exit.
 """
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import IO, NoReturn
 
+from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import shipped_configs
-from tango_jax.runtime.checks import cut
+from tango_jax.config import default_config, flatten
+from tango_jax.runtime.checks import SettingsError, cut
 from tango_jax.runtime.failures import drop_broken_output
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
 DEFAULT_CONFIG = "last_letter"
+USAGE = "--help shows the usage"
+# Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
+COMMON_KEYS = {
+    "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}",
+    "seed=1": "of everything random in a run",
+    "ROLE.checkpoint=MODEL": "what a role starts from: a folder, hub id, .gguf file or workdir",
+    "ROLE.max_response=512": "tokens that a role may write; likewise ROLE.max_prompt",
+    "ROLE.optimizer.lr=1e-6": "learning rate; stage 1 has its own, ROLE.sft.optimizer.lr",
+    "ROLE.loss.algorithm=rloo": "grpo, rloo or reinforce_pp",
+    "ROLE.sft.steps=0": "updates of stage 1; 0: no stage 1",
+    "ROLE.row_buckets=(8,16)": "responses decoded at once; less needs less memory",
+    "ROLE.rows_per_micro_batch=2": "rows of a forward and backward pass; less needs less memory",
+    "rl.generator_steps=100": "length of the run, in turns of the generator",
+    "rl.prompts_per_step=64": "problems of a turn; likewise rl.samples_per_prompt, solutions of each",
+    "task.train=FILE": "problems; likewise task.test",
+    "eval.every=20": "generator steps between evaluations; likewise checkpoint.every, rollouts.every",
+    "loggers.wandb=PROJECT": "also log to Weights & Biases; likewise loggers.tensorboard=true",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,51 +54,123 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self.takes_config = False
 
     def add_config(self, default: str | None = DEFAULT_CONFIG) -> None:
         """Add --config and describe --config.key=value, which `parse_overrides` takes."""
+        self.takes_config = True
         described = f"; default: {default}" if default else ""
         self.add_argument("--config", metavar="FILE", default=default,
                           help="a Python file, the config.json of a run, or the name of a shipped configuration "
-                          f"({', '.join(shipped_configs())}); FILE:arg hands arg to its get_config{described}")
+                          f"({', '.join(shipped_configs())}); FILE:arg hands arg to its get_config, as --NAME=VALUE "
+                          f"does for an argument that this has by name{described}")
         # Shown in the help; any of these is left over by `parse_known_args`.
-        self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration, such as "
-                                f"{OVERRIDE}rl.gamma=0.5.\nEvery key and its default is in tango_jax/defaults.py. Of a "
-                                "setting given twice, the last one counts.")
+        width = max(map(len, COMMON_KEYS))
+        keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
+        self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration. Of a setting "
+                                "given twice, the last one\ncounts. The commonest keys (ROLE: generator or verifier):\n"
+                                f"{keys}\nEvery key and its default is in tango_jax/defaults.py; --print-config of the "
+                                "training commands\nprints all of them as a run would have them.")
+
+    def add_flag(self, name: str, help: str) -> None:
+        """Add a switch: --name, --name=true or --name=false."""
+        self.add_argument(name, nargs="?", const=True, default=False, type=parse_bool, metavar="true|false", help=help)
 
     def parse_overrides(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         """Options, and the `key=value` of each --config.key=value or --config.key value, in the order given.
 
+        `config_arguments` of the options has every other --name=value, {"name": "value"}: the config file may take
+        arguments of that name.
+
         Raises:
-            ValueError: an argument that is unknown, missing, or of another type.
+            ValueError: an argument that is missing or of another type, or a word that belongs to no option.
         """
-        options, rest = self.parse_known_args(argv)
-        overrides, unknown = [], []
+        options, rest = self.parse_known_args(self._spelled(argv))
+        overrides: list[str] = []
+        named: dict[str, str | None] = {}
+        words, waiting = [], ""  # `waiting`: the option that the next word is the value of
         for argument in rest:
+            name, separator, value = argument.partition("=")
             if argument.startswith(OVERRIDE):
                 overrides.append(argument.removeprefix(OVERRIDE))
-            elif overrides and "=" not in overrides[-1]:
-                overrides[-1] += f"={argument}"
+                waiting = "" if separator else OVERRIDE
+            elif argument.startswith("--") and argument != "--":
+                named[_attribute(name)], waiting = value if separator else None, "" if separator else name
+            elif waiting == OVERRIDE:
+                overrides[-1], waiting = f"{overrides[-1]}={argument}", ""
+            elif waiting:
+                named[_attribute(waiting)], waiting = argument, ""
             else:
-                unknown.append(argument)
-        self.refuse(unknown)
+                words.append(argument)
+        self.refuse(words)
+        options.config_arguments = named
         return options, overrides
 
     def parse_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Options and positional arguments, in any order. Raises ValueError as `parse_overrides`."""
-        options, rest = self.parse_known_intermixed_args(args, namespace)
-        self.refuse(rest)
+        options, rest = self.parse_known_intermixed_args(self._spelled(args), namespace)
+        self.refuse([argument for argument in rest if argument.startswith("-")] or rest)
         return options
 
-    def refuse(self, unknown: list[str]) -> None:
-        if unknown:
-            self.error(f"unknown argument {cut(repr(unknown[0]))}")
+    def refuse(self, unknown: Sequence[str], names: Iterable[str] = ()) -> None:
+        """Raise ValueError for unknown arguments; `names` are options besides those of the parser."""
+        messages = []
+        for argument in unknown:
+            near = self._nearest(argument, [f"--{name}" for name in names])
+            meant = f"did you mean {near}? " if near else ""
+            messages.append(f"unknown argument {cut(repr(argument))}; {meant}{USAGE}")
+        if messages:
+            raise SettingsError(messages)
+
+    def refuse_others(self, options: argparse.Namespace, known: Collection[str] = ()) -> None:
+        """Raise ValueError for arguments that are neither the command's nor, by name, the config file's."""
+        others = {name: value for name, value in options.config_arguments.items() if name not in known}
+        self.refuse([f"--{name}" if value is None else f"--{name}={value}" for name, value in others.items()], known)
+
+    def _nearest(self, argument: str, others: list[str]) -> str:
+        """What was probably meant; empty if nothing is near."""
+        name = argument.partition("=")[0]
+        key = name.lstrip("-")
+        if self.takes_config:
+            if key in shipped_configs() or key.endswith(".py"):
+                return f"--config={key}"
+            keys = [*flatten(default_config())]
+            near = [key] if key in keys else "." in key and difflib.get_close_matches(key, keys, n=1)
+            if near:
+                return f"{OVERRIDE}{near[0]}"
+        flags = [flag for flag in (*self._option_string_actions, *others) if flag.startswith("--") and flag != "--help"]
+        near = difflib.get_close_matches(f"--{key}", flags, n=1)
+        return near[0] if near else ""
+
+    def _spelled(self, argv: Sequence[str] | None) -> list[str]:
+        """The arguments, with - and _ in the names of options as the parser has them."""
+        known = {_attribute(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
+        spelled = []
+        for argument in sys.argv[1:] if argv is None else argv:
+            name, separator, value = argument.partition("=")
+            flag = known.get(_attribute(name), name) if name.startswith("--") else name
+            spelled.append(f"{flag}{separator}{value}")
+        return spelled
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{cut(message, MAX_MESSAGE)}; --help shows the usage")
+        raise ValueError(f"{cut(message, MAX_MESSAGE)}; {USAGE}")
 
     def print_help(self, file: IO[str] | None = None) -> None:
         super().print_help(file)
         drop_broken_output()  # `--help | head` closes the pipe
+
+
+def parse_bool(text: str) -> bool:
+    """True for true, False for false, in any case. Raises argparse.ArgumentTypeError, which argparse makes a message
+    of, for anything else."""
+    value = {"true": True, "false": False}.get(text.lower())
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{cut(repr(text))} must be true or false")
+    return value
+
+
+def _attribute(flag: str) -> str:
+    """--max-new -> max_new."""
+    return flag.removeprefix("--").replace("-", "_")

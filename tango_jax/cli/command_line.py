@@ -1,5 +1,6 @@
 """The command line of the commands that take a config file: arguments in; a checked configuration and a workdir out."""
 
+import argparse
 import sys
 from ast import literal_eval
 from collections.abc import Sequence
@@ -9,30 +10,68 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.cli.config_file import did_you_mean, is_like, run_config_file
+from tango_jax.cli.config_file import ConfigFile, did_you_mean, is_like, open_config
+from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.validation import validate
-from tango_jax.runtime.checks import cut, folder_to_write
-from tango_jax.runtime.model_text import error_line
+from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.runtime.checks import Mistakes, cut, folder_to_write
+from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 
-DEFAULT_CONFIG = "last_letter"
+# Of each role: sizes of compiled shapes, and the limit that they must stay below.
+BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
 
 
-def load_config(path: str, overrides: list[str] = ()) -> ConfigDict:
+def load_config(path: str, overrides: Sequence[str] = (), **arguments: str) -> ConfigDict:
     """`get_config` of a config, with `key.path=value` overrides applied.
 
     Args:
         path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config. Or
             the `config.json` of a run.
         overrides: each one `key.path=value`.
+        arguments: those that get_config takes by name, such as own_problems' `model` and `problems`.
 
     Raises:
-        ValueError: see `run_config_file`; an override names no key, or has another type.
+        ValueError: see `open_config` and `ConfigFile`; overrides that name no key, or have another type, all at once.
     """
+    file, argument = _split(path)
+    return _loaded(open_config(file), argument, overrides, arguments)
+
+
+def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequence[str]) -> ConfigDict:
+    """The configuration of a command line, from what `parser.parse_overrides` returned.
+
+    Raises:
+        ValueError: see `load_config`; or an argument belongs neither to the command nor to the config file.
+    """
+    file, argument = _split(options.config)
+    opened, mistakes, config = open_config(file), Mistakes(), None
+    known = {name: value for name, value in options.config_arguments.items() if name in opened.arguments}
+    with mistakes.collected():
+        parser.refuse_others(options, opened.arguments)
+    with mistakes.collected():
+        config = _loaded(opened, argument, overrides, known)
+    mistakes.raise_all()
+    return config
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The file or name of a config, and the argument behind its colon."""
     # The folder of a run's own settings may have any name.
     file, _, argument = (path, "", "") if path.endswith(".json") else path.partition(":")
-    config = run_config_file(file, argument)
+    return file, argument
+
+
+def _loaded(opened: ConfigFile, argument: str, overrides: Sequence[str], arguments: dict[str, str]) -> ConfigDict:
+    config, mistakes = opened.make(argument, arguments), Mistakes()
     for override in overrides:
-        _apply_override(config, override)
+        with mistakes.collected():
+            _apply_override(config, override)
+    mistakes.raise_all()
+    given = frozenset(override.partition("=")[0] for override in overrides)
+    if opened.complete is not None:
+        check_numbers(flatten(config))  # with which it computes
+    config = opened.completed(config, given)
+    _drop_buckets(config, given)
     return config.lock()
 
 
@@ -57,7 +96,7 @@ def _parse_like(old: Any, text: str, name: str):
     if isinstance(old, str):
         return text
     try:
-        value = literal_eval(text)
+        value = literal_eval(text.capitalize() if isinstance(old, bool) else text)  # true serves for True
         if isinstance(old, float) and type(value) is int:
             value = float(value)
     except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
@@ -65,8 +104,36 @@ def _parse_like(old: Any, text: str, name: str):
     if isinstance(old, tuple) and isinstance(value, list):
         value = tuple(value)
     if not is_like(old, value, name):
-        raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}")
+        hint = ": write true or false" if isinstance(old, bool) else ""
+        raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}"
+                         f"{hint}")
     return value
+
+
+def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
+    """Drop the buckets of the config file that a limit of the command line leaves no room for, with a note."""
+    for role in ROLES:
+        for name, limit in BUCKETS.items():
+            if f"{role}.{limit}" not in given or f"{role}.{name}" in given:
+                continue
+            before, most = tuple(config[role][name]), config[role][limit]
+            config[role][name] = tuple(size for size in before if size < most)
+            if config[role][name] != before:
+                add_note(config, f"{role}.{name}={before} became {config[role][name]}, below {role}.{limit}={most}")
+
+
+def add_note(config: ConfigDict, line: str) -> None:
+    """Add a line to what a run logs at its start and keeps in its config.json."""
+    config.notes = f"{config.notes}\n{line}".strip()
+
+
+def print_config(config: ConfigDict) -> None:
+    """Print every setting as key=value, and the default of those that differ from it."""
+    defaults, lines = flatten(default_config()), []
+    for key, value in flatten(config).items():
+        lines.append(f"{key}={value!r}" + (f"  # default: {defaults[key]!r}" if value != defaults[key] else ""))
+    sys.stdout.write("\n".join([*lines, ""]))
+    drop_broken_output()  # `--print-config | head` closes the pipe
 
 
 def parse_command_line(
@@ -74,17 +141,28 @@ def parse_command_line(
 ) -> tuple[ConfigDict, Path]:
     """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
 
-    Ends the process after --help, which shows `doc`, and with one line after a user's mistake.
+    Ends the process after --help, which shows `doc`, after --print-config, and with a line for each of a user's
+    mistakes. In `default_workdir`, NAME stands for the name of the config.
     """
     parser = Parser(command, doc, usage="%(prog)s --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]")
     parser.add_config()
-    parser.add_argument("--workdir", metavar="DIR", default=default_workdir,
-                        help="folder of results and checkpoints; the same command resumes in it; default: %(default)s")
-    try:
+    parser.add_argument("--workdir", metavar="DIR", default=None,
+                        help="folder of results and checkpoints; the same command resumes in it; default: "
+                        f"{default_workdir}")
+    parser.add_flag("--print-config", "print every setting of the run, and end")
+    with ends_in_one_line():
         options, overrides = parser.parse_overrides(argv)
-        workdir = folder_to_write("--workdir", options.workdir)
-        config = load_config(options.config, overrides)
-        validate(config)
-    except ValueError as error:
-        sys.exit(error_line(error))
+        mistakes, workdir, config = Mistakes(), None, None
+        with mistakes.collected():
+            name = Path(_split(options.config)[0]).stem
+            given = default_workdir.replace("NAME", name) if options.workdir is None else options.workdir
+            workdir = folder_to_write("--workdir", given)
+        with mistakes.collected():
+            config = load_options(parser, options, overrides)
+            if options.print_config:
+                print_config(config)
+            validate(config)
+        mistakes.raise_all()
+    if options.print_config:
+        sys.exit(0)
     return config, workdir

@@ -1,34 +1,111 @@
-"""A config file, run: its path or a shipped config's name in, the ConfigDict of its `get_config` out.
+"""Config files: the path of one, or a shipped config's name in, the ConfigDict of its `get_config` out.
 
-Config files are Python, so anything can go wrong in them; every mistake becomes one line. The config.json that a run
-keeps in its workdir can be given instead, to repeat that run. Stage: the start of every command that takes --config.
+A config file is Python with a function `get_config(argument)`. Arguments that this takes by name only are options of
+the command line: with `def get_config(argument="", *, model)`, the command needs --model=VALUE. A file may also have a
+function `complete(config, given)`, which is called after the command line's --config.key=value are applied, and sets
+whatever follows from other settings; `given` are the keys that the command line has set.
+
+Anything can go wrong in Python, and every mistake becomes one line. The config.json that a run keeps in its workdir can
+be given instead, to repeat that run. Stage: the start of every command that takes --config.
 """
 
 import difflib
 import functools
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten
-from tango_jax.runtime.checks import cut, local_path, shortened
+from tango_jax.runtime.checks import Mistakes, cut, local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 
 
-def load_shipped(name: str, argument: str = "") -> ConfigDict:
+class ConfigFile(NamedTuple):
+    """A config file that has been run: what makes a configuration, and what completes it."""
+
+    path: str  # as it is named in messages
+    get_config: Callable[..., Any]
+    complete: Callable[..., None] | None  # (config, names of the keys that the command line sets)
+    arguments: Mapping[str, bool]  # those that get_config takes by name only -> whether it needs them
+
+    def make(self, argument: str = "", arguments: Mapping[str, str | None] | None = None) -> ConfigDict:
+        """The result of `get_config`; it has the keys and types of `default_config`.
+
+        Args:
+            argument: its first argument.
+            arguments: those that it takes by name.
+
+        Raises:
+            ValueError: get_config takes other arguments, or failed, or its result is no complete configuration.
+        """
+        given, mistakes = arguments or {}, Mistakes()
+        for name, value in given.items():
+            if mistakes.require(name in self.arguments, f"{self.path} takes no argument --{name}{self._described()}"):
+                mistakes.require(bool(value), f"--{name} has no value: write --{name}=VALUE")
+        missing = [f"--{name}=VALUE" for name, is_needed in self.arguments.items() if is_needed and name not in given]
+        each = "it" if len(missing) == 1 else "them"
+        mistakes.require(not missing, f"{self.path} needs {' and '.join(missing)}: give {each}")
+        mistakes.raise_all()
+        try:
+            config = self.get_config(argument, **given)
+            if isinstance(config, ConfigDict):
+                flatten(config)  # a file can make one that cannot be read
+        except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
+            raise ValueError(what_failed(self.path, None, error)) from error
+        if not isinstance(config, ConfigDict):
+            raise ValueError(f"{self.path}: get_config returned {shortened(config)}, and not a ConfigDict: start it "
+                             "with config = default_config() and end it with return config")
+        self._check(config)
+        return config
+
+    def completed(self, config: ConfigDict, given: frozenset[str] = frozenset()) -> ConfigDict:
+        """The configuration, after the file's `complete` has set what follows from the rest of it, if it has one.
+
+        Args:
+            given: names of keys that the command line has set, which `complete` leaves alone.
+
+        Raises:
+            ValueError: as `complete` raises it, about settings; or it failed otherwise.
+        """
+        if self.complete is None:
+            return config
+        try:
+            self.complete(config, given)
+            flatten(config)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ValueError(what_failed(self.path, None, error)) from error
+        self._check(config)
+        return config
+
+    def _check(self, config: ConfigDict) -> None:
+        mistakes = Mistakes()
+        with mistakes.collected(f"{self.path}: "):
+            check_keys(config)
+        mistakes.raise_all()
+
+    def _described(self) -> str:
+        names = " and ".join(f"--{name}" for name in self.arguments)
+        return f"; it takes {names}" if names else ", nor any other by name"
+
+
+def load_shipped(name: str, argument: str = "", **arguments: str) -> ConfigDict:
     """The configuration of a shipped config, for a config file of one's own to change and return.
 
         config = load_shipped("last_letter")
         config.rl.generator_steps = 100
 
     Raises:
-        ValueError: no shipped config has this name; the message lists those there are.
+        ValueError: no shipped config has this name; the message lists those there are. Or it takes other arguments.
     """
-    return run_config_file(str(_shipped_file(name)), argument)
+    opened = open_config(str(_shipped_file(name)))
+    return opened.completed(opened.make(argument, arguments))
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -41,40 +118,39 @@ def shipped_configs() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.py"))}
 
 
-def run_config_file(file: str, argument: str) -> ConfigDict:
-    """The result of `get_config(argument)`; it has the keys and types of `default_config`.
+def open_config(file: str) -> ConfigFile:
+    """Run a config file.
 
     Args:
         file: the path of a Python file, the config.json of a run, or the name of a shipped config.
-        argument: what is handed to `get_config`.
 
     Raises:
-        ValueError: no such file or name, a mistake in the file (with its line), or a result that is no complete
-            configuration.
+        ValueError: no such file or name, or a mistake in the file (with its line).
     """
     if file.endswith(".json"):
-        return stored_config(file)
+        stored = stored_config(file)
+        return ConfigFile(file, lambda _: stored, None, {})
     if not file.endswith(".py"):
         file = str(_shipped_file(file))
     elif not local_path("--config", file).is_file():
         raise ValueError(_no_config(file))
     try:
-        get_config = vars(run_file(file)).get("get_config")
-        config = get_config(argument) if callable(get_config) else None
-        if isinstance(config, ConfigDict):
-            flatten(config)  # a file can make one that cannot be read
+        functions = vars(run_file(file))
     except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
         raise ValueError(what_failed(file, None, error)) from error
+    get_config, complete = functions.get("get_config"), functions.get("complete")
     if not callable(get_config):
         raise ValueError(f"{file} has no function get_config(arg)")
-    if not isinstance(config, ConfigDict):
-        raise ValueError(f"{file}: get_config returned {shortened(config)}, and not a ConfigDict: start it with "
-                         "config = default_config() and end it with return config")
+    return ConfigFile(file, get_config, complete if callable(complete) else None, _named_arguments(get_config))
+
+
+def _named_arguments(function: Callable) -> dict[str, bool]:
+    """The arguments that a function takes by name only, and whether it needs each of them."""
     try:
-        check_keys(config)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    return config
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables do not say what they take
+        return {}
+    return {one.name: one.default is one.empty for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
 def stored_config(file: str) -> ConfigDict:
@@ -115,8 +191,7 @@ def with_settings(config: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict
         elif isinstance(default, float) and type(value) is int:
             value = float(value)
         if not is_like(default, value, key):
-            raise ValueError(f"{key}={shortened(value)} must be of type {type(default).__name__}, like its default "
-                             f"{default!r}")
+            raise ValueError(_wrong_type(key, value, default))
         *groups, name = key.split(".")
         functools.reduce(getattr, groups, config)[name] = value
     return config.lock()
@@ -130,13 +205,17 @@ def check_keys(config: ConfigDict) -> None:
     found, known = flatten(config), flatten(default_config())
     if missing := [key for key in known if key not in found]:
         raise ValueError(f"the config lacks {', '.join(missing[:5])}: start from default_config() and take nothing out")
-    for key in found:
-        if key not in known:
-            raise ValueError(f"unknown config key {key!r}{did_you_mean(key)}")
+    mistakes = Mistakes()
     for key, value in found.items():
-        if not is_like(known[key], value, key):
-            raise ValueError(f"{key}={shortened(value)} must be of type {type(known[key]).__name__}, like its default "
-                             f"{known[key]!r}")
+        if key not in known:
+            mistakes.add(f"unknown config key {key!r}{did_you_mean(key)}")
+        elif not is_like(known[key], value, key):
+            mistakes.add(_wrong_type(key, value, known[key]))
+    mistakes.raise_all()
+
+
+def _wrong_type(key: str, value: Any, default: Any) -> str:
+    return f"{key}={shortened(value)} must be of type {type(default).__name__}, like its default {default!r}"
 
 
 def is_like(default: Any, value: Any, key: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tango_jax.data.teacher_rows import MAX_SAMPLES
-from tango_jax.runtime.checks import shortened
+from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.runtime.rng import MAX_SEED
 
 LARGEST_INT = 2**31 - 1  # counters on devices are int32
@@ -120,6 +120,7 @@ RANGES: Mapping[str, Range] = {
     "eval.*": COUNT,
     "checkpoint.*": COUNT,
     "rollouts.every": COUNT_OR_NONE,
+    "rollouts.eval_problems": COUNT_OR_NONE,
     "rollouts.max_mb": Range(1.0, LARGEST_FLOAT),
     "transcripts": COUNT_OR_NONE,
     "distributed.*_s": COUNT,
@@ -127,6 +128,7 @@ RANGES: Mapping[str, Range] = {
     "alarms.margin": SHARE_ABOVE_ZERO,
     "alarms.verdict_rate": SHARE,
     "alarms.verdict_accuracy": SHARE,
+    "alarms.wrong_steps": SHARE,
     "alarms.truncation": SHARE,
     "alarms.shortened": SHARE,
     "alarms.logprob_gap": NOT_NEGATIVE,
@@ -201,15 +203,21 @@ def numbers_of(value: Any) -> tuple:
 
 
 def check_numbers(settings: Mapping[str, Any]) -> None:
-    """Every number of the flat settings {"rl.gamma": 0.8, ...}. Raises ValueError on the first outside its range."""
+    """Every number of the flat settings {"rl.gamma": 0.8, ...}. Raises ValueError for all outside their range."""
+    mistakes = Mistakes()
     for key, value in settings.items():
         for number in numbers_of(value):
             shown = f"{key}={shortened(value)}" + (f": {shortened(number)}" if isinstance(value, tuple) else "")
-            range_of(key).check(shown, number)
+            with mistakes.collected():
+                range_of(key).check(shown, number)
+    mistakes.raise_all()
 
 
 def check_options(options: Any, ranges: Mapping[str, Range]) -> None:
     """The same for the options of a command, which are attributes of those names."""
+    mistakes = Mistakes()
     for name, allowed in ranges.items():
         value = getattr(options, name)
-        allowed.check(f"--{name}={shortened(value)}", value)
+        with mistakes.collected():
+            allowed.check(f"--{name}={shortened(value)}", value)
+    mistakes.raise_all()

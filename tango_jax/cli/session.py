@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 from ml_collections import ConfigDict
@@ -69,8 +70,9 @@ def configured(config: ConfigDict, console: Console | None = None) -> Iterator[C
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """Everything around the work of a command that resumes: settings of the process, and how it ends.
 
-    Exit codes: 1 for a mistake of the user's or what the machine lacks, in one line; hosts.PREEMPTED and
-    hosts.PEER_LOST where it should be started again. An error of this program's own keeps its traceback.
+    Exit codes: those of failures.py for a mistake of the user's, for what the machine lacks, both in one line, and for
+    Ctrl-C; hosts.PREEMPTED and hosts.PEER_LOST where it should be started again. An error of this program's own keeps
+    its traceback.
     """
     console = Console(enabled=False)
     termination.watch()
@@ -80,8 +82,10 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
             termination.watch()  # joining other processes takes the signal's handler
             yield console
     except KeyboardInterrupt:
-        _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", 1)
+        _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", failures.INTERRUPTED)
     except hosts.Preempted:
+        if termination.is_interrupted():
+            _leave(f"interrupted: saved; the same command resumes in {workdir}", failures.INTERRUPTED)
         console.log(f"told to stop (SIGTERM): saved; the same command resumes in {workdir}")
         sys.exit(hosts.PREEMPTED)
     except Exception as error:
@@ -90,11 +94,13 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
         if not failures.is_bug(error):
             # A mistake in the settings says itself what to do, as does a checkpoint that could not be written.
             then = "" if isinstance(error, (ValueError, FloatingPointError)) else _then(workdir)
-            _leave(f"error: {failures.describe(error)}{then}", 1)
+            _leave(f"{failures.last_line(error)}{then}", failures.exit_code(error))
         if hosts.is_alone():
             raise
         traceback.print_exc()
-        _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", 1)
+        _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", failures.FAILED)
+    finally:
+        termination.leave_interrupts()
 
 
 def _then(workdir: Path) -> str:
@@ -118,12 +124,12 @@ def _is_lost_peer(error: Exception) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(own)
 
 
-def _leave(message: str, code: int) -> None:
+def _leave(message: str, code: int) -> NoReturn:
     """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
     wait for this one."""
-    failures.drop_broken_output()
-    message = on_one_line(message)
+    message = "\n".join(map(on_one_line, message.split("\n")))
     if hosts.is_alone():
-        sys.exit(message)
+        failures.leave(message, code)
+    failures.drop_broken_output()
     print(message, file=sys.stderr, flush=True)
     os._exit(code)

@@ -3,122 +3,157 @@
 from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
-from tango_jax.data.problem_sets import BENCHMARKS, load_problems
+from tango_jax.config import ROLES
+from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_task_problems
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import pack_shape, sft_pack_shape
-from tango_jax.runtime.checks import at_least, one_of, require
+from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks.registry import SYNTHETIC, TASKS
 from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 
-ROLES = ("generator", "verifier")
+# Settings that the lengths of synthetic problems are compared with.
+LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
 
-def check_task(config: ConfigDict) -> None:
-    """Raises ValueError on the first mistake. Local data files are read; the hub is not asked."""
+def check_task(config: ConfigDict, mistakes: Mistakes) -> None:
+    """Note what is wrong. Local data files are read; the hub is not asked."""
     if is_user_code(config.task.name):
-        load_user_task(config)
+        with mistakes.collected():
+            load_user_task(config)
+    elif not mistakes.one_of("task.name", config.task.name, TASKS):
         return
-    one_of("task.name", config.task.name, TASKS)
-    if config.task.name in SYNTHETIC:
-        _check_sizes(config)
-        _check_lengths(config)
+    elif config.task.name in SYNTHETIC:
+        _check_sizes(config, mistakes)
+        if not mistakes.is_about("task.", *LENGTHS):
+            _check_lengths(config, mistakes)
     else:
-        _check_math(config)
+        _check_math(config, mistakes)
 
 
-def _check_math(config: ConfigDict) -> None:
+def _check_math(config: ConfigDict, mistakes: Mistakes) -> None:
     task = config.task
     for role in ROLES:
-        require(bool(config[role].checkpoint), f"{role}.checkpoint is empty, and task.name=math has no tokenizer: "
-                "name a folder, a hub id or a .gguf file")
-        require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
-                f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to gsm8k or "
-                "a file, or the steps to 0")
-    for needed, is_needed in (("step labels", "needs_gold_steps"), ("a curriculum", "needs_curriculum")):
-        require(not getattr(ARMS[config.arm], is_needed), f"arm={config.arm} needs a task with {needed}; "
-                f"task.name=math has none: choose another arm, or task.name={' or '.join(SYNTHETIC)}")
-    if task.row_format:
-        one_of("task.row_format", task.row_format, ROW_FORMATS)
+        mistakes.require(bool(config[role].checkpoint), f"{role}.checkpoint is empty, and task.name=math has no "
+                         "tokenizer: name a folder, a hub id or a .gguf file")
+        mistakes.require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
+                         f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to "
+                         "gsm8k or a file, or the steps to 0")
+    if config.arm in ARMS:
+        for needed, is_needed in (("step labels", "needs_gold_steps"), ("a curriculum", "needs_curriculum")):
+            mistakes.require(
+                not getattr(ARMS[config.arm], is_needed), f"arm={config.arm} needs a task with {needed}; "
+                f"task.name=math has none: choose another arm, or task.name={' or '.join(SYNTHETIC)}"
+            )
+    is_format = not task.row_format or mistakes.one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:
-        at_least("task.validation", task.validation, 1)
-    require(bool(task.train), f"task.train is empty: name a problem file, a hub id or one of {', '.join(BENCHMARKS)}")
-    aside = task.validation * (bool(task.stage_one) + (not task.test))
-    wanted = config.rl.prompts_per_step + aside
-    count = _count_problems("task.train", task.train, task.row_format)
-    require(count is None or count >= wanted, f"task.train={task.train} has {count} problems; a batch takes "
-            f"rl.prompts_per_step={config.rl.prompts_per_step}, and {aside} are set aside (task.validation): lower "
-            "them, or give more problems")
-    if task.test:
-        _count_problems("task.test", task.test, task.row_format)
-    if task.stage_one not in ("", "gsm8k"):
-        _check_tagged(config)
+        mistakes.require(task.validation >= 1, f"task.validation={task.validation} must be at least 1")
+    mistakes.require(bool(task.train),
+                     f"task.train is empty: name a problem file, a hub id or one of {', '.join(BENCHMARKS)}")
+    if is_format and task.train:
+        _check_count(config, mistakes)
+    if is_format and task.test:
+        with mistakes.collected("task.test: "):
+            _count_problems(task.test, task.row_format)
+    if task.stage_one == "gsm8k":
+        with mistakes.collected():
+            _check_worked_answers(task)
+    elif task.stage_one:
+        _check_tagged(config, mistakes)
 
 
-def _count_problems(name: str, source: str, row_format: str) -> int | None:
-    """Problems of a local file; None for what the hub holds."""
-    try:
-        if source in BENCHMARKS:
-            return None
-        if source.startswith(HUB_PREFIX):
-            check_hub_id(source)
-            return None
-        return len(load_problems(source, row_format or None).problems)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _check_tagged(config: ConfigDict) -> None:
+def _check_count(config: ConfigDict, mistakes: Mistakes) -> None:
     task = config.task
-    if task.stage_one.startswith(HUB_PREFIX):
-        check_hub_id(task.stage_one)
+    aside = task.validation * (bool(task.stage_one) + (not task.test))
+    wanted, count = config.rl.prompts_per_step + aside, None
+    with mistakes.collected("task.train: "):
+        count = _count_problems(task.train, task.row_format)
+    mistakes.require(count is None or count >= wanted, f"task.train={task.train} has {count} problems; a batch takes "
+                     f"rl.prompts_per_step={config.rl.prompts_per_step}, and {aside} are set aside (task.validation): "
+                     "lower them, or give more problems")
+
+
+def _count_problems(source: str, row_format: str) -> int | None:
+    """Problems of a local file; None for what the hub holds. Raises ValueError."""
+    if source in BENCHMARKS:
+        return None
+    if source.startswith(HUB_PREFIX):
+        check_hub_id(source)
+        return None
+    return len(load_task_problems(source, row_format).problems)
+
+
+def _check_worked_answers(task: ConfigDict) -> None:
+    """Raise ValueError where stage 1 is made of worked answers and a local file has others."""
+    if task.train in BENCHMARKS or task.train.startswith(HUB_PREFIX) or not task.train:
         return
-    is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
-    rows, heldout = read_stage_one(task.stage_one, is_for_verifier)
-    require(len(rows) > task.validation or bool(heldout), f"task.stage_one={task.stage_one} has {len(rows)} rows, of "
-            f"which task.validation={task.validation} are set aside: give more rows, or lower it")
+    try:
+        found = task.row_format or detected_format(task.train)
+    except ValueError:
+        return  # noted already
+    if found != "gsm8k":
+        raise ValueError(f"task.stage_one=gsm8k makes tagged steps of worked answers that end in #### n, and the rows "
+                         f"of task.train={task.train} are of the format {found}: name a file of tagged solutions, or "
+                         "set task.stage_one= with generator.sft.steps=0 and verifier.sft.steps=0, as "
+                         "--config=own_problems does")
 
 
-def _check_sizes(config: ConfigDict) -> None:
+def _check_tagged(config: ConfigDict, mistakes: Mistakes) -> None:
+    task = config.task
+    with mistakes.collected():
+        if task.stage_one.startswith(HUB_PREFIX):
+            check_hub_id(task.stage_one)
+            return
+        is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
+        rows, heldout = read_stage_one(task.stage_one, is_for_verifier)
+        mistakes.require(len(rows) > task.validation or bool(heldout), f"task.stage_one={task.stage_one} has "
+                         f"{len(rows)} rows, of which task.validation={task.validation} are set aside: give more rows, "
+                         "or lower it")
+
+
+def _check_sizes(config: ConfigDict, mistakes: Mistakes) -> None:
     task, main = config.task, SYNTHETIC[config.task.name].SIZES[0]
     for split in SPLITS:
         for size in SYNTHETIC[task.name].SIZES:
             key, may_be_empty = f"{split}_{size}", split in ("verifier", "test")
             value = tuple(task.get(key, ()))
-            require(
+            mistakes.require(
                 (may_be_empty and not value) or (len(value) == 2 and value[0] <= value[1]),
                 f"task.{key}={value} must be (low, high) with 1 <= low <= high{', or empty' * may_be_empty}",
             )
     own, rl = tuple(task[f"verifier_{main}"]), tuple(task[f"rl_{main}"])
-    if own:
-        require(own[0] <= rl[1], f"task.verifier_{main}={own} begins above the longest problems of the generator, "
-                f"task.rl_{main}={rl}: lower it")
-    require(bool(own) or not ARMS[config.arm].needs_curriculum, f"arm={config.arm} needs task.verifier_{main}, the "
-            "size of the short problems of its curriculum: set it, such as to (2, 4)")
+    if own and rl:
+        mistakes.require(own[0] <= rl[-1], f"task.verifier_{main}={own} begins above the longest problems of the "
+                         f"generator, task.rl_{main}={rl}: lower it")
+    needs_curriculum = config.arm in ARMS and ARMS[config.arm].needs_curriculum
+    mistakes.require(bool(own) or not needs_curriculum, f"arm={config.arm} needs task.verifier_{main}, the size of the "
+                     "short problems of its curriculum: set it, such as to (2, 4)")
 
 
-def _check_lengths(config: ConfigDict) -> None:
-    """No problem of any split may be longer than its role's limits."""
+def _check_lengths(config: ConfigDict, mistakes: Mistakes) -> None:
+    """No problem of any split may be longer than its role's limits; of each limit, the first such split is named."""
     task = config.task
     sizes = SYNTHETIC[task.name].SIZES
+    too_short: set[str] = set()  # limits
     for split in SPLITS:
         highest = (high for _, high in size_ranges(task, split, sizes))
         longest_texts = SYNTHETIC[task.name].longest_texts(*highest)
         for what, tokens in longest_texts.items():
             role, kind = what.split()
-            if config[role].checkpoint:  # its tokenizer counts otherwise: problems.make_task checks
+            limit = f"{role}.max_{kind}"
+            if config[role].checkpoint or limit in too_short:  # its tokenizer counts otherwise: make_task checks
                 continue
-            limit = config[role][f"max_{kind}"]
             # A sampled response is cut at its limit and a sampled solution may be longer than the gold one; what must
             # fit is the material itself.
-            require(
-                tokens <= limit,
-                f"{role}.max_{kind}={limit} cannot hold the longest {what} of {describe_sizes(task, split, sizes)}: "
-                f"{tokens} tokens; raise the limit or shorten the problems",
+            fits = mistakes.require(
+                tokens <= config[role][f"max_{kind}"],
+                f"{limit}={config[role][f'max_{kind}']} cannot hold the longest {what} of "
+                f"{describe_sizes(task, split, sizes)}: {tokens} tokens; raise the limit or shorten the problems",
             )
+            too_short |= set() if fits else {limit}
         for role in [role for role in ROLES if not config[role].checkpoint]:
             length = {
                 "sft": (sft_pack_shape(config[role]).row_length, "sft.pack_length", longest_texts[f"{role} response"]),
@@ -128,8 +163,9 @@ def _check_lengths(config: ConfigDict) -> None:
                 continue
             limit, key, response = length
             longest = longest_texts[f"{role} prompt"] + response
-            require(
-                longest <= limit,
+            # Rows are as long as the two limits together unless a length is set; then those limits are the mistake.
+            mistakes.require(
+                longest <= limit or mistakes.is_about(f"{role}.max_"),
                 f"{role}.{key}={limit} cannot hold the longest training sequence of the {split} "
                 f"split: {longest} tokens; raise it or set it to 0",
             )

@@ -7,7 +7,7 @@ before the first turn. `tasks/splits.py` then splits them and defines the order 
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.data.row_formats import ROW_FORMATS, detect_format, to_problem
+from tango_jax.data.row_formats import ROW_FORMATS, RowError, detect_format, to_problem
 from tango_jax.data.rows import read_rows
 from tango_jax.records import Problem
 
@@ -69,6 +69,27 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
     if not problems:
         raise ValueError(f"{source}: none of its {len(rows)} rows is a problem in the format {row_format}")
     return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind)
+
+
+def load_task_problems(source: str, row_format: str = "") -> ProblemSet:
+    """Load the problems of `task.train` or `task.test`, whose rows have the format `task.row_format`.
+
+    Raises:
+        ValueError: as `load_problems`; about a row that does not have the format, it names the setting.
+    """
+    try:
+        return load_problems(source, row_format or None)
+    except RowError as error:
+        if row_format:
+            mend = f"task.row_format={row_format} sets the format: leave it empty to detect it, or choose"
+        else:
+            mend = f"the first row tells the format {error.row_format}: if it is another, set task.row_format to"
+        raise ValueError(f"{error}; {mend} one of {', '.join(ROW_FORMATS)}") from error
+
+
+def detected_format(source: str) -> str:
+    """The name of the row format of a file, from its first row. Raises ValueError as `read_rows`."""
+    return detect_format(read_rows(source)[0].fields)
 
 
 def question_key(question: str) -> str:

@@ -6,12 +6,13 @@ bootstrap over problems with a fixed seed, so that the same rows always give the
 """
 
 from collections.abc import Callable, Sequence
-from math import comb, sqrt
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
 
-Z_95 = 1.959963984540054  # of the normal distribution
+from tango_jax.tracking.scores import wilson
+
 RESAMPLES = 2000
 _CHUNK = 100  # resamples computed at once: 15,000 problems x 2,000 resamples would take 240 MB
 _SEED = 0
@@ -38,20 +39,6 @@ def reported_sample_counts(num_samples: int) -> tuple[int, ...]:
     """The numbers of samples that are reported: 1, 2, 4, ... and all."""
     powers = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples]
     return (*powers, num_samples)
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share among `count` independent outcomes.
-
-    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
-    """
-    if count == 0:
-        return float("nan"), float("nan")
-    shrink = 1 + Z_95**2 / count
-    middle = (share + Z_95**2 / (2 * count)) / shrink
-    half = Z_95 * sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / shrink
-    # At 0 and at 1 the bound is exact, but for rounding.
-    return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
 def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:

@@ -13,15 +13,26 @@ The parsers differ from the code published with the paper (arXiv 2505.15034) as 
 5. The answer block must be exactly one balanced box. The published code accepts anything that begins with `\boxed{`
    and ends with `}`.
 """
-from tango_jax.grading.grader import FAILURES, GradeReport, check_grader, close_pool, grade, grade_many
+from tango_jax.grading.grader import (
+    FAILURES,
+    TEXT_FORMATS,
+    GradeReport,
+    answer_of,
+    check_grader,
+    close_pool,
+    grade,
+    grade_many,
+)
 from tango_jax.grading.steps import ParsedSolution, parse_solution
 from tango_jax.grading.verdict import ParsedVerification, parse_verification
 
 __all__ = [
     "FAILURES",
+    "TEXT_FORMATS",
     "GradeReport",
     "ParsedSolution",
     "ParsedVerification",
+    "answer_of",
     "check_grader",
     "close_pool",
     "grade",

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from tango_jax.grading import answer as compare
 from tango_jax.grading.free_text import matches_text
 from tango_jax.grading.pool import WorkerPool
-from tango_jax.grading.steps import parse_solution
+from tango_jax.grading.steps import last_boxed, parse_solution
 
 MAX_CACHED = 1 << 16
 FAILURES = ("errors", "timeouts", "overlong")  # counts in a GradeReport: answers graded wrong without being compared
+TEXT_FORMATS = ("tagged", "boxed")  # where the answer is: see `answer_of`
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,18 @@ def grade(text: str, gold: str, kind: str = "math") -> bool:
     return grade_many([text], [gold], kind).correct[0]
 
 
-def grade_many(texts: Sequence[str], golds: Sequence[str], kind: str = "math") -> GradeReport:
-    """Grade a batch; equal (gold, answer) pairs are compared only once. For kinds and errors, see `grade`."""
+def grade_many(
+    texts: Sequence[str], golds: Sequence[str], kind: str = "math", text_format: str = "tagged"
+) -> GradeReport:
+    """Grade a batch; equal (gold, answer) pairs are compared only once.
+
+    For kinds and errors, see `grade`; for text formats, see `answer_of`.
+    """
     if len(texts) != len(golds):
         raise ValueError(f"grading: {len(texts)} texts but {len(golds)} gold answers; pass one gold answer per text")
     if kind not in compare.KINDS:
         raise ValueError(f"grading: unknown kind {kind!r}; use one of {', '.join(compare.KINDS)}")
-    pairs = [_pair(text, gold) for text, gold in zip(texts, golds, strict=True)]
+    pairs = [_pair(text, gold, text_format) for text, gold in zip(texts, golds, strict=True)]
     if kind == "math":
         statuses = _shared_grader().statuses([pair for pair in pairs if pair is not None])
     else:
@@ -142,13 +148,28 @@ class MathGrader:
                 self._cache.popitem(last=False)
 
 
-def _pair(text: str, gold: str) -> tuple[str, str] | None:
+def answer_of(text: str, text_format: str = "tagged") -> str | None:
+    """Return the answer that a response gives, or None.
+
+    Args:
+        text_format: "tagged", the text in the last box of the first <answer> block, as in training; or "boxed", that in
+            the last box anywhere in the text.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    if text_format not in TEXT_FORMATS:
+        raise ValueError(f"grading: unknown text format {text_format!r}; use one of {', '.join(TEXT_FORMATS)}")
+    return last_boxed(text) if text_format == "boxed" else parse_solution(text).answer
+
+
+def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
     """Return (gold, answer) as written, or None for a response without an answer."""
     if isinstance(gold, (bool, int, float)):  # JSON numbers, and True or False
         gold = str(gold)
     if not isinstance(gold, str) or not gold.strip():
         raise ValueError(f"grading: the gold answer is {gold!r}; it must be a non-empty string or a number")
-    answer = parse_solution(text).answer
+    answer = answer_of(text, text_format)
     return None if answer is None else (gold, answer)
 
 

@@ -26,6 +26,8 @@ def describe_run(
     """Log the machine, the number of turns, the batch size, the parameters, and one decoded prompt per role."""
     rl = config.rl
     console.log(f"machine: {describe_machine()}")
+    for note in config.notes.splitlines():
+        console.log(note)
     console.log(f"arm {config.arm}: {ARMS[config.arm].help}; seed {config.seed}")
     turns = Counter(turn.phase for turn in schedule.turns())
     console.log(

@@ -60,6 +60,7 @@ def _generator_metrics(solved: Responses) -> dict[str, float]:
     scores = generator_scores(solved.records, solved.rollout.is_truncated_B)
     names = {"truncation_rate": "eval_truncation_rate"}  # `truncation_rate` is the name of the training metric
     metrics = {f"generator/{names.get(name, name)}": value for name, value in scores.items()}
+    metrics["generator/problems"] = len(solved.records)
     # Answers that count as wrong because grading failed, with names that differ from those of training.
     return metrics | {f"grader/eval_{name}": solved.metrics[f"grader/{name}"] for name in FAILURES}
 

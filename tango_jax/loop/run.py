@@ -23,7 +23,15 @@ from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.loop.warm_up import warm_up
 from tango_jax.records import Solution, States, TurnResult
 from tango_jax.rl.policy import Policy, make_policies
-from tango_jax.rl.schedule import Schedule, Turn, generator_steps_after, is_evaluation_due, make_schedule, turn_at
+from tango_jax.rl.schedule import (
+    Schedule,
+    Turn,
+    evaluations_before,
+    generator_steps_after,
+    is_evaluation_due,
+    make_schedule,
+    turn_at,
+)
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
 from tango_jax.runtime.console import Console, Stage
@@ -109,7 +117,7 @@ def run_all(
 
     began -= start.seconds
     pool = fixed_pool(task, config.eval.pool)
-    dump = RolloutDump(workdir / "rollouts", config, resume_after=start.counters.turn)
+    dump = RolloutDump(workdir / "rollouts", config, start.counters.turn, task.step_kinds)
     title = f"Stage 2: reinforcement learning ({config.arm})"
     with (
         RunLog(workdir, config, console, resume_at=start.metrics_bytes) as writer,
@@ -183,13 +191,15 @@ def write_turn(run: Run, turn: Turn, result: TurnResult, began: float) -> None:
 
 
 def write_evaluation(run: Run, states: States, turns_done: int) -> None:
-    """Evaluate both roles after the given number of turns, and write the metrics.
+    """Evaluate both roles after the given number of turns, and write the metrics and some of the rollouts.
 
     Raises:
         FloatingPointError: logits are not finite.
     """
     context = run.context
     with run.record.explained(f"the evaluation after turn {turns_done}", context.config), context.timer("evaluate"):
-        metrics = evaluate(context, states, run.pool).metrics
+        measured = evaluate(context, states, run.pool)
     step = generator_steps_after(run.schedule, turns_done - 1) if turns_done else 0
-    run.record.writer.write(turns_done, "eval", {"generator_step": step} | metrics | context.timer.pop())
+    number = evaluations_before(context.config, run.schedule, turns_done)
+    run.record.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications)
+    run.record.writer.write(turns_done, "eval", {"generator_step": step} | measured.metrics | context.timer.pop())

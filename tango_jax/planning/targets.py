@@ -15,7 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from tango_jax.runtime.checks import cut
-from tango_jax.runtime.machine import machine_rates
+from tango_jax.runtime.machine import host_memory, machine_rates
 
 GIB = 2**30
 
@@ -117,7 +117,7 @@ def parse_target(text: str) -> tuple[Target, int]:
 
 def cpu_target(count: int) -> Target:
     """This machine, its memory and cores shared by `count` devices of one process; its rates are measured."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / count
+    memory = host_memory() / count
     cpu_devices(count)  # before anything is measured, or there would be one
     rates = machine_rates()
     flops, read = rates["matmul_gflops"] * 1e9 / count, rates["read_gb_s"] * 1e9 / count

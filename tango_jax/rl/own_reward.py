@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Problem, Responses, Solution, Verification
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checks import cut, shortened
+from tango_jax.runtime.checks import Mistakes, cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
 
 PARAMETERS = {"generator": ("solution",), "verifier": ("verification", "solution")}
@@ -62,14 +62,17 @@ def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
     """The functions that the configuration names, by role.
 
     Raises:
-        ValueError: one of them cannot be loaded, or takes other parameters.
+        ValueError: some of them cannot be loaded, or take other parameters.
     """
-    return {
-        role: OwnReward(role, load_function(f"{role}.reward", config[role].reward, parameters),
-                        config[role].reward_timeout_s)
-        for role, parameters in PARAMETERS.items()
-        if config[role].reward
-    }  # fmt: skip
+    rewards, mistakes = {}, Mistakes()
+    for role, parameters in PARAMETERS.items():
+        if not config[role].reward:
+            continue
+        with mistakes.collected():
+            function = load_function(f"{role}.reward", config[role].reward, parameters)
+            rewards[role] = OwnReward(role, function, config[role].reward_timeout_s)
+    mistakes.raise_all()
+    return rewards
 
 
 def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:

@@ -168,3 +168,8 @@ def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> boo
         return True
     before = generator_steps_after(schedule, index - 1) if index else 0
     return generator_steps_after(schedule, index) // config.eval.every > before // config.eval.every
+
+
+def evaluations_before(config: ConfigDict, schedule: Schedule, turns_done: int) -> int:
+    """The number of evaluations before the one after so many turns; the first is before the first turn."""
+    return sum(is_evaluation_due(config, schedule, index) for index in range(turns_done - 1)) + (turns_done > 0)

@@ -400,7 +400,7 @@ def _interrupt_waits():
 
     def hold(signum, frame):
         if held:
-            handler(signum, frame)
+            raise KeyboardInterrupt
         held.append((signum, frame))
         log.warning("stopping once the checkpoint is written; press Ctrl-C again to stop without it")
 

@@ -1,7 +1,8 @@
 """Validation of settings and paths: each check raises ValueError with the setting, its value and the limit."""
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,6 @@ def require(condition: bool, message: str) -> None:
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
     require(value in choices, f"{name}={shortened(value)} is not one of {', '.join(choices)}")
-
-
-def at_least(name: str, value: float, limit: float) -> None:
-    require(value >= limit, f"{name}={value} must be at least {limit}")
 
 
 def local_path(name: str, text: str | os.PathLike) -> Path:
@@ -78,3 +75,62 @@ def shortened(value: Any) -> str:
 def cut(text: str, most: int = 80) -> str:
     """The text, truncated to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+class SettingsError(ValueError):
+    """Everything that is wrong with some settings; the text of the exception has a line for each mistake."""
+
+    def __init__(self, messages: Iterable[str]):
+        self.messages = tuple(messages)
+        super().__init__("\n".join(self.messages))
+
+
+class Mistakes:
+    """Collects what is wrong with settings, so that a user sees all of it at once.
+
+        mistakes = Mistakes()
+        mistakes.require(low < high, f"low={low} must be below high={high}")
+        with mistakes.collected("task.train: "):
+            load_problems(path)  # a ValueError is noted, and the next check goes on
+        mistakes.raise_all()
+    """
+
+    def __init__(self):
+        self.messages: list[str] = []
+
+    def add(self, message: str) -> None:
+        if message not in self.messages:
+            self.messages.append(message)
+
+    def is_about(self, *beginnings: str) -> bool:
+        """Whether one of the messages begins so: with the name of a setting or a group of settings."""
+        return any(message.startswith(beginnings) for message in self.messages)
+
+    def require(self, condition: bool, message: str) -> bool:
+        """Note the message unless the condition holds; returns whether it does."""
+        if not condition:
+            self.add(message)
+        return condition
+
+    def one_of(self, name: str, value: Any, choices: Iterable[str]) -> bool:
+        """Like the function `one_of`; returns whether the value is one of the choices."""
+        with self.collected():
+            one_of(name, value, choices)
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def collected(self, prefix: str = "") -> Iterator[None]:
+        """Note a ValueError of the block, of which the rest is skipped."""
+        try:
+            yield
+        except SettingsError as error:
+            for message in error.messages:
+                self.add(prefix + message)
+        except ValueError as error:
+            self.add(f"{prefix}{error}")
+
+    def raise_all(self) -> None:
+        """Raise SettingsError if there are any."""
+        if self.messages:
+            raise SettingsError(self.messages)

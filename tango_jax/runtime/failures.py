@@ -4,13 +4,22 @@ Takes an exception and returns the text for `error: ...`. A bug in this program 
 not handled here and keeps its traceback. Used at the end of every command; nothing here imports jax.
 """
 
+import contextlib
 import errno
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+from tango_jax.runtime.checks import SettingsError
 from tango_jax.runtime.model_text import error_line
+from tango_jax.runtime.termination import INTERRUPTED
+
+# Exit codes; termination.py and hosts.py have the others.
+FAILED = 1  # the machine or the model: a full disk, no memory, a loss that is not finite
+MISTAKE = 2  # something that the user can mend: arguments, settings, files
 
 # FloatingPointError: a loss that is not finite. RuntimeError: XLA, jax and the grader.
 EXPECTED = (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError)
@@ -52,17 +61,42 @@ def describe(error: Exception) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """The last line that a command prints, for `sys.exit`; a bug is raised again."""
+    """The last line that a command prints; several of them for a SettingsError. A bug is raised again."""
     if is_bug(error):
         raise error
+    mistakes = error.messages if isinstance(error, SettingsError) else (describe(error),)
+    return "\n".join(map(error_line, mistakes))
+
+
+def exit_code(error: Exception) -> int:
+    """MISTAKE for what the user can mend in arguments, settings or files; FAILED for what else went wrong."""
+    return MISTAKE if isinstance(error, ValueError) else FAILED
+
+
+class CommandEnd(SystemExit):
+    """The end of a command whose last line, the text of this exception, is printed; `code` is its exit code."""
+
+    def __init__(self, line: str, code: int):
+        super().__init__(line)
+        self.code = code
+
+
+def leave(line: str, code: int) -> NoReturn:
+    """Print the last line of a command on standard error, and end it."""
     drop_broken_output()
-    return error_line(describe(error))
+    print(line, file=sys.stderr, flush=True)
+    raise CommandEnd(line, code)
 
 
-def report(error: Exception, code: int) -> int:
-    """Print `last_line` on standard error and return the exit code."""
-    print(last_line(error), file=sys.stderr)
-    return code
+@contextlib.contextmanager
+def ends_in_one_line(when_interrupted: str = "nothing was written") -> Iterator[None]:
+    """How a command ends that does not resume: after a mistake, a failure or Ctrl-C, in one line with its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave(f"interrupted; {when_interrupted}", INTERRUPTED)
+    except EXPECTED as error:
+        leave(last_line(error), exit_code(error))
 
 
 def drop_broken_output() -> None:

@@ -1,12 +1,16 @@
-"""Describes the machine and measures its matmul and memory-read rates, for logs and benchmarks."""
+"""Describes the machine, its memory and its measured matmul and memory-read rates, for logs, plans and benchmarks."""
 
 import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+
+# Files of control groups, version 2 and 1, that hold the most memory that a container may use.
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def describe_machine() -> str:
@@ -15,6 +19,24 @@ def describe_machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"
+
+
+def host_memory() -> int:
+    """Bytes of memory that this machine, or the container that this process runs in, has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in CONTAINER_LIMITS:
+        try:
+            memory = min(memory, int(Path(path).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return memory
+
+
+def device_memory() -> int:
+    """Bytes that programs may use on each device; devices on a CPU share the machine's memory."""
+    devices = jax.local_devices()
+    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    return stats["bytes_limit"] if stats else host_memory() // len(devices)
 
 
 def median_seconds(fn: Callable[[int], object], runs: int) -> float:

@@ -121,6 +121,24 @@ def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
     return tuple(labels)
 
 
+def step_kinds(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
+    """Name the kind of each step: hard or easy letters where it is correct, and else the mistake."""
+    words = question_words(problem.question)
+
+    def kind(k: int, step: str) -> str:
+        match = _STEP.fullmatch(step)
+        if match is None:
+            return "another form"
+        if k > len(words) or match[1] != str(k):
+            return "another number"
+        letter = words[k - 1][-1]
+        if match[2] == letter:
+            return "hard letter" if letter in HARD_LETTERS else "easy letter"
+        return "next letter of the alphabet" if match[2] == confuse(letter) else "another letter"
+
+    return tuple(kind(k, step) for k, step in enumerate(steps, 1))
+
+
 def _named_letter(rng: np.random.Generator, letter: str, hard_error: float, easy_error: float) -> str:
     is_wrong = rng.random() < (hard_error if letter in HARD_LETTERS else easy_error)
     return confuse(letter) if is_wrong else letter

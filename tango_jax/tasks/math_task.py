@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.data.problem_sets import load_problems, question_key, resolve
+from tango_jax.data.problem_sets import load_task_problems, question_key, resolve
+from tango_jax.data.row_formats import detect_format
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import FILES
 from tango_jax.records import Problem
@@ -40,8 +41,8 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
             graded in different ways.
     """
     task, limit = config.task, config.generator.max_prompt
-    num_tokens_fn, row_format = make_num_tokens(config, tokenizers), task.row_format or None
-    train_set = load_problems(task.train, row_format)
+    num_tokens_fn = make_num_tokens(config, tokenizers)
+    train_set = load_task_problems(task.train, task.row_format)
     # A question that is used for measurements is not trained on in either stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
     validation = draw_questions(train_set.problems, num_validation, task.data_seed)
@@ -52,7 +53,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     )
     notes, test = [f"{task.train}: {split.describe()}"], split.validation
     if task.test:
-        test_set = load_problems(task.test, row_format)
+        test_set = load_task_problems(task.test, task.row_format)
         if test_set.grade_kind != train_set.grade_kind:
             raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
                              f"{test_set.grade_kind}: choose two sets with the same kind of grading")
@@ -97,7 +98,8 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
     if task.stage_one == "gsm8k":
         source, row_format = resolve(task.train, task.row_format or None)
         rows = read_rows(source)
-        if row_format not in (None, "gsm8k"):
+        row_format = row_format or detect_format(rows[0].fields)
+        if row_format != "gsm8k":
             raise ValueError(f"task.stage_one=gsm8k needs worked answers with #### n, but the rows of {task.train} "
                              f"have the format {row_format}: give a file of tagged solutions")
         made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, over_fn, excluded)

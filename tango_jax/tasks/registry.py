@@ -121,6 +121,7 @@ def _make_synthetic(config: ConfigDict) -> Task:
         num_test=None,
         pool_solution=pool_solution,
         gold_steps=gold_steps,
+        step_kinds=module.step_kinds,
         sft_example=sft_example,
         sft_roles=("generator", "verifier"),
         notes=(f"{main} of a problem: generator turns {_shown(getattr(rl, main))}, verifier turns "

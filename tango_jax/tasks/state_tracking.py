@@ -166,6 +166,26 @@ def gold_steps(problem: Problem, steps: tuple[str, ...], is_strict: bool = False
     return tuple(labels)
 
 
+def step_kinds(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
+    """Name the kind of each step: hard or easy swaps where it makes its swap correctly, and else the mistake."""
+    start, swaps = question_parts(problem.question)
+    written, kinds = start, []
+    for k, step in enumerate(steps, 1):
+        match = _STEP.fullmatch(step)
+        if match is None:
+            kinds.append("another form")
+            continue
+        if k > len(swaps) or match.groups()[:2] != (str(k), swap_text(swaps[k - 1])):
+            kinds.append("another swap")
+        elif match[3] == apply_swap(written, swaps[k - 1]):
+            kinds.append("hard swap" if is_hard(swaps[k - 1]) else "easy swap")
+        else:
+            is_shifted = match[3] == apply_mistaken(written, swaps[k - 1])
+            kinds.append("letters shifted, not swapped" if is_shifted else "another state")
+        written = match[3]
+    return tuple(kinds)
+
+
 def solution_text(swaps: list[Swap], states: list[str]) -> str:
     written = enumerate(zip(swaps, states, strict=True), 1)
     steps = "".join(f"<step>#{k} {swap_text(swap)} {state}</step>" for k, (swap, state) in written)

@@ -39,6 +39,9 @@ class Task(NamedTuple):
     # Like `train_problem`, for the verifier's turns; None: they take the problems of `train_problem`.
     verifier_problem: Callable[[int], Problem] | None = None
     curriculum_problem: Callable[[int], Problem] | None = None  # None: there is no curriculum
+    # (problem, steps) -> a name for the kind of each step or mistake, by which the report counts the verifier's errors,
+    # such as "two letters exchanged"; None: the task does not name any.
+    step_kinds: Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None = None
 
     def stream(self, name: str) -> Callable[[int], Problem] | None:
         """The problems of one of STREAMS; None if the task does not have them."""

@@ -83,6 +83,10 @@ def _mistake(name: str, result: Any, args: tuple) -> str:
         is_right = result is None or (isinstance(result, tuple) and len(result) == len(args[1])
                                       and all(isinstance(label, bool) for label in result))
         return "" if is_right else f"it must return None, or a tuple of {len(args[1])} bools: one for each step"
+    if name == "step_kinds":
+        is_right = (isinstance(result, tuple) and len(result) == len(args[1])
+                    and all(isinstance(kind, str) for kind in result))  # fmt: skip
+        return "" if is_right else f"it must return a tuple of {len(args[1])} texts: one for each step"
     if name == "sft_example":
         if not isinstance(result, SftExample) or not isinstance(result.response, str):
             return "it must return an SftExample with a problem and a response"

@@ -266,6 +266,12 @@ def _chat_template(folder: Path, settings: dict) -> str | None:
     return template
 
 
+def has_chat_template(folder: str | Path) -> bool:
+    """Whether the tokenizer of a Hugging Face folder comes with a chat template. Raises ValueError: broken files."""
+    folder = Path(folder)
+    return bool(_chat_template(folder, _read_json(folder / "tokenizer_config.json")))
+
+
 def _read_json(path: Path) -> dict:
     if not path.is_file():
         return {}

@@ -142,19 +142,27 @@ def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | N
     return None
 
 
-def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
-    """Counts the verifier's own turns and its verdicts in the generator's turns alike."""
+def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> list[float] | None:
+    """Means of metrics of verdicts over the last `count` turns, or None if fewer turns have them.
+
+    The verifier's own turns and its verdicts in the generator's turns count alike.
+    """
     found = []
     for row in reversed(rows):
-        if len(found) == limits.window:
+        if len(found) == count:
             break
         prefix = "verifier/" if row.get("verifier/rate_correct") is not None else "verifier/live_"
-        rates = [row.get(f"{prefix}{name}") for name in ("rate_correct", "rate_invalid", "outcome_balanced_accuracy")]
-        if None not in rates:
-            found.append(rates)
-    if len(found) < limits.window:
+        values_of_row = [row.get(f"{prefix}{name}") for name in names]
+        if None not in values_of_row:
+            found.append(values_of_row)
+    return np.mean(found, axis=0).tolist() if len(found) == count else None
+
+
+def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+    means = _recent_verdicts(rows, ("rate_correct", "rate_invalid", "outcome_balanced_accuracy"), limits.window)
+    if means is None:
         return None
-    correct, invalid, accuracy = np.mean(found, axis=0)
+    correct, invalid, accuracy = means
     rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
     verdict = max(rates, key=rates.get)
     # If nearly all solutions belong to one class, giving one verdict is right, and the balanced accuracy is high.
@@ -172,6 +180,21 @@ def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Findi
         f"{rates[verdict]:.1%} of the verdicts are {verdict}, with a balanced accuracy of {accuracy:.2f}",
         f"alarms.verdict_rate={limits.verdict_rate}, alarms.verdict_accuracy={limits.verdict_accuracy}",
         advice,
+    )
+
+
+def _wrong_steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+    means = _recent_verdicts(rows, ("right_verdict_wrong_steps", "outcome_balanced_accuracy"), limits.window)
+    # Verdicts that tell nothing apart are the business of another alarm.
+    if means is None or means[0] <= limits.wrong_steps * ease or means[1] < limits.verdict_accuracy * ease:
+        return None
+    return (
+        f"{means[0]:.1%} of the right verdicts come with a step that is judged wrongly; the balanced accuracy of the "
+        f"verdicts is {means[1]:.2f}",
+        f"alarms.wrong_steps={limits.wrong_steps}",
+        "the verdict is right for other reasons than the steps, and step rewards mislead the generator: lower "
+        "rl.alpha_initial, give the verifier's stage 1 more steps or rl.warmup_steps more turns, and read some in the "
+        "report (filter: right verdict, wrong steps)",
     )
 
 
@@ -227,6 +250,7 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Config
 
 RULES: dict[str, Rule] = {
     "verifier/one_verdict": _one_verdict,
+    "verifier/wrong_steps": _wrong_steps,
     "verifier/shortened": _shortened,
     "generator/steps": _steps,
     "grader/failures": _grader,

@@ -1,10 +1,10 @@
 """Alarms: detect from the metrics that a run is going wrong, and suggest what to try.
 
 Takes the rows of metrics.jsonl (oldest first) and the limits (`alarms.*` in defaults.py), and returns an `Alarm` for
-everything that is wrong at the last row. loggers.py calls this at the end of every turn: it writes `alarm/<name>` as 0
-or 1 into the row and logs when an alarm starts and when it clears. Alarms depend on the rows alone (see
-alarm_rules.py), so a resumed run continues with the same alarms, and a report can reconstruct their history from the
-file (`periods`).
+everything that is wrong at the last row. loggers.py calls this at the end of every turn: it writes `alarm/<name>` as 1
+into the rows of the turns in which an alarm is active, and as 0 into the row with which it clears, and logs both.
+Alarms depend on the rows alone (see alarm_rules.py), so a resumed run continues with the same alarms, and a report can
+reconstruct their history from the file (`periods`).
 
 All rows are kept, because some limits are relative to a role's first turns; a run has only hundreds of rows.
 """
@@ -51,10 +51,13 @@ def check(rows: Sequence[dict], limits: ConfigDict, ringing: Collection[str] = (
     return found
 
 
-def as_metrics(alarms: Sequence[Alarm]) -> dict[str, int]:
-    """Return {"alarm/<name>": 1 if the alarm is active else 0} for every rule."""
-    names = {alarm.name for alarm in alarms}
-    return {f"alarm/{name}": int(name in names) for name in RULES}
+def as_metrics(alarms: Sequence[Alarm], before: Collection[str] = ()) -> dict[str, int]:
+    """Return {"alarm/<name>": 1} for every active alarm, and 0 for those of `before` that clear with this row.
+
+    All others are left out, so that the rows of a run that is well hold no alarms.
+    """
+    now = {alarm.name for alarm in alarms}
+    return {f"alarm/{name}": int(name in now) for name in RULES if name in now or name in before}
 
 
 def ringing_at(row: dict) -> frozenset[str]:

@@ -56,7 +56,11 @@ def smooth(y: np.ndarray) -> np.ndarray:
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The x values common to all seeds, and the values [seed, point] there; seeds without the metric are left out."""
-    curves = [series(from_warmup(rows), {"eval"}, "x", name) for rows in seeds]
+    return at_common_x(series(from_warmup(rows), {"eval"}, "x", name) for rows in seeds)
+
+
+def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
+    """The x values common to all curves that have any points, and their values [curve, point] there."""
     curves = [curve for curve in curves if curve.x.size]
     if not curves:
         return np.empty(0), np.empty((0, 0))

@@ -1,6 +1,6 @@
 """The log of a run: metrics.jsonl, the alarms, and optionally TensorBoard and Weights & Biases.
 
-Takes flat records of scalars, like MetricsWriter. Writes a line of metrics.jsonl with `alarm/<name>` added, logs the
+Takes flat records of scalars, like MetricsWriter. Writes a line of metrics.jsonl with its alarms added, logs the
 same names to the other loggers, and reports alarms on the console. Runs at the end of every step, in the first process
 only.
 
@@ -119,7 +119,7 @@ class RunLog:
     def _judge(self, row: dict) -> dict:
         """Return the row with its alarms, and log which alarms start or clear with it."""
         found = alarms.check([*self._turns, row], self._limits, self._ringing)
-        row |= alarms.as_metrics(found)
+        row |= alarms.as_metrics(found, self._ringing)
         self._turns.append(row)
         for line in alarms.messages(self._ringing, self._turns, found):
             self._console.log(line)

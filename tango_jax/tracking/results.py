@@ -15,6 +15,7 @@ from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
+from tango_jax.tracking.scores import wilson
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 
@@ -96,34 +97,47 @@ def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verificat
     """Return Markdown for `count` held-out problems: every step with its judgement, the verdict and the grade.
 
     Takes one problem of each kind in turn: those where verdict and grade disagree first, then wrong, then right
-    solutions.
+    solutions. The introduction says so, and gives the figures over all problems.
     """
-
-    def interest(pair: tuple[Solution, Verification]) -> tuple:
-        solution, verification = pair
-        agrees = (verification.verdict == "CORRECT") == solution.is_correct
-        return agrees, solution.is_correct
-
     pairs = list(zip(solutions, verifications, strict=True))
-    kinds = sorted({interest(pair) for pair in pairs})
-    by_kind = [[pair for pair in pairs if interest(pair) == kind] for kind in kinds]
+    kinds = sorted({_interest(pair) for pair in pairs})
+    by_kind = [[pair for pair in pairs if _interest(pair) == kind] for kind in kinds]
     chosen = []
     while len(chosen) < min(count, len(pairs)):
         chosen += [group.pop(0) for group in by_kind if group]
-    parts = [
-        "# Transcripts\n\nGreedy solutions of held-out problems by the final generator, judged by the final verifier."
-    ]
+    parts = ["# Transcripts", _introduction(pairs, len(chosen[:count]))]
     return "\n\n".join(parts + [_transcript(*pair) for pair in chosen[:count]]) + "\n"
 
 
+def _interest(pair: tuple[Solution, Verification]) -> tuple[bool, bool]:
+    """What problems are chosen by, most instructive first: (verdict and grade agree, the answer is right)."""
+    solution, verification = pair
+    return verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT"), solution.is_correct
+
+
+def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) -> str:
+    text = "Greedy solutions of held-out problems by the final generator, judged by the final verifier."
+    if not pairs:
+        return text
+    right = sum(solution.is_correct for solution, _ in pairs)
+    agree = sum(_interest(pair)[0] for pair in pairs)
+    low, high = wilson(right / len(pairs), len(pairs))
+    return (
+        f"{text}\n\nThese {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn "
+        "one where the verdict disagrees with the grade, one with a wrong and one with a right answer, while there are "
+        f"any. Over all {len(pairs)} problems, {right} answers are right (accuracy {right / len(pairs):.3f}, 95 % "
+        f"interval {low:.3f} to {high:.3f}), and {agree} verdicts agree with the grade ({agree / len(pairs):.3f})."
+    )
+
+
 def _transcript(solution: Solution, verification: Verification) -> str:
-    marks = {True: "CORRECT", False: "INCORRECT", None: "no judgement"}
-    judged = verification.judgements if verification.is_aligned else (None,) * len(solution.steps)
+    marks = {True: "CORRECT", False: "INCORRECT"}
+    reason = _why_no_step_reward(len(solution.steps), verification)
+    judged = [reason] * len(solution.steps) if reason else [marks[label] for label in verification.judgements]
     gold = solution.gold_steps or (None,) * len(solution.steps)
     lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
-        fact = marks[label] if label is not None else "unknown"
-        lines.append(f"| {k} | {markdown_cell(step)} | {marks[judgement]} | {fact} |")
+        lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {marks.get(label, 'unknown')} |")
     grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
     return "\n".join(
         [
@@ -148,3 +162,18 @@ def _transcript(solution: Solution, verification: Verification) -> str:
             "</details>",
         ]
     )
+
+
+def _why_no_step_reward(num_steps: int, verification: Verification) -> str:
+    """Why the steps of a solution have no rewards from a verification; empty if they have."""
+    if verification.is_aligned:
+        return ""
+    judgements = verification.judgements
+    if len(judgements) == num_steps > 0:
+        missing = ", ".join(str(k) for k, judgement in enumerate(judgements, 1) if judgement is None)
+        return f"no judgement of step {missing}: no step reward"
+    return f"{_counted(len(judgements), 'judgement')} for {_counted(num_steps, 'step')}: no step reward"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)

@@ -1,26 +1,37 @@
 """One turn's rollouts as self-contained JSON objects, from the question to the advantages.
 
 Takes the turn's place in the schedule and its TurnResult, and returns one dict per response of the role that is
-updated, prompt-major. Runs after a turn, before rollout_dump.py writes the rows to rollouts/*.jsonl, which
-`tango_jax.report` reads.
+updated, prompt-major; of an evaluation, one dict per problem. Runs after a turn, before rollout_dump.py writes the rows
+to rollouts/*.jsonl, which `tango_jax.report` reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
-from tango_jax.records import Signal, Solution, TurnResult, Verification
+from tango_jax.records import Problem, Signal, Solution, TurnResult, Verification
 from tango_jax.rl.credit import step_reward_BT
 from tango_jax.rl.schedule import Turn
+from tango_jax.tracking.token_codes import lengths_code, surprise_code
+
+# (problem, steps) -> the kind of each step, see Task.step_kinds; None: the task names none.
+StepKinds = Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None
 
 
-def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult) -> list[dict]:
+def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn: StepKinds = None) -> list[dict]:
     """Return every rollout of a turn. `result` holds the whole batch."""
     role_rows = _generator_rows if turn.role == "generator" else _verifier_rows
-    rows = role_rows(config.rl, result.solutions, result.verifications, result.signal)
+    dicts = {
+        "generator": [_solution(solution, step_kinds_fn) for solution in result.solutions],
+        "verifier": [_verification(verification) for verification in result.verifications or ()],
+    }
+    for role, responses in result.answers.items():
+        for item, record, logp_T in zip(dicts[role], responses.records, responses.rollout.logps, strict=True):
+            item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
+    rows = role_rows(config.rl, result, dicts["generator"], dicts["verifier"])
     M = config.rl.samples_per_prompt
     reward_PM = result.signal.reward_B.reshape(-1, M)
     places = [
@@ -40,10 +51,24 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult) -> list[dict]:
     return [place | row for place, row in zip(places, rows, strict=True)]
 
 
-def _generator_rows(
-    rl: ConfigDict, solutions: Sequence[Solution], verifications: Sequence[Verification] | None, signal: Signal
-) -> list[dict]:
-    count = len(verifications) // len(solutions) if verifications else 0
+def evaluation_rows(
+    turns_done: int, generator_step: int, solutions: Sequence[Solution], verifications: Sequence[Verification],
+    step_kinds_fn: StepKinds = None,
+) -> list[dict]:  # fmt: skip
+    """Return a row for every problem of an evaluation after so many turns: greedy, without reward and advantage."""
+    return [
+        {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
+        | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}
+        | {"problem": _problem(solution), "solution": _solution(solution, step_kinds_fn)}
+        | {"verifications": [_verification(verification)], "reward": None, "advantage": None}
+        for b, (solution, verification) in enumerate(zip(solutions, verifications, strict=True))
+    ]
+
+
+def _generator_rows(rl: ConfigDict, result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
+    """The rows of a generator turn, with its solutions and verifications as they are `written` and `said`."""
+    solutions, signal = result.solutions, result.signal
+    count = len(said) // len(solutions)
     steps_by_label = [
         step_reward_BT(labels, [solution.step_ends for solution in solutions], signal.adv_BT.shape[1])
         for labels in signal.labels or ()
@@ -64,20 +89,20 @@ def _generator_rows(
                 for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)
             ],
         }
-        judged = [_verification(item) for item in (verifications or ())[b * count : (b + 1) * count]]
         rows.append(
-            {"problem": _problem(solution), "solution": _solution(solution), "verifications": judged, "reward": reward}
+            {"problem": _problem(solution), "solution": written[b]}
+            | {"verifications": said[b * count : (b + 1) * count], "reward": reward}
             | {"alpha": _number(signal.alpha), "advantage": _advantage(signal, b, solution.token_ends)}
         )
     return rows
 
 
-def _verifier_rows(
-    rl: ConfigDict, solutions: Sequence[Solution], verifications: Sequence[Verification] | None, signal: Signal
-) -> list[dict]:
-    rows = []
-    for b, verification in enumerate(verifications):
-        solution = solutions[b * len(solutions) // len(verifications)]
+def _verifier_rows(rl: ConfigDict, result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
+    """The rows of a verifier turn; see `_generator_rows`."""
+    signal, rows = result.signal, []
+    for b, verification in enumerate(result.verifications):
+        place = b * len(written) // len(said)  # of the solution that it judges
+        solution = result.solutions[place]
         is_right = verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT")
         reward = {
             "correctness": float(is_right),
@@ -88,8 +113,7 @@ def _verifier_rows(
             **_own_reward(signal, b),
         }
         rows.append(
-            {"problem": _problem(solution), "solution": _solution(solution)}
-            | {"verifications": [_verification(verification)], "reward": reward}
+            {"problem": _problem(solution), "solution": written[place], "verifications": [said[b]], "reward": reward}
             | {"class_weight": _number(signal.class_weight_B[b])}
             | {"advantage": _advantage(signal, b, verification.token_ends)}
         )
@@ -106,7 +130,8 @@ def _problem(solution: Solution) -> dict:
     return {"id": problem.id, "question": problem.question, "answer": problem.answer, "size": problem.size}
 
 
-def _solution(solution: Solution) -> dict:
+def _solution(solution: Solution, step_kinds_fn: StepKinds) -> dict:
+    kinds = {"step_kinds": list(step_kinds_fn(solution.problem, solution.steps))} if step_kinds_fn else {}
     return {
         "text": solution.text,
         "steps": [list(span) for span in find_blocks(solution.text, "step")],  # characters, tags included
@@ -116,7 +141,7 @@ def _solution(solution: Solution) -> dict:
         "format": solution.format_score,
         "tokens": len(solution.token_ends),
         "is_truncated": solution.is_truncated,
-    }
+    } | kinds
 
 
 def _verification(verification: Verification) -> dict:

@@ -23,8 +23,8 @@ ANY_HARDWARE = (
 # checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
 # depends on them.
 ANY_PLACE = ("generator.init_from", "verifier.init_from")
-# Monitoring may change, and what other runs an experiment has: these settings do not affect results at all.
-ANY_WATCHING = ("loggers.", "alarms.", "rollouts.")
+# Monitoring may change, notes, and what other runs an experiment has: these settings do not affect results at all.
+ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes")
 # Nor does a time limit, other than by an error.
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
 ANY_EXPERIMENT = ("ablation.",)
@@ -110,7 +110,7 @@ def check_same_settings(
     if changed:
         raise ValueError(
             f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
-            "resume with the same ones, or choose another --workdir"
+            f"resume with the same ones (--config={path} has them), or choose another --workdir"
         )
 
 

@@ -5,10 +5,27 @@ after parsing and grading.
 """
 
 from collections.abc import Sequence
+from math import sqrt
 
 import numpy as np
 
 from tango_jax.records import Solution, Verification
+
+Z_95 = 1.959963984540054  # of the normal distribution
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's score interval of a share among `count` independent outcomes, at 95 %.
+
+    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
+    """
+    if count == 0:
+        return float("nan"), float("nan")
+    shrink = 1 + Z_95**2 / count
+    middle = (share + Z_95**2 / (2 * count)) / shrink
+    half = Z_95 * sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / shrink
+    # At 0 and at 1 the bound is exact, but for rounding.
+    return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
 def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:
@@ -51,6 +68,8 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
     """Step scores against gold step labels (if the task has them), outcome scores against the grader, and rates.
 
     A misaligned verification judges no steps: each step of its solution counts as a prediction of None.
+    `right_verdict_wrong_steps` is the share of the right verdicts whose steps are judged, but not all as they are: 0 if
+    there is no such verdict.
     """
     verdicts = [v.verdict for v in verifications]
     predicted = [{"CORRECT": True, "INCORRECT": False, "INVALID": None}[verdict] for verdict in verdicts]
@@ -63,9 +82,12 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
         "format": float(np.mean([v.format_score for v in verifications])),
     }
     if all(solution.gold_steps is not None for solution in solutions):
-        judged, gold = [], []
+        judged, gold, misjudged = [], [], []
         for solution, v in zip(solutions, verifications, strict=True):
+            if v.is_aligned and v.verdict == ("CORRECT" if solution.is_correct else "INCORRECT"):
+                misjudged.append(tuple(v.judgements) != tuple(solution.gold_steps))
             judged += v.judgements if v.is_aligned else [None] * len(solution.steps)
             gold += solution.gold_steps
         scores |= {f"step_{name}": value for name, value in class_scores(judged, gold).items()}
+        scores["right_verdict_wrong_steps"] = float(np.mean(misjudged)) if misjudged else 0.0
     return scores

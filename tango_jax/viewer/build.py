@@ -1,14 +1,18 @@
-"""Builds the report: takes runs and writes one self-contained HTML file. Last stage of the report.
+"""Builds the report: takes runs and writes one self-contained HTML file, or a folder. Last stage of the report.
 
 Large parts (the plotting library, the charts of each run, the chunks of rollouts) are stored as gzip in base64 and are
 decoded by the browser on demand. So no text of a model appears in the markup; and if some ever did, the page's
 Content-Security-Policy would keep it inert: it allows only the page's own scripts and styles, by hash.
+
+A folder (`build_bundle`) has the same page as index.html, and the chunks of rollouts beside it, in files that the
+browser loads when one of their rollouts is displayed or searched. There is no limit to their number, and the folder can
+be opened from disk or put on any web server. Its page's policy also allows scripts of its own origin.
 """
 
 import base64
 import hashlib
 import html
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -17,13 +21,16 @@ from tango_jax.arms import DEFAULT_ARM
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, charts, pack, performance, quality
+from tango_jax.viewer import alarm_table, charts, comparison, lines, pack, performance, quality, trust
 from tango_jax.viewer.runs import Run
 
-SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "rollout", "viewer", "charts", "main")
+SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "paint", "rollout", "compare", "viewer",
+           "charts", "main")  # fmt: skip
 MAX_ROLLOUTS = 20_000
 MAX_BYTES = 19_000_000  # size limit of the page
+BUNDLE_CHUNK = 512  # rollouts in a file of a bundle
 PLOTLY = "vendor/plotly-basic.min.js"
+MARK = '<meta name="generator" content="tango_jax.report">'
 LOSS_SETTINGS = ("algorithm", "use_std", "mask_overlong")
 
 
@@ -34,39 +41,97 @@ class Built(NamedTuple):
     rollouts: int
     rollouts_dumped: int
     size: int  # bytes
+    warnings: tuple[str, ...] = ()
 
 
-def build_page(runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES) -> Built:
-    """Write the report. Rollouts beyond either limit are left out, in whole groups and evenly, and the page says so."""
+class Content(NamedTuple):
+    """What a page is made of, before its rollouts are chosen."""
+
+    title: str
+    payloads: dict[str, str]
+    packed: list[pack.Packed]
+    warnings: tuple[str, ...]
+
+
+def build_page(
+    runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES,
+    as_seed: Collection[str] = (),
+) -> Built:  # fmt: skip
+    """Write the report. Rollouts beyond either limit are left out, in whole groups and evenly, and the page says so.
+
+    `as_seed` are settings in which runs of one line of the comparison may differ, besides the seed.
+    """
+    content = _content(runs, as_seed)
+    kept = _at_most(content.packed, max_rollouts)
+    kept, payloads = _within(kept, max_bytes - len(_fill(content.title, content.payloads).encode()))
+    # Atomic: reloading shows either the old page or the new one.
+    write_atomically(out, _fill(content.title, content.payloads | payloads))
+    return Built(len(runs), len(kept), len(content.packed), out.stat().st_size, content.warnings)
+
+
+def build_bundle(
+    runs: Sequence[Run], folder: Path, max_rollouts: int | None = None, as_seed: Collection[str] = ()
+) -> Built:
+    """Write the report as a folder: index.html, and data/ with all rollouts or at most `max_rollouts`.
+
+    Files of chunks are named after their contents, and index.html is written between the new chunks and the deletion of
+    old ones: an open page goes on working until it is reloaded, and an interruption leaves the old or the new report.
+
+    Raises:
+        ValueError: the folder has an index.html that is no report.
+    """
+    index, data = folder / "index.html", folder / "data"
+    if index.exists() and MARK not in index.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise ValueError(f"--bundle={folder}: its index.html is no report and would be lost; name another folder")
+    content = _content(runs, as_seed)
+    kept = content.packed if max_rollouts is None else _at_most(content.packed, max_rollouts)
+    names = []
+    for chunk in pack.chunks_of(kept, BUNDLE_CHUNK):
+        names.append(f"chunk-{hashlib.sha256(chunk.encode()).hexdigest()[:16]}.js")
+        if not (data / names[-1]).exists():
+            write_atomically(data / names[-1], f'tangoChunk("{names[-1]}", "{chunk}");\n')
+    columns = pack.columns_of(kept, BUNDLE_CHUNK) | {"files": names}
+    page = _fill(content.title, content.payloads | {"columns": pack.encode_json(columns)}, "'self'")
+    write_atomically(index, page)
+    for path in data.glob("chunk-*.js"):
+        if path.name not in names:
+            path.unlink()
+    size = sum(path.stat().st_size for path in (index, *(data / name for name in set(names))))
+    return Built(len(runs), len(kept), len(content.packed), size, content.warnings)
+
+
+def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
     packed, pages = [], []
     for index, run in enumerate(runs):
-        judged = []
-        for rollout in read_rollouts(run.rollouts):
+        judged, grades = [], {}
+        for rollout in read_rollouts(run.rollouts, with_evaluations=True):
             packed.append(pack.pack_rollout(index, rollout))
             judged += quality.judged(rollout)
-        pages.append(pack.encode_json(_charts_of(run, judged)))
-    fixed = {
+            if rollout["role"] == "generator":
+                grades.setdefault((rollout["turn"], rollout["group"]), []).append(rollout["solution"]["is_correct"])
+        pages.append(pack.encode_json(_charts_of(run, judged, grades)))
+    found = lines.lines_of(runs, as_seed)
+    warnings = lines.warnings(found, as_seed)
+    facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
+    payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),
-        "arms": pack.encode_json({"panels": charts.arms(runs), "table": charts.arms_table(runs)} if runs[1:] else {}),
+        "comparison": pack.encode_json(comparison.comparison(found) if runs[1:] else {}),
         **{f"charts-{index}": page for index, page in enumerate(pages)},
+        "facts": pack.encode_json(facts),
     }
     title = "RL Tango: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed)}
-    fixed["facts"] = pack.encode_json(facts)
-    kept = pack.thin_out(packed, max_rollouts / len(packed)) if len(packed) > max_rollouts else packed
-    kept, payloads = _within(kept, max_bytes - len(_fill(title, fixed).encode()))
-    page = _fill(title, fixed | payloads)
-    write_atomically(out, page)  # atomic: reloading shows either the old page or the new one
-    return Built(len(runs), len(kept), len(packed), out.stat().st_size)
+    return Content(title, payloads, packed, tuple(warnings))
 
 
-def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
+def _charts_of(run: Run, judged: list[quality.Judged], grades: dict[tuple[int, int], list[bool]]) -> dict:
     return {
         "headline": charts.headline(run),
-        "training": charts.training(run),
+        "training": charts.training(run) + trust.groups(grades),
         "alarms": alarm_table.alarms(run),
-        "verifier": charts.verifier(run, judged),
-        "confusion": charts.confusion_tables(judged),
+        "trust": trust.panels(run, judged),
+        "confusion": trust.confusion_tables(judged),
+        "kinds": trust.kinds_table(judged),
+        "measured_on": trust.measured_on(run),
         "speed": performance.speed(run),
         "speed_tables": [item for item in (performance.speed_table(run), performance.memory_table(run)) if item],
     }
@@ -95,6 +160,10 @@ def _short_name(function: str) -> str:
     return f"{Path(place).name}{separator}{name}"
 
 
+def _at_most(packed: list[pack.Packed], count: int) -> list[pack.Packed]:
+    return pack.thin_out(packed, count / len(packed)) if len(packed) > count else packed
+
+
 def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:
     """As many rollouts as fit into `room` bytes of the page, and their payloads."""
     kept = packed
@@ -107,26 +176,30 @@ def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], di
         kept = pack.thin_out(kept, 0.95 * max(room, 0) / size)
 
 
-def _fill(title: str, payloads: dict[str, str]) -> str:
+def _fill(title: str, payloads: dict[str, str], script_sources: str = "") -> str:
     """The page template with style, scripts and payloads filled in."""
     script = '\n"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
     style = f"\n{_read('style.css')}\n"
     data = "\n".join(_element(name, value) for name, value in payloads.items())
     page = _read("page.html")
     title = html.escape(on_one_line(title))  # runs are named after their folders, which may have any name
-    policy = _policy((script, _read(PLOTLY)), style)
-    parts = {"policy": policy, "title": title, "style": style, "data": data, "script": script}
+    policy = _policy((script, _read(PLOTLY)), style, script_sources)
+    parts = {"policy": policy, "mark": MARK, "title": title, "style": style, "data": data, "script": script}
     for mark, text in parts.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
 
 
-def _policy(scripts: Sequence[str], style: str) -> str:
-    """The page's Content-Security-Policy: these scripts, this style, the icon's `data:` URL, and nothing else."""
+def _policy(scripts: Sequence[str], style: str, script_sources: str) -> str:
+    """The page's Content-Security-Policy: these scripts, this style, the icon's `data:` URL, and nothing else.
+
+    `script_sources` are further sources of scripts; a bundle loads its chunks from its own origin.
+    """
     # The plotting library creates an empty style element and adds rules by script, which requires the hash of "".
+    sources = " ".join(filter(None, (*map(_source_hash, scripts), script_sources)))
     return "; ".join([
-        "default-src 'none'", f"script-src {' '.join(map(_source_hash, scripts))}",
-        f"style-src {_source_hash(style)} {_source_hash('')}", "img-src data:", "base-uri 'none'", "form-action 'none'",
+        "default-src 'none'", f"script-src {sources}", f"style-src {_source_hash(style)} {_source_hash('')}",
+        "img-src data:", "base-uri 'none'", "form-action 'none'",
     ])  # fmt: skip
 
 

@@ -15,6 +15,7 @@ const DARK_COLOURS = {
   "#0072B2": "#56B4E9",
   "#56B4E9": "#F0E442",
   "#6E6E6E": "#A8ADB3",
+  "#000000": "#E7EAED",
   "rgba(0,114,178": "rgba(86,180,233",
 };
 
@@ -34,7 +35,7 @@ function themed(panel) {
   const [ink, line, background] = pageColours("ink", "line", "panel");
   let text = JSON.stringify({ data: panel.traces, layout: panel.layout });
   if (document.documentElement.dataset.shade === "dark") {
-    text = text.replace(/#0072B2|#56B4E9|#6E6E6E|rgba\(0,114,178/g, (found) => DARK_COLOURS[found]);
+    text = text.replace(/#0072B2|#56B4E9|#6E6E6E|#000000|rgba\(0,114,178/g, (found) => DARK_COLOURS[found]);
   }
   const { data, layout } = JSON.parse(text);
   const axis = (given) => ({
@@ -134,6 +135,29 @@ async function draw(box) {
   if (performance.getEntriesByName("first-chart").length === 0) performance.mark("first-chart");
 }
 
+// Paper is white and has its own width, and a printer does not wait: all charts of the page are drawn at once, also those
+// out of sight, in light colours and in columns of a fixed width. The library, once loaded, draws before it returns.
+const PRINTED_WIDTH = 330; // pixels; two of them fit on A4 and on Letter
+
+function drawForPrint() {
+  if (!window.Plotly) return;
+  const root = document.documentElement;
+  root.dataset.before = root.dataset.theme;
+  root.dataset.theme = root.dataset.shade = "light";
+  for (const box of document.querySelectorAll("#charts .plot")) {
+    const { data, layout } = themed(box.panel);
+    box.nextElementSibling.replaceChildren(...legend(data).children);
+    window.Plotly.react(box, data, { ...layout, width: PRINTED_WIDTH, height: 240 }, { displayModeBar: false });
+    drawn.add(box);
+  }
+}
+
+function bindPrinting() {
+  window.addEventListener("beforeprint", drawForPrint);
+  // Redraws the charts as they were.
+  window.addEventListener("afterprint", () => setTheme(document.documentElement.dataset.before ?? storedTheme()));
+}
+
 // Redraws the charts, e.g. in other colours. Charts out of sight are redrawn later: a hidden element has no size.
 function redrawCharts() {
   for (const box of [...drawn]) {
@@ -176,38 +200,31 @@ function dataTable({ caption, head, rows }) {
   );
 }
 
-// Verdicts by grade; each disagreement links to its rollouts.
-function confusionTable({ name, rows, turns }, run) {
-  const link = (cell, grade) =>
-    `#only=${cell.filter}&grade=${grade}&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
+// A matrix of verdicts by grade, or of judgements by gold label; each disagreement links to its rollouts.
+function confusionTable({ caption, of, rows, turns }, run) {
+  const link = (cell, label) => {
+    const grade = of === "answer" ? `&grade=${label}` : ""; // steps have no filter of their own
+    return `#only=${cell.filter}${grade}&role=training&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
+  };
   const cellOf = (cell, row) =>
     h(
       "td",
       { style: `--share:${row.total ? cell.count / row.total : 0}` },
-      cell.filter && cell.count ? h("a", { href: link(cell, row.grade) }, String(cell.count)) : String(cell.count),
-      h("small", {}, row.total ? ` ${((100 * cell.count) / row.total).toFixed(0)} %` : ""),
+      cell.filter && cell.count ? h("a", { href: link(cell, row.label) }, String(cell.count)) : String(cell.count),
+      h("small", {}, ` ${cell.share}`),
     );
+  const rowOf = (row) => {
+    const total = h("small", {}, `n = ${row.total.toLocaleString("en")}`);
+    const head = h("th", { scope: "row" }, `${row.label} `, total);
+    return h("tr", {}, head, ...row.cells.map((cell) => cellOf(cell, row)));
+  };
+  const head = [of, ...rows[0].cells.map(({ name }) => name)];
   return h(
     "table",
     { class: "data confusion" },
-    h("caption", {}, `Verdicts by the grade of the answer, ${name}`),
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        h("th", { scope: "col" }, "answer"),
-        ...rows[0].cells.map(({ verdict }) => h("th", { scope: "col" }, verdict)),
-      ),
-    ),
-    h(
-      "tbody",
-      {},
-      ...rows.map((row) =>
-        h("tr", {}, h("th", { scope: "row" }, row.grade), ...row.cells.map((cell) => cellOf(cell, row))),
-      ),
-    ),
+    h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, ...rows.map(rowOf)),
   );
 }
 
@@ -215,7 +232,7 @@ function confusionTable({ name, rows, turns }, run) {
 function alarmsTable({ note, rows }, run) {
   const cells = ({ name, turns, range, seen, limit, advice }) => [
     h("th", { scope: "row" }, name),
-    h("td", {}, h("a", { href: `#run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
+    h("td", {}, h("a", { href: `#role=training&run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
     ...[seen, limit, advice].map((text) => h("td", {}, text)),
   ];
   const head = ["alarm", "turns", "observed at its first turn", "limit", "what to try"];
@@ -243,9 +260,19 @@ function section(id, title, ...content) {
 
 const grid = (panels) => (panels.length ? h("div", { class: "panels" }, ...panels.map(figure)) : null);
 
+// Charts that matter less, below a heading of their own.
+const moreCharts = (panels) => (panels.length ? [h("h3", { class: "more" }, "Turn by turn"), grid(panels)] : null);
+
 function headline(values, fact) {
-  const cards = values.map(([name, first, last]) =>
-    h("div", { class: "stat" }, h("span", {}, name), h("b", {}, last), h("small", {}, `from ${first}`)),
+  const cards = values.map(([name, first, last, note]) =>
+    h(
+      "div",
+      { class: "stat" },
+      h("span", {}, name),
+      h("b", {}, last),
+      h("small", {}, `from ${first}`),
+      h("small", {}, note),
+    ),
   );
   const state = fact.is_finished
     ? `${fact.turns} turns, finished`
@@ -254,12 +281,12 @@ function headline(values, fact) {
     "div",
     { class: "headline" },
     ...cards,
-    muted(`${fact.name} · task ${fact.task} · arm ${fact.arm} · seed ${fact.seed} · ${state}`),
+    muted(`${readable(fact.name)} · task ${readable(fact.task)} · arm ${fact.arm} · seed ${fact.seed} · ${state}`),
   );
 }
 
 async function renderCharts(box, nav, facts, run) {
-  const [arms, own] = await Promise.all([payloadJson("arms"), payloadJson(`charts-${run}`)]);
+  const [all, own] = await Promise.all([payloadJson("comparison"), payloadJson(`charts-${run}`)]);
   const fact = facts.runs[run];
   const missing = own.confusion.length
     ? null
@@ -267,10 +294,18 @@ async function renderCharts(box, nav, facts, run) {
   const confusion = own.confusion.map((table) => h("div", { class: "scroll" }, confusionTable(table, fact.name)));
   const tables = h("div", { class: "tables" }, ...confusion);
   const sections = [
-    arms.panels?.length && section("arms", "Arms", grid(arms.panels), arms.table && dataTable(arms.table)),
+    all.scores?.length + all.turns?.length > 0 &&
+      section("compare", "Runs compared", grid(all.scores), all.table && dataTable(all.table), moreCharts(all.turns)),
     section("training", "Both roles over training", headline(own.headline, fact), grid(own.training)),
     section("alarms", "Alarms", alarmsTable(own.alarms, fact.name)),
-    section("quality", "The verifier", missing, own.confusion.length ? tables : null, grid(own.verifier)),
+    section(
+      "trust",
+      "Can the verifier be trusted?",
+      missing ?? muted(own.measured_on),
+      own.confusion.length ? tables : null,
+      own.kinds && dataTable(own.kinds),
+      grid(own.trust),
+    ),
     section("speed", "Speed and memory", grid(own.speed), own.speed_tables.map(dataTable)),
   ].filter(Boolean);
   drawn.clear();

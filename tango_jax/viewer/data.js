@@ -2,29 +2,46 @@
 
 const $ = (id) => document.getElementById(id);
 
-async function payload(name) {
-  const binary = atob($(`data-${name}`).textContent);
+async function unpack(base64) {
+  const binary = atob(base64);
   const bytes = new Uint8Array(binary.length);
   for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 }
 
+const payload = (name) => unpack($(`data-${name}`).textContent);
 const payloadJson = async (name) => JSON.parse(await payload(name));
 
 // Columns as typed arrays, so that a filter can scan all of them in a millisecond.
 function typedColumns(raw) {
-  const columns = { labels: raw.labels, chunk: raw.chunk, flagNames: raw.flag_names, count: raw.turn.length };
-  for (const [name, values] of Object.entries(raw)) {
-    if (!(name in columns) && name !== "flag_names") columns[name] = Int32Array.from(values);
-  }
+  const { labels, ids, chunk, files = null, flag_names: flagNames, ...numbers } = raw;
+  const columns = { labels, ids, chunk, files, flagNames, count: numbers.turn.length };
+  for (const [name, values] of Object.entries(numbers)) columns[name] = Int32Array.from(values);
   return columns;
 }
 
 // The texts without their JSON syntax; a match never spans two texts.
 const searchable = (line) => JSON.parse(line).join("\0").toLowerCase();
 
+// A chunk of a bundle is a script beside the page, which hands its contents over by calling tangoChunk. Pages that are
+// opened from disk may load scripts, but not read files.
+const arrived = new Map(); // file -> what to do with its contents
+window.tangoChunk = (file, base64) => arrived.get(file)?.(base64);
+
+function loadFile(file) {
+  return new Promise((resolve, reject) => {
+    const script = h("script", { src: `data/${file}` });
+    arrived.set(file, resolve);
+    script.onload = () => script.remove();
+    script.onerror = () => reject(new Error(`data/${file} is missing beside this page`));
+    document.head.append(script);
+  });
+}
+
 // Rollouts, decoded chunk by chunk on demand.
+const MAX_HELD = 48; // chunks that are kept decoded; the texts of all of them stay, once they have been searched
+
 function makeStore(columns) {
   const numChunks = Math.ceil(columns.count / columns.chunk);
   const chunks = new Map(); // number -> promise of the chunk's lines
@@ -32,13 +49,17 @@ function makeStore(columns) {
   let loaded = 0;
   let loading = null;
 
+  async function read(number) {
+    const text = columns.files ? unpack(await loadFile(columns.files[number])) : payload(`chunk-${number}`);
+    return (await text).split("\n");
+  }
+
   function lines(number) {
-    if (!chunks.has(number))
-      chunks.set(
-        number,
-        payload(`chunk-${number}`).then((text) => text.split("\n")),
-      );
-    return chunks.get(number);
+    const found = chunks.get(number) ?? read(number);
+    chunks.delete(number);
+    chunks.set(number, found); // the latest comes last
+    if (columns.files && chunks.size > MAX_HELD) chunks.delete(chunks.keys().next().value);
+    return found;
   }
 
   async function rollout(index) {

@@ -8,8 +8,19 @@ const FLAG_LABELS = {
   misaligned: "misaligned",
   truncated: "truncated",
   misjudged: "misjudged step",
+  wrong_steps: "right verdict, wrong steps",
 };
-const ROLES = ["generator", "verifier"];
+// How bad each is, for the order "worst first": what misleads the generator most comes first.
+const SEVERITY = {
+  false_accept: 32,
+  false_reject: 16,
+  wrong_steps: 12,
+  invalid: 8,
+  misjudged: 4,
+  misaligned: 2,
+  truncated: 1,
+};
+const ROLES = ["generator", "verifier", "evaluation"];
 
 const noFilters = () => ({
   flags: new Set(),
@@ -22,10 +33,39 @@ const noFilters = () => ({
   query: "",
 });
 
+// Names of the flags of a rollout.
+const flagsOf = (columns, i) => columns.flagNames.filter((_, bit) => (columns.flags[i] >> bit) & 1);
+
+// Indices in the order of their turns, the latest first; within a turn as they were dumped.
+function latestFirst(columns) {
+  columns.latest ??= Int32Array.from({ length: columns.count }, (_, i) => i).sort(
+    (a, b) => columns.turn[b] - columns.turn[a] || a - b,
+  );
+  return columns.latest;
+}
+
+function severities(columns) {
+  const weights = columns.flagNames.map((name) => SEVERITY[name] ?? 0);
+  columns.severity ??= Int32Array.from(columns.flags, (flags) =>
+    weights.reduce((sum, weight, bit) => sum + weight * ((flags >> bit) & 1), 0),
+  );
+  return columns.severity;
+}
+
+const ORDERS = {
+  worst: (columns) => {
+    const severity = severities(columns);
+    return (a, b) => severity[b] - severity[a] || columns.turn[b] - columns.turn[a];
+  },
+  advantage: (columns) => (a, b) => Math.abs(columns.adv[b]) - Math.abs(columns.adv[a]),
+  reward: (columns) => (a, b) => columns.reward[a] - columns.reward[b],
+  steps: (columns) => (a, b) => columns.steps[b] - columns.steps[a],
+};
+
 // {shown, flagCounts}: indices that pass every filter, in order; and the number of rollouts with each flag among those
 // that pass the other filters.
 function select(columns, facts, state, hits) {
-  const role = ROLES.indexOf(state.role);
+  const role = ROLES.indexOf(state.role); // -1 for "training", too, which is all but evaluations
   const grade = ["wrong", "right"].indexOf(state.grade);
   const run = facts.runs.findIndex((item) => item.name === state.run);
   const [turnFrom, turnTo] = [state.turns[0] ?? 0, state.turns[1] ?? Infinity];
@@ -36,8 +76,12 @@ function select(columns, facts, state, hits) {
   });
   const flagCounts = columns.flagNames.map(() => 0);
   const shown = [];
-  for (let i = 0; i < columns.count; i++) {
-    if ((role >= 0 && columns.role[i] !== role) || (grade >= 0 && columns.correct[i] !== grade)) continue;
+  const latest = state.order ? null : latestFirst(columns);
+  for (let place = 0; place < columns.count; place++) {
+    const i = latest ? latest[place] : place;
+    if (role >= 0 && columns.role[i] !== role) continue;
+    if (state.role === "training" && ROLES[columns.role[i]] === "evaluation") continue;
+    if (grade >= 0 && columns.correct[i] !== grade) continue;
     if (state.run && columns.run[i] !== run) continue; // a link may name an unknown run: show nothing then
     if (columns.turn[i] < turnFrom || columns.turn[i] > turnTo) continue;
     if (columns.steps[i] < stepsFrom || columns.steps[i] > stepsTo) continue;
@@ -46,19 +90,29 @@ function select(columns, facts, state, hits) {
     for (let bit = 0; bit < flagCounts.length; bit++) flagCounts[bit] += (flags >> bit) & 1;
     if (!wanted || flags & wanted) shown.push(i);
   }
-  const by = {
-    advantage: (a, b) => Math.abs(columns.adv[b]) - Math.abs(columns.adv[a]),
-    reward: (a, b) => columns.reward[a] - columns.reward[b],
-    steps: (a, b) => columns.steps[b] - columns.steps[a],
-  }[state.order];
+  const by = ORDERS[state.order]?.(columns);
   if (by) shown.sort((a, b) => by(a, b) || a - b);
   return { shown, flagCounts };
 }
 
-// Converts the state to the fragment of an address, and back.
-function toHash(state, rollout) {
+// The query `id:17` finds problems by their id alone, without reading any text: those whose id is 17 or ends in /17, or
+// else those whose id contains it.
+const idQuery = (query) => (/^id:\s*\S/i.test(query) ? query.slice(3).trim().toLowerCase() : null);
+
+function searchIds(columns, wanted) {
+  const ids = columns.ids.map((id) => id.toLowerCase());
+  const isIt = (id) => id === wanted || id.endsWith(`/${wanted}`);
+  const matches = ids.some(isIt) ? ids.map(isIt) : ids.map((id) => id.includes(wanted));
+  return Uint8Array.from(columns.problem, (problem) => (matches[problem] ? 1 : 0));
+}
+
+// Converts the state to the fragment of an address, and back. `look`: how the rollout is displayed (see viewer.js).
+const LOOKS = { as: ["group", "problem"], colour: ["logp"] };
+
+function toHash(state, rollout, look) {
   const parts = new URLSearchParams();
   if (rollout) parts.set("r", rollout);
+  for (const name of Object.keys(LOOKS)) if (look[name]) parts.set(name, look[name]);
   if (state.flags.size) parts.set("only", [...state.flags].join(","));
   for (const name of ["role", "grade", "run", "order"]) if (state[name]) parts.set(name, state[name]);
   for (const name of ["turns", "steps"]) {
@@ -79,5 +133,9 @@ function fromHash(hash) {
     state[name] = [from, to].map((text) => (text ? Number(text) : null));
   }
   state.query = parts.get("q") ?? "";
-  return { state, rollout: parts.get("r"), view: parts.get("view"), isEmpty: [...parts].length === 0 };
+  const look = {};
+  for (const [name, values] of Object.entries(LOOKS)) {
+    look[name] = values.includes(parts.get(name)) ? parts.get(name) : "";
+  }
+  return { state, rollout: parts.get("r"), look };
 }

@@ -1,6 +1,6 @@
 // The list of rollouts. Only visible rows exist in the DOM, so that 20,000 are as fast as 20.
 
-const ROW_HEIGHT = 52; // pixels, as in style.css
+const ROW_HEIGHT = 68; // pixels, as in style.css
 
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -34,8 +34,10 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     // The run comes last: a long name would hide the turn.
     const run = facts.runs.length > 1 ? ` · ${facts.runs[columns.run[i]].name}` : "";
     const where = `turn ${columns.turn[i]} · ${ROLES[columns.role[i]]} · row ${columns.row[i]}${run}`;
+    const wrong = flagsOf(columns, i).map((name) => FLAG_LABELS[name]).join(", ");
     const label = readableParts(columns.labels[columns.label[i]]);
     const width = Math.min(1, Math.abs(adv) / advScale) * 50;
+    const isGreedy = ROLES[columns.role[i]] === "evaluation"; // without an advantage
     const bar = h("span", { class: `minibar ${adv < 0 ? "neg" : "pos"}`, style: `--w:${width}%` });
     const grade = columns.correct[i] ? "good" : "bad";
     const spoken = hidden(`verdict ${verdict}, answer ${columns.correct[i] ? "right" : "wrong"}`);
@@ -55,9 +57,10 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
         "span",
         { class: "what" },
         h("span", { class: "label" }, ...label),
+        h("span", { class: "wrong" }, wrong),
         h("span", { class: "where", title: where }, where),
       ),
-      h("span", { class: "much" }, signed(adv), bar),
+      isGreedy ? h("span", { class: "much" }, "greedy") : h("span", { class: "much" }, signed(adv), bar),
     );
     row.addEventListener("click", () => choose(place));
     return row;

@@ -41,7 +41,7 @@ function showView(name) {
 const shownView = () => document.body.dataset.view;
 
 // The charts and their sections have addresses too; every other address is about rollouts.
-const SECTIONS = ["charts", "arms", "training", "alarms", "quality", "speed"];
+const SECTIONS = ["charts", "compare", "training", "alarms", "trust", "speed"];
 
 function followAddress(viewer) {
   const name = location.hash.slice(1);
@@ -60,7 +60,7 @@ function switchView(name, viewer) {
   else setAddress("charts");
 }
 
-function bindKeys(viewer) {
+function bindKeys(viewer, numFilters) {
   const always = { "?": () => $("help").showModal(), t: nextTheme, c: () => switchView("charts", viewer) };
   const withRollouts = {
     r: () => switchView("rollouts", viewer),
@@ -69,19 +69,24 @@ function bindKeys(viewer) {
     "]": () => viewer.moveInGroup(1),
     "[": () => viewer.moveInGroup(-1),
     y: () => viewer.copyLink(),
+    g: () => viewer.toggleLook("as", "group"),
+    p: () => viewer.toggleLook("as", "problem"),
+    l: () => viewer.toggleLook("colour", "logp"),
     "/": () => {
       showView("rollouts");
       $("search").focus();
     },
     0: () => viewer.clear(),
   };
-  for (let bit = 0; bit < 6; bit++) withRollouts[bit + 1] = () => viewer.toggle(bit);
+  for (let bit = 0; bit < numFilters; bit++) withRollouts[bit + 1] = () => viewer.toggle(bit);
+  const everywhere = ["r", "/"];
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.matches("input, select, textarea");
     if (event.key === "Escape" && isTyping) event.target.blur();
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
     const action = always[event.key] ?? (viewer ? withRollouts[event.key] : null);
-    if (!action || (viewer && shownView() === "charts" && "jk[]y0123456".includes(event.key))) return;
+    const isOfRollouts = event.key in withRollouts && !everywhere.includes(event.key);
+    if (!action || (isOfRollouts && shownView() === "charts")) return;
     event.preventDefault();
     action();
   });
@@ -127,7 +132,8 @@ function describeCount(facts, columns) {
   $("rollout-count").textContent = all;
   if (facts.dumped > columns.count) {
     const part = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file`;
-    const note = `${part}, selected in whole groups, evenly over training; the charts use all of them.`;
+    const rest = "selected in whole groups, evenly over training; the charts use all of them. --bundle=DIR writes all.";
+    const note = `${part}, ${rest}`;
     $("viewer").before(h("p", { class: "note" }, note));
   }
 }
@@ -140,10 +146,12 @@ async function start() {
   const [facts, raw] = await Promise.all([payloadJson("facts"), payloadJson("columns")]);
   const columns = typedColumns(raw);
   describeCount(facts, columns);
+  for (const text of facts.warnings) $("charts").before(h("p", { class: "note" }, readable(text)));
   $("viewer").hidden = columns.count === 0;
   $("no-rollouts").hidden = columns.count > 0;
   const viewer = columns.count ? makeViewer(facts, columns) : null;
-  bindKeys(viewer);
+  bindKeys(viewer, columns.flagNames.length);
+  bindPrinting();
   bindTabs(viewer);
   keepLinksInside();
   window.addEventListener("hashchange", () => followAddress(viewer));
@@ -151,8 +159,11 @@ async function start() {
   await Promise.all([bindCharts(facts), opened ?? viewer?.followHash()]);
   performance.mark("usable");
   document.body.dataset.ready = "true";
-  // Load the texts while the page is idle, so that the first search is fast.
-  if (viewer) (window.requestIdleCallback ?? setTimeout)(() => viewer.preload());
+  // While the page is idle: the texts, so that the first search is fast.
+  (window.requestIdleCallback ?? setTimeout)(() => {
+    viewer?.preload();
+    loadPlotly(); // printing cannot wait for it
+  });
 }
 
 if ("DecompressionStream" in window) {

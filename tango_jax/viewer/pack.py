@@ -10,7 +10,7 @@ its texts. A search reads only the first n lines, so it matches texts but not fi
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tango_jax.viewer.quality import VERDICTS
@@ -18,47 +18,52 @@ from tango_jax.viewer.quality import VERDICTS
 CHUNK = 64  # rollouts; small enough to decode within a key press, large enough to compress well
 LABEL = 72  # characters of the question shown in the list
 COLUMNS = ("run", "turn", "row", "group", "role", "flags", "correct", "verdict", "steps", "adv", "reward")
-FLAGS = ("false_accept", "false_reject", "invalid", "misaligned", "truncated", "misjudged")  # bit 0, 1, ...
+ROLES = ("generator", "verifier", "evaluation")  # the last: greedy, without reward and advantage
+FLAGS = ("false_accept", "false_reject", "invalid", "misaligned", "truncated", "misjudged", "wrong_steps")  # bit 0, ...
 
 
 class Packed(NamedTuple):
     """One packed rollout, ready to be combined with others."""
 
     run: int
-    group: tuple  # (run, turn, group): samples of a group are kept or left out together
+    group: tuple  # what is kept or left out together: the samples of a group, the problems of an evaluation
     columns: dict  # name -> integer
     label: str
+    problem: tuple[str, str]  # (id, question): equal ids of runs with different seeds may be different problems
     texts: bytes
     rest: bytes
 
 
 def pack_rollout(run: int, rollout: dict) -> Packed:
     """Split a rollout into columns for filtering, texts for searching, and the rest."""
-    solution, verifications = rollout["solution"], rollout["verifications"]
+    solution, verifications, role = rollout["solution"], rollout["verifications"], rollout["role"]
+    problem, advantage, reward = rollout["problem"], rollout["advantage"], rollout["reward"]
     first = verifications[0] if verifications else None
+    values = [value for _, value, _ in advantage["total"]] if advantage else []
     columns = {
         "run": run,
         "turn": rollout["turn"],
         "row": rollout["row"],
         "group": rollout["group"],
-        "role": ("generator", "verifier").index(rollout["role"]),
+        "role": ROLES.index(role),
         "flags": sum(1 << bit for bit, name in enumerate(FLAGS) if name in flags_of(rollout)),
         "correct": int(solution["is_correct"]),
         "verdict": VERDICTS.index(first["verdict"]) if first else len(VERDICTS),
         "steps": len(solution["steps"]),
-        "adv": round(1000 * max((value for _, value, _ in rollout["advantage"]["total"]), key=abs, default=0.0)),
-        "reward": round(1000 * rollout["reward"]["total"]),
+        "adv": round(1000 * max(values, key=abs, default=0.0)),
+        "reward": round(1000 * (reward["total"] if reward else solution["is_correct"])),
     }
-    texts = [rollout["problem"]["id"], rollout["problem"]["question"], rollout["problem"]["answer"], solution["text"],
+    texts = [problem["id"], problem["question"], problem["answer"], solution["text"],
              *(item["text"] for item in verifications)]  # fmt: skip
     rest = rollout | {
-        "problem": {"size": rollout["problem"]["size"]},
+        "problem": {"size": problem["size"]},
         "solution": {name: value for name, value in solution.items() if name != "text"},
         "verifications": [{name: value for name, value in item.items() if name != "text"} for item in verifications],
     }
-    question = " ".join(rollout["problem"]["question"].split())
+    question = " ".join(problem["question"].split())
     label = question if len(question) <= LABEL else question[: LABEL - 1] + "…"
-    return Packed(run, (run, rollout["turn"], rollout["group"]), columns, label, _json(texts), _json(rest))
+    group = (run, rollout["turn"], role, 0 if role == "evaluation" else rollout["group"])
+    return Packed(run, group, columns, label, (problem["id"], problem["question"]), _json(texts), _json(rest))
 
 
 def flags_of(rollout: dict) -> set[str]:
@@ -75,6 +80,8 @@ def flags_of(rollout: dict) -> set[str]:
             flags.add("misaligned")
         elif solution["gold_steps"] is not None and item["judgements"] != solution["gold_steps"]:
             flags.add("misjudged")
+            if item["verdict"] == ("CORRECT" if solution["is_correct"] else "INCORRECT"):
+                flags.add("wrong_steps")  # a right verdict, for other reasons
         if item["is_truncated"]:
             flags.add("truncated")
     if solution["is_truncated"]:
@@ -82,18 +89,21 @@ def flags_of(rollout: dict) -> set[str]:
     return flags
 
 
-def columns_of(packed: Sequence[Packed]) -> dict:
-    """All columns, and the list of distinct questions."""
-    labels = {}
+def columns_of(packed: Sequence[Packed], chunk: int = CHUNK) -> dict:
+    """All columns, and the lists of distinct questions and of the ids of distinct problems."""
+    labels, problems = {}, {}
     places = [labels.setdefault(item.label, len(labels)) for item in packed]
     columns = {name: [item.columns[name] for item in packed] for name in COLUMNS}
-    return columns | {"label": places, "labels": list(labels), "chunk": CHUNK, "flag_names": FLAGS}
+    columns |= {"label": places, "problem": [problems.setdefault(item.problem, len(problems)) for item in packed]}
+    columns |= {"labels": list(labels), "ids": [name for name, _ in problems]}
+    return columns | {"chunk": chunk, "flag_names": FLAGS}
 
 
-def chunks_of(packed: Sequence[Packed]) -> list[str]:
+def chunks_of(packed: Sequence[Packed], chunk: int = CHUNK) -> Iterator[str]:
     """The encoded chunks."""
-    groups = [packed[start : start + CHUNK] for start in range(0, len(packed), CHUNK)]
-    return [encode(b"\n".join([item.texts for item in group] + [item.rest for item in group])) for group in groups]
+    for start in range(0, len(packed), chunk):
+        group = packed[start : start + chunk]
+        yield encode(b"\n".join([item.texts for item in group] + [item.rest for item in group]))
 
 
 def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:

@@ -3,16 +3,19 @@
 import numpy as np
 
 from tango_jax.tracking.curves import Series, smooth
+from tango_jax.tracking.scores import wilson
+from tango_jax.viewer.quality import Rates
 
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat
+FEW = 20  # cases; a rate of fewer is drawn small and pale
 
 
 def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", score: bool = False, **layout) -> dict:
     """A chart with a title and a caption. `score`: the values are shares, and the y axis is limited to 0 and 1."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     if score:
-        axes["yaxis"]["range"] = _score_range([value for trace in traces for value in trace["y"] if value is not None])
+        axes["yaxis"]["range"] = _score_range([value for trace in traces for value in _extent(trace)])
     return {"title": title, "caption": caption, "traces": traces, "layout": axes | layout}
 
 
@@ -27,6 +30,25 @@ def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = 
             ] if len(curve.x) else []  # fmt: skip
 
 
+def rated(name: str, rates: Rates, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
+    """A curve of rates: intervals as error bars, cases on hovering, and small pale markers where there are few."""
+    found = line(name, Series(rates.x, rates.y), colour, style, symbol)
+    for trace in found:
+        is_few = rates.n < FEW
+        trace["marker"] |= {"size": np.where(is_few, 4, 7).tolist(), "opacity": np.where(is_few, 0.45, 1.0).tolist()}
+        trace["error_y"] = {"type": "data", "symmetric": False, "array": _short(rates.high - rates.y),
+                            "arrayminus": _short(rates.y - rates.low), "thickness": 1, "width": 0,
+                            "color": f"rgba({_rgb(colour)},0.45)"}  # fmt: skip
+        trace |= _told(rates)
+    return found
+
+
+def share(name: str, curve: Series, count: int, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
+    """A curve of shares among the same number of cases at every point."""
+    bounds = np.array([wilson(value, count) for value in curve.y.tolist()]).reshape(-1, 2).T
+    return rated(name, Rates(*curve, *bounds, np.full(len(curve.x), count)), colour, style, symbol)
+
+
 def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]:
     """A per-batch metric: the raw values faintly, and their running mean on top."""
     if not len(curve.x):
@@ -38,21 +60,21 @@ def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]
 
 def band(low: Series, high: Series, colour: str) -> list[dict]:
     """The area between two curves with the same x."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     return [
         edge | _xy(low),
-        edge | _xy(high) | {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"},
+        edge | _xy(high) | {"fill": "tonexty", "fillcolor": f"rgba({_rgb(colour)},0.15)"},
     ]
 
 
-def bars(name: str, curve: Series, colour: str, pattern: str = "") -> list[dict]:
-    """Bars for stacking, distinguished by pattern as well as by colour."""
+def bars(name: str, curve: Series | Rates, colour: str, pattern: str = "") -> list[dict]:
+    """Bars for stacking, distinguished by pattern as well as by colour; those of rates tell their cases on hovering."""
     if not len(curve.x):
         return []
     lines = {"shape": pattern, "size": 6, "solidity": 0.25, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
     marker = {"color": colour, "pattern": lines}
-    return [{"type": "bar", "name": name, "marker": marker} | _xy(curve)]
+    told = _told(curve) | {"textposition": "none"} if isinstance(curve, Rates) else {}
+    return [{"type": "bar", "name": name, "marker": marker} | _xy(curve) | told]
 
 
 def _trace(name: str, curve: Series, colour: str, style: str) -> dict:
@@ -60,10 +82,33 @@ def _trace(name: str, curve: Series, colour: str, style: str) -> dict:
     return {"type": "scatter", "mode": "lines", "name": name} | look | _xy(curve)
 
 
-def _xy(curve: Series) -> dict:
+def _told(rates: Rates) -> dict:
+    """What hovering tells of each point: the rate, its interval and the number of cases."""
+    columns = zip(rates.y, rates.low, rates.high, rates.n, strict=True)
+    return {"text": [f"{y:.3f} [{low:.2f}, {high:.2f}], n = {n:,.0f}" for y, low, high, n in columns],
+            "hovertemplate": "%{text}"}  # fmt: skip
+
+
+def _rgb(colour: str) -> str:
+    return ",".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
+
+
+def _xy(curve: Series | Rates) -> dict:
+    return {"x": _short(curve.x), "y": _short(curve.y)}
+
+
+def _short(values: np.ndarray) -> list[float]:
     # Five digits are more than a chart can show, and keep the page small.
-    return {axis: [float(f"{value:.5g}") for value in np.asarray(values).tolist()]
-            for axis, values in (("x", curve.x), ("y", curve.y))}  # fmt: skip
+    return [float(f"{value:.5g}") for value in np.asarray(values).tolist()]
+
+
+def _extent(trace: dict) -> list[float]:
+    """The values of a trace, with the ends of its error bars."""
+    values = [value for value in trace["y"] if value is not None]
+    if "error_y" not in trace:
+        return values
+    ends = zip(values, trace["error_y"]["array"], trace["error_y"]["arrayminus"], strict=True)
+    return [end for value, above, below in ends for end in (value + above, value - below)]
 
 
 def _score_range(values: list[float]) -> list[float]:

@@ -1,7 +1,10 @@
 """Verifier quality computed from the rollouts: confusion tables, agreement with gold steps, by position and over time.
 
-Takes rollouts as in rollouts/*.jsonl, one after the other, and returns numbers for the charts. Runs while a report is
-built.
+Takes rollouts as in rollouts/*.jsonl, one after the other, and returns numbers for the charts, each with the number of
+cases behind it and a 95 % interval. Runs while a report is built.
+
+The intervals take cases as independent. Steps of a solution and samples of a problem are not, so the intervals are
+rather too narrow than too wide.
 """
 
 from collections.abc import Iterable
@@ -9,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.tracking.curves import Series
-from tango_jax.tracking.scores import class_scores
+from tango_jax.tracking.scores import class_scores, wilson
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
-LEAST_OF_CLASS = 5  # minimum number per class for an F1 or a share: with fewer, the value is 0, 1 or chance
+LEAST_OF_CLASS = 5  # minimum number per class for an F1: with fewer, the value is 0, 1 or chance
 
 
 class Judged(NamedTuple):
@@ -24,16 +26,35 @@ class Judged(NamedTuple):
     verdict: str
     judgements: tuple  # one per step of the solution; None if the verification is misaligned
     gold: tuple | None
+    kinds: tuple | None = None  # of the steps, where the task names them
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the verdict agrees with the grade."""
+        return self.verdict == ("CORRECT" if self.is_correct else "INCORRECT")
+
+
+class Rates(NamedTuple):
+    """Points of a curve of rates, x ascending: each with its interval and the number of cases."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    n: np.ndarray
 
 
 def judged(rollout: dict) -> list[Judged]:
-    """The reduced verifications of one rollout."""
+    """The reduced verifications of one rollout; none of an evaluation, which is greedy."""
     solution, found = rollout["solution"], []
+    if rollout.get("role") == "evaluation":
+        return found
+    steps, kinds = len(solution["steps"]), solution.get("step_kinds")
     for item in rollout["verifications"]:
-        steps = len(solution["steps"])
         labels = tuple(item["judgements"]) if item["is_aligned"] else (None,) * steps
         gold = None if solution["gold_steps"] is None else tuple(solution["gold_steps"])
-        found.append(Judged(rollout["turn"], solution["is_correct"], item["verdict"], labels, gold))
+        found.append(Judged(rollout["turn"], solution["is_correct"], item["verdict"], labels, gold,
+                            None if kinds is None else tuple(kinds)))  # fmt: skip
     return found
 
 
@@ -50,6 +71,9 @@ def early_and_late(items: list[Judged]) -> dict[str, list[Judged]]:
     }
 
 
+# Tables.
+
+
 def confusion(items: Iterable[Judged]) -> dict[str, dict[str, int]]:
     """{"right": {"CORRECT": 12, ...}, "wrong": ...}: verdicts by the grade of the solution."""
     counts = {grade: dict.fromkeys(VERDICTS, 0) for grade in ("right", "wrong")}
@@ -58,7 +82,31 @@ def confusion(items: Iterable[Judged]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def step_f1_by_position(items: Iterable[Judged]) -> Series:
+def step_confusion(items: Iterable[Judged]) -> dict[str, dict[str, int]]:
+    """{"right": {"CORRECT": 12, ..., "not judged": 1}, "wrong": ...}: judgements by the gold label of the step."""
+    names = {True: "CORRECT", False: "INCORRECT", None: "not judged"}
+    counts = {label: dict.fromkeys(names.values(), 0) for label in ("right", "wrong")}
+    for item in _with_gold(items):
+        for judgement, gold in zip(item.judgements, item.gold, strict=True):
+            counts["right" if gold else "wrong"][names[judgement]] += 1
+    return counts
+
+
+def misjudged_by_kind(items: Iterable[Judged]) -> dict[tuple[str, bool], tuple[int, int]]:
+    """{(kind, gold label): (judgements that differ from the label, judgements)}, of steps that were judged."""
+    counts: dict[tuple[str, bool], tuple[int, int]] = {}
+    for item in _with_gold(items):
+        for kind, judgement, gold in zip(item.kinds or (), item.judgements, item.gold, strict=bool(item.kinds)):
+            if judgement is not None:
+                misses, total = counts.get((kind, gold), (0, 0))
+                counts[kind, gold] = misses + (judgement is not gold), total + 1
+    return counts
+
+
+# Curves.
+
+
+def step_f1_by_position(items: Iterable[Judged]) -> Rates:
     """Macro-F1 of the judgements of step 1, 2, ... against the gold steps."""
     pairs = {}
     for item in _with_gold(items):
@@ -67,7 +115,7 @@ def step_f1_by_position(items: Iterable[Judged]) -> Series:
     return _f1_of(pairs)
 
 
-def step_f1_by_count(items: Iterable[Judged]) -> Series:
+def step_f1_by_count(items: Iterable[Judged]) -> Rates:
     """Macro-F1 of all judgements, by the number of steps of the solution."""
     pairs = {}
     for item in _with_gold(items):
@@ -75,7 +123,7 @@ def step_f1_by_count(items: Iterable[Judged]) -> Series:
     return _f1_of(pairs)
 
 
-def verdict_f1_by_count(items: Iterable[Judged]) -> Series:
+def verdict_f1_by_count(items: Iterable[Judged]) -> Rates:
     """Macro-F1 of the verdicts, by the number of steps of the solution."""
     pairs = {}
     for item in items:
@@ -84,41 +132,68 @@ def verdict_f1_by_count(items: Iterable[Judged]) -> Series:
     return _f1_of(pairs)
 
 
-def recall_by_turn(items: Iterable[Judged], label: bool) -> Series:
+def recall_by_turn(items: Iterable[Judged], label: bool) -> Rates:
     """Recall of the verifier on steps whose gold label is `label`, turn by turn."""
-    pairs = {}
-    for item in _with_gold(items):
-        pairs.setdefault(item.turn, []).extend(
-            (judgement, gold) for judgement, gold in zip(item.judgements, item.gold, strict=True) if gold is label
-        )
-    # Late in a run a turn has only one or two wrong steps, whose recall would be 0 or 1 by chance.
-    return _points({turn: sum(judgement is label for judgement, _ in of) / len(of) for turn, of in pairs.items()
-                    if len(of) >= LEAST_OF_CLASS})  # fmt: skip
+    return _share_by_turn((item.turn, judgement is label) for item in _with_gold(items)
+                          for judgement, gold in zip(item.judgements, item.gold, strict=True) if gold is label)
 
 
-def disagreement_by_turn(items: Iterable[Judged], verdict: str, is_correct: bool) -> Series:
+def disagreement_by_turn(items: Iterable[Judged], verdict: str, is_correct: bool) -> Rates:
     """Share of a turn's verifications with this verdict on a solution of this grade."""
-    hits, totals = {}, {}
-    for item in items:
-        totals[item.turn] = totals.get(item.turn, 0) + 1
-        hits[item.turn] = hits.get(item.turn, 0) + (item.verdict == verdict and item.is_correct == is_correct)
-    return _points({turn: hits[turn] / totals[turn] for turn in totals})
+    return _share_by_turn((item.turn, item.verdict == verdict and item.is_correct == is_correct) for item in items)
+
+
+def wrong_steps_by_turn(items: Iterable[Judged]) -> Rates:
+    """Share of a turn's right verdicts that come with a judgement of a step that differs from its gold label."""
+    return _share_by_turn((item.turn, item.judgements != item.gold) for item in _with_gold(items)
+                          if item.is_right and item.gold and None not in item.judgements)
+
+
+def groups_by_turn(grades: dict[tuple[int, int], list[bool]]) -> dict[str, Rates]:
+    """Shares of groups whose answers are all wrong, mixed and all right, from the grades of each (turn, group)."""
+    kinds = {"all wrong": lambda of: not any(of), "mixed": lambda of: any(of) and not all(of), "all right": all}
+    return {name: _share_by_turn((turn, is_kind(of)) for (turn, _), of in grades.items())
+            for name, is_kind in kinds.items()}
 
 
 def _with_gold(items: Iterable[Judged]) -> list[Judged]:
     return [item for item in items if item.gold is not None]
 
 
-def _f1_of(pairs: dict[int, list[tuple]]) -> Series:
+def _share_by_turn(outcomes: Iterable[tuple[int, bool]]) -> Rates:
+    counts: dict[int, tuple[int, int]] = {}
+    for turn, outcome in outcomes:
+        hits, total = counts.get(turn, (0, 0))
+        counts[turn] = hits + bool(outcome), total + 1
+    return _rates({turn: (hits / total, *wilson(hits / total, total), total) for turn, (hits, total) in counts.items()})
+
+
+def _f1_of(pairs: dict[int, list[tuple]]) -> Rates:
     """Macro-F1 over (predicted, actual) pairs, for keys at which both classes are common enough."""
-    scores = {}
+    points = {}
     for x, of in pairs.items():
         predicted, actual = [pair[0] for pair in of], [pair[1] for pair in of]
         if min(sum(actual), len(actual) - sum(actual)) >= LEAST_OF_CLASS:
-            scores[x] = class_scores(predicted, actual)["f1"]
-    return _points(scores)
+            bounds = [_f1_interval(predicted, actual, label) for label in (True, False)]
+            low, high = (sum(bound) / 2 for bound in zip(*bounds, strict=True))
+            points[x] = (class_scores(predicted, actual)["f1"], low, high, len(of))
+    return _rates(points)
 
 
-def _points(values: dict[int, float]) -> Series:
-    x = sorted(values)
-    return Series(np.array(x, float), np.array([values[key] for key in x], float))
+def _f1_interval(predicted: list, actual: list, label: bool) -> tuple[float, float]:
+    """The interval of a class's F1, which is 2 J / (1 + J) of the share J = hits / (hits + misses + false alarms).
+
+    It rises with J, so that Wilson's bounds of J give its bounds. The macro-F1 takes the means of both classes' bounds,
+    which is right if they rise and fall together, and else too wide.
+    """
+    hits = sum(p is label and a == label for p, a in zip(predicted, actual, strict=True))
+    either = sum(p is label or a == label for p, a in zip(predicted, actual, strict=True))
+    low, high = (2 * bound / (1 + bound) for bound in wilson(hits / either, either))
+    return low, high
+
+
+def _rates(points: dict[int, tuple[float, float, float, int]]) -> Rates:
+    """The points {x: (share, low, high, n)} as columns."""
+    x = sorted(points)
+    columns = np.array([points[key] for key in x], float).reshape(-1, 4).T
+    return Rates(np.array(x, float), *columns)

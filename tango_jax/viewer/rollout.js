@@ -3,130 +3,131 @@
 
 const JUDGED = { good: "approved", bad: "rejected", none: "not judged" };
 const judgementKind = (value) => (value === true ? "good" : value === false ? "bad" : "none");
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-// Characters start..end of a text, split where the advantage changes, with each part shaded accordingly.
-function shaded(text, start, end, runs, scale) {
-  const parts = [];
-  let from = start;
-  for (const [, value, until] of runs ?? []) {
-    const to = Math.min(until, end);
-    if (to > from) {
-      parts.push(...shade(cut(text, from, to), value, scale));
-      from = to;
-    }
-  }
-  if (from < end) parts.push(...readableParts(cut(text, from, end)));
-  return parts;
+// Why the steps have no rewards from a verification; empty if they have. As in transcripts.md.
+function whyNoStepReward(solution, verification) {
+  if (!verification || verification.is_aligned) return "";
+  const { judgements } = verification;
+  const steps = solution.steps.length;
+  const missing = judgements.flatMap((judgement, k) => (judgement === null ? [k + 1] : []));
+  if (judgements.length === steps && steps > 0) return `no judgement of step ${missing.join(", ")}: no step reward`;
+  return `${plural(judgements.length, "judgement")} for ${plural(steps, "step")}: no step reward`;
 }
 
-function shade(text, value, scale) {
-  const parts = readableParts(text);
-  if (value === 0) return parts;
-  const alpha = Math.max(0.12, Math.min(1, Math.abs(value) / scale)).toFixed(2);
-  const look = { class: `adv ${value < 0 ? "neg" : "pos"}`, style: `--a:${alpha}` };
-  return [h("span", { ...look, title: `advantage ${signed(value, 3)}` }, ...parts)];
+function gradeBadge(solution) {
+  const kind = solution.is_correct ? "good" : "bad";
+  return h("span", { class: `badge ${kind}` }, mark(kind), ` Answer is ${solution.is_correct ? "right" : "wrong"}`);
 }
 
-// The content of a tagged block without its tags, shaded.
-function inside(text, [start, end], tag, runs, scale) {
-  return shaded(text, start + tag.length + 2, end - tag.length - 3, runs, scale);
-}
-
-function verdictBanner(rollout, verification) {
-  const right = rollout.solution.is_correct;
-  const grade = h(
-    "span",
-    { class: `badge ${right ? "good" : "bad"}` },
-    mark(right ? "good" : "bad"),
-    ` Answer is ${right ? "right" : "wrong"}`,
-  );
-  if (!verification) return h("div", { class: "banner" }, grade);
+function verdictBadge(verification) {
   const kind = verdictKind(verification.verdict);
-  const verdict = h("span", { class: `badge ${kind}` }, mark(kind), ` Verdict ${verification.verdict}`);
-  let meaning = "verdict and grade agree";
-  if (kind === "none") meaning = "no usable verdict";
-  else if (kind === "good" && !right) meaning = "false accept";
-  else if (kind === "bad" && right) meaning = "false reject";
+  return h("span", { class: `badge ${kind}` }, mark(kind), ` Verdict ${verification.verdict}`);
+}
+
+// Whether some step is judged otherwise than its gold label.
+function hasMisjudgedStep(solution, verification) {
+  const gold = solution.gold_steps;
+  return Boolean(verification.is_aligned && gold && gold.some((label, k) => label !== verification.judgements[k]));
+}
+
+// What verdict and grade mean together: [text, whether they agree].
+function meaningOf(solution, verification) {
+  const right = solution.is_correct;
+  if (verification.verdict === "INVALID") return ["no usable verdict", false];
+  if ((verification.verdict === "CORRECT") !== right) return [right ? "false reject" : "false accept", false];
+  if (hasMisjudgedStep(solution, verification)) return ["right verdict, wrong steps", false];
+  return ["verdict and grade agree", true];
+}
+
+function verdictBanner({ solution }, verification) {
+  if (!verification) return h("div", { class: "banner" }, gradeBadge(solution));
+  const [meaning, agrees] = meaningOf(solution, verification);
   const notes = [
-    rollout.solution.is_truncated && "solution truncated",
+    solution.is_truncated && "solution truncated",
     verification.is_truncated && "verification truncated",
-    !verification.is_aligned && "misaligned",
+    !verification.is_aligned && `misaligned: ${whyNoStepReward(solution, verification)}`,
   ].filter(Boolean);
   return h(
     "div",
     { class: "banner" },
-    verdict,
-    grade,
-    h("span", { class: meaning === "verdict and grade agree" ? "agree" : "disagree" }, meaning),
+    verdictBadge(verification),
+    gradeBadge(solution),
+    h("span", { class: agrees ? "agree" : "disagree" }, meaning),
     ...notes.map((note) => h("span", { class: "badge none" }, note)),
   );
 }
 
 // Text between, before and after steps: tags, the answer.
-function between(text, start, end, runs, scale) {
+function between(text, start, end, paint) {
   if (!cut(text, start, end).trim()) return null;
-  return h("div", { class: "between" }, h("pre", {}, ...shaded(text, start, end, runs, scale)));
+  return h("div", { class: "between" }, h("pre", {}, ...shaded(text, start, end, paint)));
 }
 
-function stepCard(rollout, verification, k, runs, scale) {
-  const { solution } = rollout;
+// [step head, words] of what the verifier said of a step.
+function saidOf(solution, verification, k, paint) {
   const aligned = Boolean(verification?.is_aligned);
   const kind = aligned ? judgementKind(verification.judgements[k]) : "none";
-  const gold = solution.gold_steps ? solution.gold_steps[k] : null;
-  const wrongly = aligned && gold !== null && gold !== verification.judgements[k];
   const block = verification?.blocks[k];
-  const own = rollout.role === "generator" ? runs : null;
-  const theirs = rollout.role === "verifier" ? runs : null;
-  const words = block
-    ? h("pre", {}, ...inside(verification.text, block, "step", theirs, scale))
-    : muted(verification ? "no judgement of this step" : "no verifier in this arm");
   const raw = block && !aligned ? judgementKind(verification.judgements[k]) : null;
-  const truth =
-    gold === null
-      ? null
-      : h(
-          "span",
-          { class: `truth ${wrongly ? "wrongly" : ""}` },
-          wrongly ? "⚠ " : "",
-          `gold label: ${gold ? "right" : "wrong"}`,
-        );
+  const words = block
+    ? h("pre", {}, ...inside(verification.text, block, "step", paint))
+    : muted(verification ? "no judgement of this step" : "no verifier in this arm");
+  const head = h(
+    "div",
+    { class: "step-head" },
+    verification ? h("b", { class: kind }, mark(kind), ` ${JUDGED[kind]}`) : null,
+    raw && h("span", { class: "muted" }, `(says ${JUDGED[raw]}, not used)`),
+  );
+  return { kind, content: [head, words] };
+}
+
+// The gold label of a step, and the kind that the task names it by.
+function truthOf(solution, verification, k) {
+  const gold = solution.gold_steps ? solution.gold_steps[k] : null;
+  if (gold === null) return null;
+  const wrongly = Boolean(verification?.is_aligned) && gold !== verification.judgements[k];
+  const named = solution.step_kinds ? ` (${readable(solution.step_kinds[k])})` : "";
   return h(
-    "li",
-    { class: `step ${kind}` },
-    h(
-      "div",
-      { class: "wrote" },
-      h("div", { class: "step-head" }, h("b", {}, `Step ${k + 1}`), truth),
-      h("pre", {}, ...inside(solution.text, solution.steps[k], "step", own, scale)),
-    ),
-    h(
-      "div",
-      { class: "said" },
-      h(
-        "div",
-        { class: "step-head" },
-        verification ? h("b", { class: kind }, mark(kind), ` ${JUDGED[kind]}`) : null,
-        raw && h("span", { class: "muted" }, `(says ${JUDGED[raw]}, not used)`),
-      ),
-      words,
-    ),
+    "span",
+    { class: `truth ${wrongly ? "wrongly" : ""}` },
+    `${wrongly ? "⚠ " : ""}gold label: ${gold ? "right" : "wrong"}${named}`,
   );
 }
 
-function stepsOf(rollout, verification, scale) {
+function stepCard({ solution }, verification, k, paints) {
+  const said = saidOf(solution, verification, k, paints.verifier);
+  const surprise = paints.generator?.shade === surpriseShade ? meanSurprise(paints.generator, solution.steps[k]) : null;
+  const mean = surprise === null ? null : h("small", {}, ` ${surprise.toFixed(2)} nats a token`);
+  return h(
+    "li",
+    { class: `step ${said.kind}` },
+    h(
+      "div",
+      { class: "wrote" },
+      h(
+        "div",
+        { class: "step-head" },
+        h("span", {}, h("b", {}, `Step ${k + 1}`), mean),
+        truthOf(solution, verification, k),
+      ),
+      h("pre", {}, ...inside(solution.text, solution.steps[k], "step", paints.generator)),
+    ),
+    h("div", { class: "said" }, ...said.content),
+  );
+}
+
+function stepsOf(rollout, verification, paints) {
   const { solution } = rollout;
-  const runs = rollout.advantage.total;
-  const own = rollout.role === "generator" ? runs : null;
   const items = [];
   let at = 0;
   solution.steps.forEach((span, k) => {
-    items.push(between(solution.text, at, span[0], own, scale), stepCard(rollout, verification, k, runs, scale));
+    items.push(between(solution.text, at, span[0], paints.generator), stepCard(rollout, verification, k, paints));
     at = span[1];
   });
-  items.push(between(solution.text, at, lengthOf(solution.text), own, scale));
+  items.push(between(solution.text, at, lengthOf(solution.text), paints.generator));
   const spare = (verification?.blocks ?? []).slice(solution.steps.length);
-  if (spare.length)
-    items.push(muted(`and ${spare.length} more verification block${spare.length > 1 ? "s" : ""} without a step`));
+  if (spare.length) items.push(muted(`and ${plural(spare.length, "more verification block")} without a step`));
   return h(
     "ol",
     { class: "steps" },
@@ -134,27 +135,31 @@ function stepsOf(rollout, verification, scale) {
   );
 }
 
-function rawTexts(rollout, verification, scale) {
-  const own = (role) => (rollout.role === role ? rollout.advantage.total : null);
-  const text = (name, value, runs) => [
+function rawTexts(rollout, verification, paints) {
+  const text = (name, value, paint) => [
     h("h4", {}, name),
-    h("pre", { class: "raw" }, ...shaded(value, 0, lengthOf(value), runs, scale)),
+    h("pre", { class: "raw" }, ...shaded(value, 0, lengthOf(value), paint)),
   ];
+  const { solution } = rollout;
   return h(
     "details",
     { class: "card" },
     h("summary", {}, "Full texts, as sampled"),
-    ...text(`Solution, ${rollout.solution.tokens} tokens`, rollout.solution.text, own("generator")),
-    ...(verification ? text(`Verification, ${verification.tokens} tokens`, verification.text, own("verifier")) : []),
+    ...text(`Solution, ${solution.tokens} tokens`, solution.text, paints.generator),
+    ...(verification ? text(`Verification, ${verification.tokens} tokens`, verification.text, paints.verifier) : []),
   );
 }
 
+const phaseOf = ({ phase, role }) =>
+  ({ warmup: "verifier's warm-up", eval: "evaluation" })[phase] ?? `the ${role}'s turn`;
+
 function whereLine(rollout, fact) {
+  const after = rollout.turn ? `after turn ${rollout.turn}` : "before the first turn";
   const facts = [
-    `turn ${rollout.turn} of ${fact.name}`,
-    `${rollout.phase === "warmup" ? "verifier's warm-up" : `the ${rollout.role}'s turn`}`,
+    `${rollout.phase === "eval" ? after : `turn ${rollout.turn}`} of ${readable(fact.name)}`,
+    phaseOf(rollout),
     `after ${rollout.generator_step} generator steps`,
-    `task ${fact.task}`,
+    `task ${readable(fact.task)}`,
     `arm ${fact.arm}`,
   ];
   return h("p", { class: "muted where-line" }, facts.join(" · "));
@@ -186,18 +191,49 @@ function groupRow(rollout, siblings, choose) {
   );
 }
 
-// context {fact, siblings, scale, copyLink, choose}: facts about the run, the group's samples, the advantage with the
-// strongest shade.
+// How the reward became an advantage; of an evaluation, that there is none.
+function rewardCard(rollout, context) {
+  const { fact, siblings, choose } = context;
+  if (!rollout.reward) {
+    return h("section", { class: "card" }, muted("Greedy, in an evaluation: no reward, and no update from it."));
+  }
+  const arithmetic = rollout.role === "generator" ? generatorArithmetic : verifierArithmetic;
+  const sums = arithmetic(rollout, fact.loss[rollout.role], fact.own_reward[rollout.role]);
+  return h(
+    "section",
+    { class: "card" },
+    h("h3", {}, "From reward to advantage"),
+    groupRow(rollout, siblings, choose),
+    ...sums,
+  );
+}
+
+// Which colours the tokens have.
+function colouringChoice(rollout, verification, { look, setLook }) {
+  const hasLogps = "token_surprise" in rollout.solution || (verification && "token_surprise" in verification);
+  const choice = h(
+    "select",
+    { id: "colouring", title: "What the tokens are coloured by (l)" },
+    ...Object.entries(COLOURINGS).map(([value, text]) => h("option", { value, selected: value === look.colour }, text)),
+  );
+  choice.addEventListener("change", () => setLook({ colour: choice.value }));
+  const missing = look.colour === "logp" && !hasLogps ? muted("This rollout was dumped without log-probs.") : null;
+  return h("span", { class: "colouring" }, h("label", {}, "Colour tokens by ", choice), missing);
+}
+
+// context {fact, siblings, scale, look, setLook, copyLink, choose, tabs}: facts about the run, the group's samples, the
+// advantage with the strongest shade, what is displayed and how.
 function renderRollout(box, rollout, context, choice = 0) {
-  const { fact, siblings, scale, copyLink } = context;
+  const { scale, look, copyLink } = context;
   const verification = rollout.verifications[choice] ?? null;
+  const paints = paintsOf(rollout, verification, look.colour, scale);
   const copy = h("button", { title: "Copy a link to this rollout (y)" }, "Copy link");
   copy.addEventListener("click", () => copyLink(copy));
   const several =
     rollout.verifications.length > 1
       ? h(
           "select",
-          { "aria-label": "Which verification" },
+          { id: "which", "aria-label": "Which verification" },
           ...rollout.verifications.map((item, i) =>
             h("option", { value: i, selected: i === choice }, `verification ${i + 1}: ${item.verdict}`),
           ),
@@ -205,49 +241,32 @@ function renderRollout(box, rollout, context, choice = 0) {
       : null;
   several?.addEventListener("change", () => {
     renderRollout(box, rollout, context, Number(several.value));
-    box.querySelector("select").focus();
+    box.querySelector("#which").focus();
   });
-  const loss = fact.loss[rollout.role];
-  const arithmetic = rollout.role === "generator" ? generatorArithmetic : verifierArithmetic;
-  const sums = arithmetic(rollout, loss, fact.own_reward[rollout.role]);
-  box.replaceChildren(
-    h("header", {}, h("h2", {}, ...readableParts(rollout.problem.id)), copy, whereLine(rollout, fact)),
-    h(
-      "div",
-      { class: "card problem" },
-      h("pre", {}, ...readableParts(rollout.problem.question)),
-      h("p", {}, h("span", { class: "muted" }, "Gold answer "), h("code", {}, ...readableParts(rollout.problem.answer))),
-    ),
+  const content = [
+    h("header", {}, h("h2", {}, ...readableParts(rollout.problem.id)), copy, whereLine(rollout, context.fact)),
+    context.tabs,
+    problemCard(rollout.problem),
     h("div", { class: "banner-line" }, verdictBanner(rollout, verification), several),
+    h("div", { class: "banner-line" }, colouringChoice(rollout, verification, context)),
     h(
       "div",
       { class: "heads", "aria-hidden": "true" },
       h("span", {}, "The generator wrote"),
       h("span", {}, "The verifier said"),
     ),
-    stepsOf(rollout, verification, scale),
-    h(
-      "section",
-      { class: "card" },
-      h("h3", {}, "From reward to advantage"),
-      groupRow(rollout, siblings, context.choose),
-      ...sums,
-      shadeLegend(scale, rollout.role),
-    ),
-    rawTexts(rollout, verification, scale),
-  );
+    stepsOf(rollout, verification, paints),
+    paints.generator || paints.verifier ? shadeLegend(look.colour, scale, rollout.role) : null,
+    rewardCard(rollout, context),
+    rawTexts(rollout, verification, paints),
+  ];
+  box.replaceChildren(...content.filter(Boolean));
 }
 
-const shadeLegend = (scale, role) =>
+const problemCard = ({ question, answer }) =>
   h(
-    "p",
-    { class: "muted shade-legend" },
-    `Shading of the ${role}'s tokens: `,
-    ...shade(`advantage ${signed(scale, 1)} or more`, scale, scale),
-    " ",
-    ...shade(signed(scale / 4, 2), scale / 4, scale),
-    " none: 0 ",
-    ...shade(signed(-scale / 4, 2), -scale / 4, scale),
-    " ",
-    ...shade(`${signed(-scale, 1)} or less`, -scale, scale),
+    "div",
+    { class: "card problem" },
+    h("pre", {}, ...readableParts(question)),
+    h("p", {}, h("span", { class: "muted" }, "Gold answer "), h("code", {}, ...readableParts(answer))),
   );

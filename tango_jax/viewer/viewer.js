@@ -8,21 +8,24 @@ function setAddress(hash) {
   }
 }
 
-// Rollouts have keys that are stable when a report is rebuilt: run, turn and row.
-const keyOf = (columns, facts, i) => `${facts.runs[columns.run[i]].name}:${columns.turn[i]}:${columns.row[i]}`;
+// Rollouts have keys that are stable when a report is rebuilt: run, turn and row, with an e for those of evaluations.
+const isEvaluation = (columns, i) => ROLES[columns.role[i]] === "evaluation";
+const keyOf = (columns, facts, i) =>
+  `${facts.runs[columns.run[i]].name}:${columns.turn[i]}:${isEvaluation(columns, i) ? "e" : ""}${columns.row[i]}`;
 
 function indexOfKey(columns, facts, key) {
-  const [, name, turn, row] = /^(.*):(\d+):(\d+)$/.exec(key ?? "") ?? [];
+  const [, name, turn, e, row] = /^(.*):(\d+):(e?)(\d+)$/.exec(key ?? "") ?? [];
   const run = facts.runs.findIndex((item) => item.name === name);
   for (let i = 0; i < columns.count; i++) {
-    if (columns.run[i] === run && columns.turn[i] === Number(turn) && columns.row[i] === Number(row)) return i;
+    const isThere = columns.run[i] === run && columns.turn[i] === Number(turn) && columns.row[i] === Number(row);
+    if (isThere && isEvaluation(columns, i) === (e === "e")) return i;
   }
   return -1;
 }
 
 // The samples of a rollout's group, which are adjacent in the columns.
 function siblingsOf(columns, facts, index) {
-  const same = (i) => ["run", "turn", "group"].every((name) => columns[name][i] === columns[name][index]);
+  const same = (i) => ["run", "turn", "role", "group"].every((name) => columns[name][i] === columns[name][index]);
   let first = index;
   while (first > 0 && same(first - 1)) first--;
   const found = [];
@@ -42,6 +45,7 @@ function makeViewer(facts, columns) {
   const store = makeStore(columns);
   const scale = shadeScale(columns);
   let state = noFilters();
+  let look = { as: "", colour: "" }; // as: one rollout, its group or its problem; colour: see paint.js
   let hits = null; // which rollouts match the search
   let chosen = -1;
   const list = makeList($("list"), $("list-space"), columns, facts, scale, choose);
@@ -57,21 +61,25 @@ function makeViewer(facts, columns) {
     },
   );
 
+  async function hitsOf(query) {
+    if (!query) return null;
+    const id = idQuery(query);
+    if (id !== null) return searchIds(columns, id);
+    if (store.progress() < 1) $("found").textContent = "loading all texts …";
+    return store.search(query);
+  }
+
   // `mayMove`: if the chosen rollout is filtered out, show the first remaining one instead.
   async function refresh(mayMove = false) {
     const started = performance.now();
-    if (state.query) {
-      const query = state.query;
-      if (store.progress() < 1) $("found").textContent = "loading all texts …";
-      const found = await store.search(query);
-      if (query !== state.query) return; // the query has changed in the meantime
-      hits = found;
-    } else {
-      hits = null;
-    }
+    const { query } = state;
+    const found = await hitsOf(query);
+    if (query !== state.query) return; // the query has changed in the meantime
+    hits = found;
     const { shown, flagCounts } = select(columns, facts, state, hits);
     list.update(shown, chosen);
     controls.show(state, shown.length, flagCounts);
+    $("nothing").hidden = shown.length > 0;
     performance.measure("filter", { start: started, end: performance.now() });
     if (shown.length && (chosen < 0 || (mayMove && list.current() === null))) await open(shown[0]);
   }
@@ -79,12 +87,39 @@ function makeViewer(facts, columns) {
   async function open(index) {
     chosen = index;
     list.select(index);
-    const rollout = await store.rollout(index);
-    if (chosen !== index) return; // another rollout was chosen in the meantime
+    try {
+      await display(index);
+    } catch (error) {
+      tell(`Cannot display this rollout: ${error.message}.`);
+      throw error;
+    }
+  }
+
+  // Draws the chosen rollout, or the columns beside it.
+  async function display(index) {
     const siblings = siblingsOf(columns, facts, index);
+    const places = { group: siblings, problem: sameProblem(columns, index) };
+    const counts = { group: places.group.length, problem: places.problem.length };
+    const tabs = lookTabs(look, counts, setLook);
+    const fact = facts.runs[columns.run[index]];
+    const context = { fact, facts, columns, siblings, scale, look, setLook, copyLink, choose, tabs };
+    const wanted = look.as ? columnsToShow(columns, facts, index, look.as) : [[index, ""]];
+    const drawn = look;
+    const rollouts = await Promise.all(wanted.map(([i]) => store.rollout(i)));
+    if (chosen !== index || look !== drawn) return; // another rollout was chosen in the meantime
     $("rollout").scrollTop = 0;
-    renderRollout($("rollout"), rollout, { fact: facts.runs[columns.run[index]], siblings, scale, copyLink, choose });
+    if (look.as) {
+      const entries = wanted.map(([i, marked], k) => ({ rollout: rollouts[k], index: i, marked, isThis: i === index }));
+      renderCompare($("rollout"), entries, counts[look.as], context);
+    } else {
+      renderRollout($("rollout"), rollouts[0], context);
+    }
     if (performance.getEntriesByName("first-rollout").length === 0) performance.mark("first-rollout");
+  }
+
+  function tell(text) {
+    $("problem").hidden = false;
+    $("problem").textContent = text;
   }
 
   function choose(index) {
@@ -93,17 +128,29 @@ function makeViewer(facts, columns) {
     writeHash();
   }
 
+  // Displays in another way; `isNow` false: another rollout is about to be chosen.
+  function setLook(part, isNow = true) {
+    look = { ...look, ...part };
+    if (!isNow) return;
+    const focused = document.activeElement?.id;
+    display(chosen).then(() => focused && $(focused)?.focus());
+    writeHash();
+  }
+
   function writeHash() {
-    setAddress(toHash(state, chosen >= 0 ? keyOf(columns, facts, chosen) : null));
+    setAddress(toHash(state, chosen >= 0 ? keyOf(columns, facts, chosen) : null, look));
   }
 
   async function followHash() {
-    const { state: wanted, rollout } = fromHash(location.hash);
+    const { state: wanted, rollout, look: wantedLook } = fromHash(location.hash);
     const index = rollout ? indexOfKey(columns, facts, rollout) : -1;
     state = wanted;
-    $("problem").hidden = !rollout || index >= 0;
-    $("problem").textContent =
-      `This report does not contain the rollout ${rollout}: it was left out, or the dump of its turn was deleted.`;
+    look = wantedLook;
+    $("problem").hidden = true;
+    if (rollout && index < 0) {
+      const reason = "it was left out, or the dump of its turn was deleted";
+      tell(`This report does not contain the rollout ${rollout}: ${reason}.`);
+    }
     chosen = index;
     await refresh();
     if (index >= 0) await open(index);
@@ -126,13 +173,18 @@ function makeViewer(facts, columns) {
     if (next) choose(next.index);
   }
 
+  // A key switches a way of displaying on, and off again.
+  const toggleLook = (name, value) => setLook({ [name]: look[name] === value ? "" : value });
+
   return {
     followHash,
     writeHash,
     moveInGroup,
     copyLink,
+    toggleLook,
     move: list.move,
-    preload: store.loadAll,
+    // The texts of a bundle are loaded when they are first searched: there may be gigabytes of them.
+    preload: columns.files ? () => {} : store.loadAll,
     toggle: controls.toggle,
     clear: controls.clear,
   };

@@ -15,7 +15,7 @@ from typing import Any
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import local_path
-from tango_jax.text.hf_tokenizer import load_hf_tokenizer
+from tango_jax.text import hf_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
@@ -87,7 +87,7 @@ def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
         return _open_gguf_source(open_gguf(Path(name).expanduser()), name, use_chat, numerics)
     folder = resolve_folder(name)
     config = model_config_from_hf(folder, **numerics)
-    tokenizer = load_hf_tokenizer(folder, config.vocab_size, use_chat)
+    tokenizer = hf_tokenizer.load_hf_tokenizer(folder, config.vocab_size, use_chat)
     file = folder / "generation_config.json"
     own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return Source(
@@ -100,6 +100,13 @@ def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
         base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
     )
+
+
+def has_chat_template(name: str) -> bool:
+    """Whether a published checkpoint comes with a chat template; a hub id is downloaded. Raises ValueError."""
+    if kind_of(name) == "gguf":
+        return bool(open_gguf(Path(name).expanduser()).get("tokenizer.chat_template"))
+    return hf_tokenizer.has_chat_template(resolve_folder(name))
 
 
 def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict) -> Source:

@@ -14,13 +14,17 @@ from support.paths import ROOT, ROWS
 from support.processes import HANG_S
 from tango_jax import ablate, generate, sft, train
 from tango_jax.cli import task_validation, validation
+from tango_jax.cli.arguments import COMMON_KEYS, Parser
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
+from tango_jax.runtime.checks import Mistakes, SettingsError
 from tango_jax.tasks import last_letter
+from tango_jax.tasks.registry import SYNTHETIC
+from tango_jax.tasks.sizes import SPLITS
 from tango_jax.tracking.run_config import ANY_PLACE, check_config, check_same_settings, keep_config, save_config
 
-CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem != "own_problems")  # it needs arguments
 # What the lengths must hold (test_last_letter.py compares these numbers with tokenized text): 2 words of 3 letters.
 LONGEST = last_letter.longest_texts(2, 3)
 SFT_LENGTH = LONGEST["generator prompt"] + LONGEST["generator response"]
@@ -60,14 +64,15 @@ def small(tmp_path_factory) -> str:
 def test_overrides_take_the_type_of_the_default(small):
     config = load_config(f"{small}:7", [
         "rl.gamma=1", "rl.alpha_final=2e-3", "rl.generator_steps=12", "arm=grpo", "generator.init_from=1",
-        "generator.share_prompts=False", "verifier.row_buckets=(2,4)", "generator.prompt_buckets=[8, 16]",
+        "generator.share_prompts=false", "verifier.share_prompts=TRUE", "verifier.row_buckets=(2,4)",
+        "generator.prompt_buckets=[8, 16]",
         "verifier.cache_buckets=()", "ablation.arms=('tango','grpo')", "compile_cache=", "generator.sft.optimizer.lr=1",
     ])  # fmt: skip
     assert config.seed == 7
     assert config.rl.gamma == 1.0 and isinstance(config.rl.gamma, float)
     assert (config.rl.alpha_final, config.rl.generator_steps, config.arm) == (0.002, 12, "grpo")
     assert config.generator.init_from == "1"  # a string stays one, whatever it looks like
-    assert config.generator.share_prompts is False
+    assert config.generator.share_prompts is False and config.verifier.share_prompts is True
     assert (config.verifier.row_buckets, config.generator.prompt_buckets) == ((2, 4), (8, 16))
     assert config.verifier.cache_buckets == () and config.compile_cache == ""
     assert config.ablation.arms == ("tango", "grpo")
@@ -100,7 +105,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("generator.row_buckets=('a','b')", r"row_buckets=\('a','b'\) must be of type tuple"),
     ("task.sft_words=(1.5,2.5)", r"sft_words=\(1\.5,2\.5\) must be of type tuple"),
     ("generator.share_prompts=1", r"must be of type bool, like its default True"),
-    ("generator.share_prompts=false", r"must be of type bool"),
+    ("generator.share_prompts=no", r"must be of type bool, like its default True: write true or false"),
     ("generator.row_buckets={[]:1}", r"row_buckets=\{\[\]:1\} must be of type tuple"),
     ("generator.row_buckets=" + "(" * 5000, r"row_buckets=\(+\.\.\. must be of type tuple"),
     ("rl.gamma=1" + "0" * 400, r"rl\.gamma=10+\.\.\. must be of type float"),
@@ -271,6 +276,11 @@ MISTAKES = [
     (f"{MATH} arm=gold_steps", r"step labels; task\.name=math has none: .* task\.name=last_letter or state_tracking"),
     (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
     (f"{MATH} task.row_format=csv", r"task\.row_format='csv' is not one of math, gsm8k, verl"),
+    (f"{MATH} task.row_format=verl",
+     r"task\.train: .*line 1: .*; task\.row_format=verl sets the format: leave it empty to detect it, or choose"),
+    (f"{MATH} task.train={ROWS / 'math500.jsonl'}",
+     r"task\.stage_one=gsm8k makes tagged steps .* of the format math: .* generator\.sft\.steps=0 .*own_problems"),
+    (f"{MATH} task.test={ROWS / 'tagged.jsonl'}", r"task\.test: .*the first row tells the format math: if it is"),
     (f"{MATH} task.validation=0", r"task\.validation=0 must be at least 1"),
     (f"{MATH} task.train=", r"task\.train is empty: name a problem file, a hub id or one of gsm8k"),
     (f"{MATH} task.train=none.jsonl", r"task\.train: data file none\.jsonl does not exist"),
@@ -286,20 +296,20 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-def mistake(small, overrides) -> ValueError | None:
+def mistakes_in(small, overrides) -> tuple[str, ...]:
+    """What is wrong with the settings, all of it."""
     try:
         validate(load_config(small, overrides.split()))
-    except ValueError as error:
-        return error
-    return None
+    except SettingsError as error:
+        return error.messages
+    return ()
 
 
 @pytest.mark.parametrize("overrides, message", MISTAKES, ids=[overrides for overrides, _ in MISTAKES])
 def test_a_mistaken_setting_is_refused(small, overrides, message):
-    error = mistake(small, overrides)
-    assert error is not None
-    assert re.search(message, str(error)), str(error)
-    assert "\n" not in str(error)
+    messages = mistakes_in(small, overrides)
+    assert any(re.search(message, found) for found in messages), messages
+    assert not any("\n" in found for found in messages)
 
 
 @pytest.mark.parametrize("overrides", [
@@ -315,29 +325,77 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "transcripts=0",
 ])  # fmt: skip
 def test_settings_at_their_limits_pass(small, overrides):
-    assert mistake(small, overrides) is None
+    assert mistakes_in(small, overrides) == ()
 
 
-def test_every_check_is_among_the_mistakes(small):
-    """Each call of a checking function in the two modules, by its line, fails in one of the cases above."""
-    checks = {"require", "one_of", "at_least"}
+def test_every_check_is_among_the_mistakes(small, monkeypatch):
+    """Each call of a checking method in the two modules, by its line, fails in one of the cases above."""
+    checks = {"require", "one_of"}
     calls = {
         (module.__file__, node.lineno, node.end_lineno)
         for module in (validation, task_validation)
-        for function in ast.parse(Path(module.__file__).read_text()).body
-        if isinstance(function, ast.FunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in checks
-    }
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in checks
+        and getattr(node.func.value, "id", "") == "mistakes"
+    }  # fmt: skip
     assert len(calls) > 30
-    reached = set()
+    failed = set()  # (file, line) of the calls that found something wrong
+
+    def recorded(method):
+        def check(self, *args):
+            is_right, caller = method(self, *args), sys._getframe(1)
+            if not is_right:
+                failed.add((caller.f_code.co_filename, caller.f_lineno))
+            return is_right
+
+        return check
+
+    for name in checks:
+        monkeypatch.setattr(Mistakes, name, recorded(getattr(Mistakes, name)))
     for overrides, _ in MISTAKES:
-        frame = mistake(small, overrides).__traceback__
-        while frame is not None:
-            file, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
-            reached |= {call for call in calls if call[0] == file and call[1] <= line <= call[2]}
-            frame = frame.tb_next
-    assert calls == reached
+        mistakes_in(small, overrides)
+    assert {call for call in calls if not any(call[0] == file and call[1] <= line <= call[2] for file, line in failed)
+            } == set()  # fmt: skip
+
+
+def test_all_mistakes_are_told_at_once(small, capsys):
+    wrong = ["rl.gamma=-1.0", "arm=tangos", "generator.loss.algorithm=ppo", "verifier.row_buckets=(4,7)",
+             "task.rl_words=(3,2)", "generator.template=maths", "verifier.sft.start=verifier"]  # fmt: skip
+    messages = mistakes_in(small, " ".join(wrong))
+    found = {override.partition("=")[0] for override in wrong if any(override.partition("=")[0] in m for m in messages)}
+    assert found == {override.partition("=")[0] for override in wrong} and len(messages) == len(wrong)
+    with pytest.raises(SystemExit) as stopped:
+        parse_command_line("train", "doc", [f"--config={small}", *(f"--config.{item}" for item in wrong)], "runs/x")
+    lines = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2 and lines == [f"error: {message}" for message in messages]
+
+
+def test_what_depends_on_a_number_out_of_range_waits_for_it(small):
+    """A division by zero, say, is no second mistake."""
+    for wrong in ("rl.samples_per_prompt=0", "generate.samples=0", "generator.model.num_kv_heads=0",
+                  "generator.loss.minibatches=0", "generator.row_buckets=(0,)", "generator.max_prompt=0"):
+        [message] = mistakes_in(small, wrong)
+        assert message.startswith(wrong.partition("=")[0])
+
+
+def test_unknown_overrides_are_told_at_once(small):
+    with pytest.raises(SettingsError) as error:
+        load_config(small, ["rl.gama=1", "seed=1.5", "rl.gamma=0.5", "zzz=1"])
+    assert [message.split()[0] for message in error.value.messages] == ["unknown", "--config.seed=1.5", "unknown"]
+
+
+def test_buckets_that_no_longer_fit_a_shortened_limit_are_dropped_with_a_note(small):
+    config = load_config(small, ["generator.max_response=24", "verifier.max_prompt=20"])
+    buckets = (config.generator.cache_buckets, config.verifier.prompt_buckets, config.verifier.cache_buckets)
+    assert buckets == ((16,), (), (16, 24))
+    assert config.notes.splitlines() == [
+        "generator.cache_buckets=(16, 24) became (16,), below generator.max_response=24",
+        "verifier.prompt_buckets=(20,) became (), below verifier.max_prompt=20",
+    ]
+    assert load_config(small, ["generator.max_response=40"]).notes == ""
+    # Those that the command line names are not.
+    messages = mistakes_in(small, "generator.max_response=24 generator.cache_buckets=(16,24)")
+    assert any("generator.cache_buckets=(16, 24) must ascend and stay below max_response=24" in m for m in messages)
 
 
 def test_roles_have_the_same_keys():
@@ -359,6 +417,7 @@ def test_every_key_is_read_by_the_program():
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.JoinedStr):
                 parts = [re.escape(p.value) if isinstance(p, ast.Constant) else "[a-z]+" for p in node.slice.values]
                 patterns.append(re.compile("".join(parts)))
+    names |= {f"{split}_{size}" for module in SYNTHETIC.values() for size in module.SIZES for split in SPLITS}
     leaves = [key.split(".")[-1] for key in flatten(default_config())]
     unread = {leaf for leaf in leaves if leaf not in names and not any(p.fullmatch(leaf) for p in patterns)}
     assert not unread
@@ -383,7 +442,7 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
     save_config(load_config(small), path)  # the same settings, tuples and all
     assert path.read_text() == written
     message = (r"run holds a run with other settings \(rl\.gamma: 0\.8 -> 0\.5; seed: 0 -> 1\): "
-               "resume with the same ones, or choose another --workdir")
+               rf"resume with the same ones \(--config={path} has them\), or choose another --workdir")
     with pytest.raises(ValueError, match=message):
         save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
     assert path.read_text() == written
@@ -491,19 +550,26 @@ def test_command_line(small):
 
 
 @pytest.mark.parametrize("argument, message", [
-    ("--worksir=x", r"unknown argument '--worksir=x'; --help shows the usage"),
+    ("--worksir=x", r"unknown argument '--worksir=x'; did you mean --workdir\? --help shows the usage"),
+    ("--zzz=x", r"unknown argument '--zzz=x'; --help shows the usage"),
+    ("--rl.gamma=1", r"unknown argument '--rl\.gamma=1'; did you mean --config\.rl\.gamma\? --help shows"),
+    ("--rl.gama=1", r"did you mean --config\.rl\.gamma\?"),
+    ("seed=1", r"unknown argument 'seed=1'; did you mean --config\.seed\?"),
+    ("--model=x", r"unknown argument '--model=x'"),  # of own_problems alone
+    ("--print_config=maybe", r"argument --print-config: 'maybe' must be true or false"),
     ("--workdir", r"argument --workdir: expected one argument; --help shows the usage"),
     ("--confi=x", r"unknown argument '--confi=x'"),
     ("--config.seed", r"--config\.seed has no value: write --config\.key=value"),
-    ("tiny", r"unknown argument 'tiny'"),
+    ("tiny", r"unknown argument 'tiny'; did you mean --config=tiny\?"),
     ("--config=none.py", r"'none\.py' is not a Python file"),
     ("--config.rl.gama=1", r"did you mean rl\.gamma\?"),
     ("--config.rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
 ])  # fmt: skip
-def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, message):
+def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={small}", argument], "runs/x")
-    text = str(stopped.value.code)  # Python prints it on stderr and exits with 1
+    text = str(stopped.value)
+    assert stopped.value.code == 2 and capsys.readouterr().err == f"{text}\n"
     assert text.startswith("error: ") and "\n" not in text
     assert re.search(message, text)
 
@@ -515,7 +581,7 @@ def test_help_shows_the_usage(module, flag, capsys):
         module.main([flag])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert module.__doc__.strip() in text
+    assert module.__doc__.strip() in text and "--config.rl.generator_steps=100 " in text
     assert "--config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]" in text
     assert f"python -m {module.__name__}" in text
 
@@ -531,7 +597,7 @@ def test_help_into_a_pipe_that_closes(command):
         assert program.stderr.read() == "" and program.wait(120) == 0
 
 
-@pytest.mark.parametrize("argument, code", [("--help", 0), ("--worksir=x", 1)])
+@pytest.mark.parametrize("argument, code", [("--help", 0), ("--worksir=x", 2)])
 def test_as_a_program(argument, code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tango_jax.train", f"--workdir={tmp_path / 'run'}", argument], cwd=ROOT, timeout=HANG_S,
@@ -539,5 +605,56 @@ def test_as_a_program(argument, code, tmp_path):
     )
     assert done.returncode == code
     assert bool(done.stdout) == (code == 0)
-    assert done.stderr == ("" if code == 0 else "error: unknown argument '--worksir=x'; --help shows the usage\n")
+    said = "error: unknown argument '--worksir=x'; did you mean --workdir? --help shows the usage\n"
+    assert done.stderr == ("" if code == 0 else said)
     assert not (tmp_path / "run").exists()  # nothing is made before the settings are known to be right
+
+
+def test_the_commonest_keys_of_the_help_exist_and_their_examples_are_right(small):
+    for role in ("generator", "verifier"):
+        for example in COMMON_KEYS:
+            key, _, value = example.replace("ROLE", role).partition("=")
+            assert str(flatten(load_config(small, [f"{key}={value}"]))[key]).replace(" ", "").lower() == (
+                {"1e-6": "1e-06"}.get(value, value.lower()))
+    text = " ".join(COMMON_KEYS.values()).replace("ROLE", "generator")
+    named = re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", text.replace("tango_jax/arms.py", ""))
+    assert set(named) <= set(flatten(default_config())) and len(named) > 4
+
+
+def test_words_of_options_may_be_joined_either_way_and_stand_alone(small, capsys):
+    parser = Parser("train", "doc")
+    parser.add_config()
+    parser.add_argument("--max_new", type=int)
+    parser.add_argument("--per-process", type=int)
+    parser.add_flag("--use_chat", "help")
+    for arguments in (["--max-new=3", "--per_process=4", "--use-chat"], ["--max_new", "3", "--per-process", "4",
+                      "--use_chat", "true"], ["--max-new", "3", "--per_process", "4", "--use-chat=True"]):
+        more = ["--config.seed", "-1", "--own-one=a=b", "--other", "c"]
+        options, overrides = parser.parse_overrides([*arguments, *more])
+        assert (options.max_new, options.per_process, options.use_chat) == (3, 4, True)
+        assert overrides == ["seed=-1"] and options.config_arguments == {"own_one": "a=b", "other": "c"}
+    assert parser.parse_overrides(["--use_chat=false"])[0].use_chat is False
+    with pytest.raises(ValueError, match="argument --use_chat: 'maybe' must be true or false; --help shows"):
+        parser.parse_overrides(["--use-chat=maybe"])
+
+
+def test_every_setting_is_printed_and_nothing_is_done(small, tmp_path, capsys):
+    arguments = [f"--config={small}", "--config.rl.gamma=0.5", "--print-config", f"--workdir={tmp_path / 'run'}"]
+    with pytest.raises(SystemExit) as stopped:
+        train.main(arguments)
+    assert stopped.value.code == 0 and not (tmp_path / "run").exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("=")[0] for line in lines] == list(flatten(default_config()))
+    assert "rl.gamma=0.5  # default: 0.8" in lines and "seed=0" in lines
+    overrides = [line.partition("  # default")[0] for line in lines]
+    again = [f"{key}={ast.literal_eval(value)}" for key, _, value in (line.partition("=") for line in overrides)]
+    assert load_config(small, again) == load_config(small, ["rl.gamma=0.5"])
+    with pytest.raises(SystemExit) as stopped:
+        train.main([*arguments, "--config.rl.gamma=-1"])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2 and "rl.gamma=-1.0" in printed.out and printed.err.startswith("error: rl.gamma=-1.0")
+
+
+def test_a_run_is_in_the_folder_of_its_configs_name_by_default(small):
+    assert parse_command_line("train", "doc", [f"--config={small}"], "runs/NAME")[1] == Path("runs/small")
+    assert parse_command_line("train", "doc", [], "runs/NAME")[1] == Path("runs/last_letter")

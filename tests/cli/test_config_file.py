@@ -60,7 +60,7 @@ def test_a_mistake_in_a_config_file_is_one_line(tmp_path, what):
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={path}", f"--workdir={tmp_path / 'run'}"], "runs/x")
-    assert stopped.value.code == f"error: {error.value}"
+    assert stopped.value.code == 2 and str(stopped.value) == f"error: {error.value}"
     assert sorted(tmp_path.iterdir()) == [path]  # no compiled copy beside it either
 
 

@@ -20,7 +20,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "own_problems"])  # it needs arguments
 def test_a_name_gives_what_the_path_gives(name):
     assert list(shipped_configs()) == NAMES
     assert flatten(load_config(name)) == flatten(load_config(f"{ROOT}/configs/{name}.py"))
@@ -38,7 +38,8 @@ def test_every_command_takes_a_name(tmp_path, capsys):
     assert config == load_config("tiny") == plan.parse_options(["--config=tiny"]).config
     config, _ = parse_command_line("train", "doc", [], "runs/x")
     assert config == load_config("last_letter") == plan.parse_options([]).config
-    assert export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"]) == 2
+    with pytest.raises(SystemExit):
+        export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"])
     assert "config 'tinny' is not a Python file" in capsys.readouterr().err
 
 
@@ -52,7 +53,7 @@ def test_every_command_takes_a_name(tmp_path, capsys):
 def test_an_unknown_config_is_answered_with_the_shipped_ones(text, meant):
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={text}:rloo"], "runs/x")
-    assert stopped.value.code == (
+    assert stopped.value.code == 2 and str(stopped.value) == (
         f"error: config {text!r} is not a Python file that exists, nor a shipped config{meant}; "
         f"the shipped ones are {', '.join(NAMES)}"
     )
@@ -69,3 +70,65 @@ def test_a_config_of_ones_own_starts_from_a_shipped_one(tmp_path):
     config = load_config("mine.py:rloo")
     assert (config.rl.generator_steps, config.generator.loss.algorithm) == (7, "rloo")
     assert load_shipped("qwen2_5_math_7b").rl.generator_steps != 7
+
+
+TAKES_ARGUMENTS = """
+from tango_jax.config import default_config
+def get_config(argument="", *, size, name="none"):
+    config = default_config()
+    config.notes = f"{argument},{size},{name}"
+    return config
+def complete(config, given):
+    if "seed" not in given:
+        config.seed = config.rl.prompts_per_step
+    if config.arm == "grpo":
+        raise ValueError("no grpo here: choose another")
+    config.task.min_steps = 1 // config.task.data_seed if config.task.data_seed else 5
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path) -> list[str]:
+    (tmp_path / "taking.py").write_text(TAKES_ARGUMENTS)
+    return ["--config=taking.py:x", "--size=3"]
+
+
+def parsed(arguments: list[str]):
+    return parse_command_line("train", "doc", arguments, "runs/x")[0]
+
+
+def test_a_config_file_takes_arguments_by_name_and_completes_what_follows(arguments):
+    config = parsed([*arguments, "--config.rl.prompts_per_step=64"])
+    assert (config.notes, config.seed, config.task.min_steps) == ("x,3,none", 64, 5)
+    assert parsed([*arguments, "--name", "a b", "--config.seed=7"]).seed == 7
+    assert parsed([*arguments, "--name", "a b"]).notes == "x,3,a b"
+    assert load_config("taking.py:x", ["seed=7"], size="3") == parsed([*arguments, "--config.seed=7"])
+
+
+@pytest.mark.parametrize("more, messages", [
+    (["--sise=3"], ["unknown argument '--sise=3'; did you mean --size? --help shows the usage"]),
+    (["--size="], ["--size has no value: write --size=VALUE"]),
+    (["--name"], ["--name has no value: write --name=VALUE"]),
+    (["--config.arm=grpo"], ["no grpo here: choose another"]),
+    (["--config.rl.gamma=-1"], ["rl.gamma=-1.0 must lie between 0.0 and 100.0"]),
+    (["--config.task.data_seed=2", "--config.rl.gama=1", "--worksir=x"], [
+        "unknown argument '--worksir=x'; did you mean --workdir? --help shows the usage",
+        "unknown config key 'rl.gama' in --config.rl.gama=1; did you mean rl.gamma?"]),
+])  # fmt: skip
+def test_mistakes_in_such_arguments(arguments, more, messages, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parsed([*arguments, *more])
+    assert stopped.value.code == 2 and capsys.readouterr().err.splitlines() == [f"error: {line}" for line in messages]
+
+
+def test_what_a_config_file_needs_or_does_not_take_is_named(arguments, tmp_path):
+    with pytest.raises(ValueError, match=r"^taking\.py needs --size=VALUE: give it$"):
+        load_config("taking.py")
+    with pytest.raises(ValueError, match=r"^taking\.py takes no argument --model; it takes --size and --name$"):
+        load_config("taking.py", size="3", model="x")
+    with pytest.raises(ValueError, match=r"tiny\.py takes no argument --model, nor any other by name$"):
+        load_shipped("tiny", model="x")
+    text = TAKES_ARGUMENTS.replace("1 //", "config.nothing //")
+    (tmp_path / "taking.py").write_text(text)
+    with pytest.raises(ValueError, match=r"^taking\.py, line 12: AttributeError: "):
+        load_config("taking.py", ["task.data_seed=1"], size="3")

@@ -1,6 +1,7 @@
 """Either policy of a run as a Hugging Face folder: bit by bit, with a tokenizer that transformers opens."""
 
 import json
+import re
 
 import jax
 import pytest
@@ -11,7 +12,9 @@ from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_ggu
 from tango_jax import export
 from tango_jax.config import default_config
 from tango_jax.models.transformer import init_params
+from tango_jax.records import Problem
 from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, verifier_prompt
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.source import open_source
@@ -52,8 +55,9 @@ def test_a_trained_policy_comes_back_bit_by_bit(start, folder, gguf, tmp_path, c
     assert tokenizer.encode(TEXT, add_special_tokens=False) == exported.tokenizer.encode_fn(TEXT)
     assert "user\nHi" in tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
     card = (out / "README.md").read_text()
-    assert "| verifier/pool/step_f1 | 0.625 |" in card and "| rl.gamma | 0.8 |" in card
-    assert "generator/accuracy" not in card
+    assert "| verifier/pool/step_f1 | 0.625 |" in card and "generator/accuracy" not in card
+    assert "rl.gamma" not in card and "| step |" not in card  # nothing of how it was trained
+    assert (out / "prompt_template.txt").read_text() == TEMPLATES["verifier", "math"] and VERIFIER_MATH[:80] in card
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == list(exported.tokenizer.stop_ids)
 
 
@@ -95,8 +99,55 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
         ([f"--workdir={tmp_path / 'run'}", out, "--rolle=verifier"], "unknown argument '--rolle=verifier'"),
         ([f"--workdir={tmp_path / 'run'}", out, f"--config={ROOT / 'configs/tiny.py'}"], "a run with other settings"),
     ]:
-        assert export.main(arguments) == 2
+        with pytest.raises(SystemExit) as stopped:
+            export.main(arguments)
+        assert stopped.value.code == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
     assert open_workdir(tmp_path / "run", "generator").name == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("role, use_chat", [("generator", True), ("generator", False), ("verifier", True)])
+def test_the_cards_snippet_makes_the_prompt_of_the_run(role, use_chat, folder, tmp_path, monkeypatch):
+    """Run as it stands there, but for the model, whose weights transformers reads with PyTorch."""
+    config = default_config()
+    for name in ("generator", "verifier"):
+        config[name].checkpoint, config[name].use_chat, config[name].max_response = str(folder), use_chat, 77
+    save_run(tmp_path / "run", config)
+    out = export.export(tmp_path / "run", role, tmp_path / "out")
+    [snippet] = re.findall(r"```python\n(.*?)\n```", (out / "README.md").read_text(), re.DOTALL)
+    assert len(snippet.splitlines()) == 5
+    asked = {}
+
+    class Model:
+        @classmethod
+        def from_pretrained(cls, name):
+            return cls()
+
+        def generate(self, **arguments):
+            asked.update(arguments)
+            return arguments["input_ids"]
+
+    monkeypatch.chdir(out)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM", Model)
+    exec(snippet.replace('return_tensors="pt"', 'return_tensors="np"'), {})
+    source, problem = open_workdir(tmp_path / "run", role), Problem("asked", "What is 3 + 4?", "7")
+    if role == "generator":
+        prompt = generator_prompt(TEMPLATES[role, "math"], source.tokenizer, problem)
+    else:
+        solution = r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>"
+        prompt, _ = verifier_prompt(TEMPLATES[role, "math"], source.tokenizer, problem, solution, 1, 10_000)
+    assert asked["input_ids"].tolist() == [prompt] and asked["max_new_tokens"] == 77
+
+
+def test_a_template_that_is_gone_is_left_out_of_the_card(folder, tmp_path, capsys):
+    config, template = default_config(), tmp_path / "template.txt"
+    template.write_text("{problem}?")
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.generator.template = str(template)
+    save_run(tmp_path / "run", config)
+    template.unlink()
+    out = export.export(tmp_path / "run", "generator", tmp_path / "out")
+    assert "warning: the card shows no prompt: generator.template=" in capsys.readouterr().err
+    assert "## Use" not in (out / "README.md").read_text() and not (out / "prompt_template.txt").exists()

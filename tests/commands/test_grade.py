@@ -1,11 +1,12 @@
 """`python -m tango_jax.grade`: rows in, the same rows with "correct" out, and one clear line for a bad file."""
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tango_jax import grade as command
-from tango_jax.grading import close_pool
+from tango_jax.grading import close_pool, grade_many, parse_solution
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,6 +17,13 @@ def _close_shared_pool():
 
 def response(answer: str) -> str:
     return rf"<think><step>We compute.</step></think><answer>\boxed{{{answer}}}</answer>"
+
+
+def refused(*arguments: str) -> int:
+    """The exit code of a command line that is refused."""
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    return stopped.value.code
 
 
 def write_rows(path: Path, *rows: object) -> Path:
@@ -31,7 +39,10 @@ def test_command_adds_correct_to_each_row(tmp_path, capsys):
         {"text": response("27"), "gold": 27.0},
     ]
     source = write_rows(tmp_path / "rows.jsonl", *rows[:2], "", *rows[2:])
-    expected = [{**row, "correct": correct} for row, correct in zip(rows, [True, True, False, True], strict=True)]
+    reasons = ["the answer 0.5 equals the gold answer", "the answer B equals the gold answer",
+               "the answer ab differs from the gold answer", "the answer 27 equals the gold answer"]  # fmt: skip
+    expected = [{**row, "correct": correct, "reason": reason}
+                for row, correct, reason in zip(rows, [True, True, False, True], reasons, strict=True)]  # fmt: skip
 
     assert command.main(["--file", str(source)]) == 0
     printed = capsys.readouterr()
@@ -72,17 +83,67 @@ def test_rows_keep_their_order_over_chunks_and_kinds(monkeypatch):
 def test_command_names_the_bad_line_and_keeps_the_old_output(tmp_path, capsys, row, message):
     source = write_rows(tmp_path / "rows.jsonl", {"text": response("5"), "gold": "5"}, row)
     out = write_rows(tmp_path / "graded.jsonl", "kept")
-    assert command.main(["--file", str(source), "--out", str(out)]) == 2
+    assert refused("--file", str(source), "--out", str(out)) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {source}, line 2: ") and message in error and error.count("\n") == 1
     assert out.read_text() == "kept"
 
 
 def test_command_checks_paths_first(tmp_path, capsys):
-    assert command.main(["--file", str(tmp_path / "none.jsonl")]) == 2
+    assert refused("--file", str(tmp_path / "none.jsonl")) == 2
     assert "none.jsonl" in capsys.readouterr().err
     source = write_rows(tmp_path / "rows.jsonl", {"text": response("5"), "gold": "5"})
-    assert command.main(["--file", str(source), "--out", str(tmp_path / "no" / "graded.jsonl")]) == 2
+    assert refused("--file", str(source), "--out", str(tmp_path / "no" / "graded.jsonl")) == 2
     assert "there is no folder" in capsys.readouterr().err
-    assert command.main(["--file", str(source), "--out", str(tmp_path)]) == 2
+    assert refused("--file", str(source), "--out", str(tmp_path)) == 2
     assert "is a folder; name a file in it" in capsys.readouterr().err
+
+
+BOXED = r"3 + 4 is \boxed{8}, no: \boxed{7}"
+
+
+def test_each_row_says_why():
+    texts = {
+        response("7"): "the answer 7 equals the gold answer",
+        response("8"): "the answer 8 differs from the gold answer",
+        BOXED: "no <answer>...</answer> block",
+        r"<answer>7</answer> \boxed{7}": r"no \boxed{...} in the <answer> block",
+        "</answer> <answer>7": "no <answer>...</answer> block",
+        response("1" * 1001): f"the answer is {'1' * 77}..., and it is too long or too deeply nested to compare",
+    }
+    graded, _ = command.grade_rows([{"text": text, "gold": "7"} for text in texts])
+    assert [row["reason"] for row in graded] == list(texts.values())
+    assert [row["correct"] for row in graded] == [True, False, False, False, False, False]
+
+
+def test_boxed_text_needs_no_tags(tmp_path, capsys):
+    rows = [{"text": text, "gold": "7"} for text in (BOXED, response("7"), "7", r"\boxed{8}")]
+    source = write_rows(tmp_path / "rows.jsonl", *rows)
+    assert command.main(["--file", str(source), "--format=boxed"]) == 0
+    printed = capsys.readouterr()
+    assert [json.loads(line)["correct"] for line in printed.out.splitlines()] == [True, True, False, False]
+    assert json.loads(printed.out.splitlines()[2])["reason"] == r"no \boxed{...}"
+    assert grade_many([BOXED, BOXED], ["7", "8"], text_format="boxed").correct == (True, False)
+    with pytest.raises(ValueError, match="unknown text format 'plain'; use one of tagged, boxed"):
+        grade_many(["7"], ["7"], text_format="plain")
+
+
+def test_bad_rows_are_skipped_and_counted_on_request(tmp_path, capsys):
+    good = {"text": response("7"), "gold": "7"}
+    source = write_rows(tmp_path / "rows.jsonl", {"text": "a"}, good, "{", good)
+    assert refused("--file", str(source)) == 2
+    assert "line 1: no 'gold' among the keys ['text']" in capsys.readouterr().err
+    assert command.main(["--file", str(source), "--skip-bad-rows"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2 and printed.err.startswith("2 of 2 correct; ")
+    assert f"; 2 bad rows skipped, the first: {source}, line 1: no 'gold' among" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_the_help_has_the_contract_of_the_tags(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    text = capsys.readouterr().out
+    assert r"<answer>\boxed{14}</answer>" in text and "--format=boxed" in text
+    [example] = re.findall(r"<think>.*?</answer>", text, re.DOTALL)
+    assert parse_solution(example).answer == "14" and len(parse_solution(example).steps) == 2

@@ -43,6 +43,16 @@ def test_a_workdir_brings_its_settings(folder, tmp_path, capsys):
     assert "Question: cat#1 dog#2" in out and "Verdict: " in out
 
 
+def test_what_takes_a_while_is_said_on_standard_error(folder, capsys):
+    assert sample.main([f"--checkpoint={folder}", "--question=What is 3 + 4?", *SHORT]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"reading the weights of the generator from {folder} ...",
+        f"reading the weights of the verifier from {folder} ...",
+        "solving (the first question of its length is also compiled) ...",
+        "judging ...",
+    ]
+
+
 def test_steps_stand_beside_their_judgements_in_colour(monkeypatch):
     texts = {"solve": SOLUTION, "verify": VERIFICATION}
     monkeypatch.setattr(sample, "sample_text", lambda sampler, prompt, args, name: texts[name])
@@ -77,6 +87,8 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),
     ]:
-        assert sample.main(["--question=What is 3 + 4?", *arguments]) == 2
+        with pytest.raises(SystemExit) as stopped:
+            sample.main(["--question=What is 3 + 4?", *arguments])
+        assert stopped.value.code == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1

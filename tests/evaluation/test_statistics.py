@@ -4,10 +4,8 @@ from math import nan, sqrt
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from tango_jax.evaluation.statistics import (
-    Z_95,
     bootstrap_means,
     estimate_from_sums,
     mean_over_sets,
@@ -17,8 +15,8 @@ from tango_jax.evaluation.statistics import (
     reported_sample_counts,
     resample,
     share_of,
-    wilson,
 )
+from tango_jax.tracking.scores import wilson
 
 
 @pytest.mark.parametrize("n, c, k, expected", [
@@ -31,20 +29,6 @@ def test_pass_at_k(n, c, k, expected):
 
 def test_the_axis_doubles_and_ends_with_all():
     assert [reported_sample_counts(n) for n in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
-
-
-def test_wilson():
-    z2 = Z_95**2
-    assert wilson(0.0, 30) == pytest.approx((0, z2 / (30 + z2)))  # 0 to 11.4 %
-    assert wilson(1.0, 30) == pytest.approx((30 / (30 + z2), 1))
-    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert np.isnan(wilson(nan, 0)).all()
-
-
-@pytest.mark.parametrize("num_true, count", [(0, 30), (30, 30), (3, 10), (1, 1), (499, 500)])
-def test_wilson_is_that_of_scipy(num_true, count):
-    expected = binomtest(num_true, count).proportion_ci(0.95, method="wilson")
-    assert wilson(num_true / count, count) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_shares():

@@ -1,10 +1,12 @@
 """The files in launch/: shell and YAML by their own tools, XLA's flags by XLA, and the restart policy case by case."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,24 @@ def test_jobset_asks_for_its_platform(platform, resource):
     # The program knows the options.
     config, workdir = parse_command_line("train", "", re.findall(r"--\S+", container["command"][2]), "")
     assert config.distributed.enabled and (config.compile_cache, str(workdir)) == ("/share/xla", "/share/7b")
+
+
+# The image. Docker itself is not needed here: what it would copy and run is read from the file.
+
+
+def test_the_image_has_what_the_jobset_runs():
+    text = (LAUNCH / "Dockerfile").read_text()
+    instructions = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", "")
+    container = jobset("tpu")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    assert re.findall(r"^WORKDIR (.*)$", instructions, flags=re.MULTILINE) == [container["workingDir"]]
+    for sources in re.findall(r"^COPY (.*) \./$", instructions, flags=re.MULTILINE):
+        assert all((ROOT / source).exists() for source in sources.split())
+    for command in re.findall(r"^RUN (.*)$", instructions, flags=re.MULTILINE):
+        subprocess.run(["bash", "-n", "-c", command], check=True)
+    accelerators = set(re.findall(r"ACCELERATOR=(\w+)", text))
+    assert accelerators == {"tpu", "cuda12"} and accelerators <= set(metadata("jax").get_all("Provides-Extra"))
+    python = re.search(r"^FROM python:(3\.\d+)-slim$", instructions, flags=re.MULTILINE)[1]
+    wanted = re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert int(wanted[1]) <= int(python.split(".")[1]) < int(wanted[2])
+    command = json.loads(re.search(r"^CMD (.*)$", instructions, flags=re.MULTILINE)[1])
+    assert f"{command[0]} = " in (ROOT / "pyproject.toml").read_text()

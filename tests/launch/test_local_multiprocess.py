@@ -84,7 +84,7 @@ def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
     with open(tmp_path / LOCK_FILE, "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         done = run([*launcher(tmp_path), *JAX_PROGRAM, tmp_path])
-    assert done.returncode == 1 and "Not restarted" in done.stderr, done.stderr
+    assert done.returncode == 2 and "Not restarted" in done.stderr, done.stderr
     refusal = f"error: {tmp_path} is in use by a process that has just started"
     assert refusal in done.stderr and refusal in (tmp_path / "process_1.log").read_text()
     assert starts(tmp_path) == []

@@ -230,7 +230,7 @@ def test_processes_that_are_only_half_described_are_an_error():
     environment = os.environ | {"JAX_NUM_PROCESSES": "2"}
     command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.strip() == (
         "error: JAX_NUM_PROCESSES is set, but JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID is not: set all three or none"
     )

@@ -65,7 +65,7 @@ def test_every_turn_of_a_run_has_what_its_verifications_were_like(tiny_run):
         tokens = row["generator/tokens_sampled"] + row["verifier/tokens_sampled"]
         seconds = row["time/sample_s"] + row["time/verify_s"]
         assert row["throughput/sampled_tokens_per_s"] == pytest.approx(tokens / seconds)
-        assert row["generator/kl_first" if row["phase"] == "generator" else "verifier/kl_first"] < 0.05
+        assert row["generator/kl_first" if row["phase"] == "generator" else "verifier/kl_first"] < 0.2
     for row in read_metrics(tiny_run.workdir / "metrics.jsonl"):
         if row["phase"] == "eval":
             assert [row[f"grader/eval_{name}"] for name in ("errors", "timeouts", "overlong")] == [0, 0, 0]

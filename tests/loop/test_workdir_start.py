@@ -73,7 +73,7 @@ def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module
     before = contents(busy)
     with pytest.raises(SystemExit) as stopped:
         module.main([f"--config={ROOT / 'configs/tiny.py'}", f"--workdir={busy}"])
-    assert stopped.value.code == (f"error: {busy} is in use by a process that has just started: let it end, or choose "
+    assert str(stopped.value) == (f"error: {busy} is in use by a process that has just started: let it end, or choose "
                                   "another folder")
     assert contents(busy) == before
 

@@ -20,11 +20,13 @@ import pytest
 from support.browser import open_browser
 from support.notebook_runs import NOTEBOOKS, run_notebook
 from support.paths import ROOT
+from support.repository_address import COLAB, HOST, PLACES, repository_name, with_address
 from support.tiny_checkpoints import write_tiny_folder
 from support.xla_settings import on_devices
 
 FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12}  # pictures that are stored
 MAX_BYTES = 2_000_000
+COPY = "PYTHONPATH=tests python -m support.repository_address"
 MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/")
 
 
@@ -123,12 +125,13 @@ def test_runs_offline_and_agrees_with_what_is_stored(name, stored, runs):
 
 def test_first_cell_outside_a_clone(name, stored, tmp_path):
     setup = stored.cells[1].source
-    alone = run_cell(setup, tmp_path)
-    assert alone.returncode == 1 and "set REPOSITORY above to the address" in alone.stderr
+    address = f"{HOST}{repository_name()}"
+    assert f'REPOSITORY = "{address}"' in setup
+    alone = run_cell(setup.replace(address, f"file://{tmp_path}/nowhere"), tmp_path)
+    assert alone.returncode == 1 and f"{tmp_path}/nowhere" in alone.stderr
     if not (ROOT / ".git").exists() or name != "01_last_letter":
         return
-    assert 'REPOSITORY = ""' in setup
-    cloning = run_cell(setup.replace('REPOSITORY = ""', f'REPOSITORY = "file://{ROOT}"'), tmp_path)
+    cloning = run_cell(setup.replace(address, f"file://{ROOT}"), tmp_path)
     assert cloning.returncode == 0, cloning.stderr
     assert cloning.stdout.splitlines()[-1] == "ready for cpu: everything was there"
     again = run_cell(setup, tmp_path)  # the clone is found
@@ -155,3 +158,15 @@ def test_stored_report_works_inside_the_notebook(tmp_path):
         page.wait("document.querySelector('#rollout h2') !== null")
         assert page.text("#rollout h2").startswith("last_letter/rl/")
         assert page.logged() == []
+
+
+def test_links_have_the_address_of_pyproject():
+    """Filled in at one place and copied by support/repository_address.py; here for another address, too."""
+    for path in PLACES:
+        text = path.read_text(encoding="utf-8")
+        assert with_address(text, repository_name()) == text, f"run `{COPY}`: {path.name} has another address"
+        copied = with_address(text, "someone/a-fork")
+        assert "someone/a-fork" not in text and with_address(copied, repository_name()) == text
+        if path.suffix == ".ipynb":
+            assert f"{COLAB}someone/a-fork/blob/main/notebooks/{path.name}" in copied
+            assert f'REPOSITORY = \\"{HOST}someone/a-fork\\"' in copied

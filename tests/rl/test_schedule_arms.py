@@ -3,7 +3,7 @@
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.rl.schedule import generator_steps_after, is_evaluation_due, make_schedule, turn_at
+from tango_jax.rl.schedule import evaluations_before, generator_steps_after, is_evaluation_due, make_schedule, turn_at
 
 
 def make_config(arm, warmup_steps=2, generator_steps=5, n_g=2, n_v=1, every=2):
@@ -37,6 +37,8 @@ def test_turns_of_each_arm(arm, turns, steps_after, evaluated):
     assert letters(schedule) == turns
     assert [generator_steps_after(schedule, index) for index in range(schedule.num_turns)] == steps_after
     assert [index for index in range(schedule.num_turns) if is_evaluation_due(config, schedule, index)] == evaluated
+    assert [evaluations_before(config, schedule, index + 1) for index in evaluated] == [*range(1, len(evaluated) + 1)]
+    assert evaluations_before(config, schedule, 0) == 0
 
 
 def test_the_arms_see_the_same_roles_at_the_same_generator_steps():

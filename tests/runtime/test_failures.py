@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -14,18 +15,18 @@ import pytest
 from support.paths import ROOT
 from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
-from tango_jax.runtime import failures, hosts
+from tango_jax.runtime import failures, hosts, termination
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import MetricsWriter, read_metrics
 
 
-def end_of(error: BaseException, workdir, monkeypatch) -> object:
-    """With what a command ends in which this is raised."""
+def end_of(error: BaseException, workdir, monkeypatch) -> str:
+    """The last line of a command in which this is raised."""
     monkeypatch.setattr(runtime, "configure", lambda config: "")
     with pytest.raises(SystemExit) as stopped, runtime.session(default_config(), workdir):
         raise error
-    return stopped.value.code
+    return str(stopped.value)
 
 
 def full_disk(path) -> OSError:
@@ -65,7 +66,7 @@ def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatc
     with pytest.raises(kind, match="ours"), runtime.session(default_config(), tmp_path):
         raise kind("ours")
     with pytest.raises(kind, match="ours"):
-        failures.report(kind("ours"), 2)
+        failures.last_line(kind("ours"))
 
 
 @pytest.mark.parametrize("error, part", [
@@ -87,7 +88,7 @@ def test_results_that_standard_output_does_not_take_are_one_line(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "tango_jax.grade", f"--file={rows}"], cwd=ROOT, stdout=full,
                               stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
-    assert done.returncode == 2
+    assert done.returncode == failures.FAILED
     assert done.stderr.splitlines()[-1] == "error: grade.py, _write_rows: No space left on device (free some space)"
     assert "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
 
@@ -175,3 +176,18 @@ def test_a_log_notices_at_its_end_what_happened_after_the_last_checkpoint(tmp_pa
         (tmp_path / "metrics.jsonl").unlink()
     assert [row["a"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1.0]
     log.close()
+
+
+def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    """Without unsaved work, and with some that was saved first; nothing is left of it for the next command."""
+    handler = signal.getsignal(signal.SIGINT)
+    message = end_of(KeyboardInterrupt(), tmp_path, monkeypatch)
+    assert message == f"interrupted; the same command resumes from the last checkpoint in {tmp_path}"
+    with pytest.raises(SystemExit) as stopped, runtime.session(default_config(), tmp_path):
+        monkeypatch.setattr(termination._watch, "is_held", True)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert termination.is_requested()
+        raise hosts.Preempted
+    assert stopped.value.code == failures.INTERRUPTED == 130
+    assert str(stopped.value) == f"interrupted: saved; the same command resumes in {tmp_path}"
+    assert not termination.is_requested() and signal.getsignal(signal.SIGINT) is handler

@@ -62,5 +62,5 @@ def test_a_platform_that_is_not_there_is_one_line(tmp_path):
     environment = os.environ | {"JAX_PLATFORMS": "abacus"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
                           timeout=HANG_S)  # fmt: skip
-    assert done.returncode == 1 and done.stderr.startswith("error: jax finds no device of JAX_PLATFORMS=abacus")
+    assert done.returncode == 2 and done.stderr.startswith("error: jax finds no device of JAX_PLATFORMS=abacus")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()

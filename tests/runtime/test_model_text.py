@@ -215,9 +215,10 @@ def test_sample_shows_every_line_of_a_model_behind_a_bar(monkeypatch, encoding):
         assert len(own) == 4 and own[-1].startswith("Verdict: INVALID   Answer: "), own
 
 
-def test_a_question_that_is_no_text_ends_in_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(sample, "load_sampler", lambda *arguments: None)
-    assert sample.main(["--checkpoint=x", "--question=a\udcff"]) == 2
+def test_a_question_that_is_no_text_ends_in_one_line(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        sample.main(["--checkpoint=x", "--question=a\udcff"])
+    assert stopped.value.code == 2
     assert capsys.readouterr().err == "error: the question 'a\\udcff' is not valid Unicode: give it in UTF-8\n"
 
 

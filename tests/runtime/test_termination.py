@@ -1,4 +1,4 @@
-"""SIGTERM: at once where nothing is to be saved, once it is saved where something is, and exit code 75 for both."""
+"""SIGTERM and Ctrl-C: at once where nothing is to be saved, and once it is saved where something is."""
 
 import signal
 import subprocess
@@ -51,6 +51,73 @@ def test_the_signal_is_held_back_until_all_is_saved():
         print("goes on", flush=True)
     """)
     assert (done.returncode, done.stdout) == (75, "True saving\n")
+
+
+def test_ctrl_c_is_an_exception_where_nothing_is_to_be_saved():
+    done = run_python("""
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            print("interrupted", termination.is_requested())
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted False\n", "")
+
+
+def test_ctrl_c_waits_until_all_is_saved():
+    done = run_python("""
+        termination.hold()
+        os.kill(os.getpid(), signal.SIGINT)
+        print(termination.is_requested(), termination.is_interrupted(), flush=True)
+        try:
+            termination.release()
+        except KeyboardInterrupt:
+            print("saved")
+    """)
+    assert (done.returncode, done.stdout) == (0, "True True\nsaved\n")
+    assert done.stderr == "interrupted: this step is finished and saved first; press Ctrl-C again to stop without it\n"
+
+
+def test_a_second_ctrl_c_waits_for_nothing():
+    done = run_python("""
+        termination.hold()
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            print("at once")
+    """)
+    assert (done.returncode, done.stdout) == (0, "at once\n")
+
+
+def test_sigterm_after_ctrl_c_counts():
+    done = run_python("""
+        termination.hold()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        print(termination.is_interrupted(), flush=True)
+        termination.release()
+    """)
+    assert (done.returncode, done.stdout) == (75, "False\n")
+
+
+def test_ctrl_c_during_the_imports_ends_with_one_line():
+    done = run_python("termination.watch(is_starting=True)\nos.kill(os.getpid(), signal.SIGINT)\nprint(1, flush=True)")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "interrupted before anything was done; run the same command again\n"
+
+
+def test_ctrl_c_is_left_to_whoever_has_it():
+    done = run_python("""
+        handler = signal.getsignal(signal.SIGINT)
+        termination.leave_interrupts()
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, end=" ")
+        for other in (signal.SIG_IGN, print):
+            signal.signal(signal.SIGINT, other)
+            termination.watch()
+            termination.leave_interrupts()
+            print(signal.getsignal(signal.SIGINT) is other, end=" ")
+    """)
+    assert done.stdout == "True True True "
 
 
 def test_a_library_that_takes_the_signal_loses_it_again():

@@ -81,6 +81,22 @@ def own_rewards(role_config, records) -> np.ndarray | None:
     return np.float32([0.01 * (len(record.text) % 90) - 0.3 for record in records])
 
 
+def answers_of(index: int, **records) -> dict:
+    """What the sampler leaves of each role's responses: log-probs, most of them near 0."""
+    rng = np.random.default_rng(index)
+
+    def logps(record):
+        count = len(record.token_ends)
+        return -rng.exponential(0.5, count) * (rng.random(count) < 0.4)
+
+    return {role: types.SimpleNamespace(records=found, rollout=types.SimpleNamespace(logps=list(map(logps, found))))
+            for role, found in records.items()}  # fmt: skip
+
+
+def kinds_of(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(("long step", "short step")[len(step) % 2] for step in steps)
+
+
 def generator_result(config, rng, index: int, length: int):
     groups, M = config.rl.prompts_per_step, config.rl.samples_per_prompt
     problems = [Problem(f"made/{index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
@@ -94,8 +110,10 @@ def generator_result(config, rng, index: int, length: int):
     reward_B = reward_B if own_B is None else reward_B + own_B
     outcome_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
     if config.arm == "grpo":
-        return types.SimpleNamespace(solutions=solutions, verifications=None,
-                                     signal=Signal(reward_B, outcome_BT, outcome_BT, own_reward_B=own_B))  # fmt: skip
+        return types.SimpleNamespace(
+            answers=answers_of(index, generator=solutions), solutions=solutions, verifications=None,
+            signal=Signal(reward_B, outcome_BT, outcome_BT, own_reward_B=own_B),
+        )  # fmt: skip
     count = config.rl.verifications_per_solution
     verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(count)]
     labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
@@ -107,7 +125,8 @@ def generator_result(config, rng, index: int, length: int):
     step_BT = advantages.average_over_verifications(parts)
     signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels,
                     own_reward_B=own_B)  # fmt: skip
-    return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
+    answers = answers_of(index, generator=solutions, verifier=verifications)
+    return types.SimpleNamespace(answers=answers, solutions=solutions, verifications=verifications, signal=signal)
 
 
 def verifier_result(config, rng, index: int, length: int):
@@ -124,7 +143,8 @@ def verifier_result(config, rng, index: int, length: int):
     outcome_BT = advantages.outcome_advantages("grpo", reward_B, mask_of(verifications), M)
     weight_B = advantages.class_weights_B(np.array([3.0, 5.0]), is_correct_B)
     signal = Signal(reward_B, outcome_BT, outcome_BT * weight_B[:, None], class_weight_B=weight_B, own_reward_B=own_B)
-    return types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
+    answers = answers_of(index, generator=solutions, verifier=verifications)
+    return types.SimpleNamespace(answers=answers, solutions=solutions, verifications=verifications, signal=signal)
 
 
 def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple[int, str, dict]]:
@@ -145,12 +165,19 @@ def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple
     return rows
 
 
-def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hostile: bool = False) -> Path:
-    """A run of so many turns, every fourth of the verifier; with `hostile`, one question is full of markup."""
+def write_run(
+    folder: Path, config=None, turns: int = 10, length: int = 6, hostile: bool = False, evaluated: int = 0
+) -> Path:
+    """A run of so many turns, every fourth of the verifier; with `hostile`, one question is full of markup.
+
+    `evaluated` problems are solved and judged anew at every evaluation, that after every fourth turn.
+    """
     config = config or run_config()
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(flatten(config), default=list))
-    dump, rng, generator_step = RolloutDump(folder / "rollouts", config), np.random.default_rng(config.seed), 0
+    dump = RolloutDump(folder / "rollouts", config, step_kinds_fn=kinds_of)
+    rng, generator_step = np.random.default_rng(config.seed), 0
+    held_out = [Problem(f"held_out/{p}", f"What is {WORDS[p]}?", str(p)) for p in range(evaluated)]
     rows, ringing = [], ()
     with MetricsWriter(folder / "metrics.jsonl", resume_at=0) as writer:
         for index in range(turns):
@@ -161,6 +188,7 @@ def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hosti
                 problem = Problem("hostile", HOSTILE, HOSTILE)
                 # Spans count characters: one beyond the first 65,536 before them must not shift what is shown.
                 text = f"\U0001f600\u202e<think><step>{HOSTILE}</step></think>"
+                result.answers = {}  # without log-probs, as in the dumps of older versions
                 result.solutions[0] = make_solution(types.SimpleNamespace(min_steps=1, gold_steps=None), problem, text,
                                                     ends_of(text), False)  # fmt: skip
             dump.write(turn, result)
@@ -168,9 +196,13 @@ def write_run(folder: Path, config=None, turns: int = 10, length: int = 6, hosti
                 if phase in alarms.TURN_PHASES:
                     rows.append({"step": step, "phase": phase} | row)
                     found = alarms.check(rows, config.alarms, ringing)
-                    rows[-1] |= alarms.as_metrics(found)
-                    row, ringing = row | alarms.as_metrics(found), [alarm.name for alarm in found]
+                    rows[-1] |= alarms.as_metrics(found, ringing)
+                    row, ringing = row | alarms.as_metrics(found, ringing), [alarm.name for alarm in found]
                 writer.write(step, phase, row)
+            if index % 4 == 0 and held_out:
+                solved = [make_one(rng, problem, length) for problem in held_out]
+                judged = [verify_one(rng, solution, length) for solution in solved]
+                dump.write_evaluation(index // 4, index + 1, generator_step, solved, judged)
             generator_step += role == "generator"
     write_json_atomic(folder / "summary.json", {"arm": config.arm})
     return folder

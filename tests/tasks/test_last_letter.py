@@ -159,7 +159,17 @@ def test_another_seed_trains_on_other_problems_and_is_measured_on_the_same():
     ((), ()),
 ])  # fmt: skip
 def test_gold_labels(steps, labels):
-    assert last_letter.gold_steps(Problem("p", "cat#1 dog#2", "tg", size=2), steps) == labels
+    problem = Problem("p", "cat#1 dog#2", "tg", size=2)
+    assert last_letter.gold_steps(problem, steps) == labels
+    assert tuple(kind == "easy letter" for kind in last_letter.step_kinds(problem, steps)) == labels
+
+
+def test_kinds_of_steps():
+    problem = Problem("p", "cat#1 dog#2 bad#3", "tgd", size=3)
+    assert last_letter.step_kinds(problem, ("#1 ends in t", "#2 ends in h", "#3 ends in d")) == (
+        "easy letter", "next letter of the alphabet", "hard letter")  # fmt: skip
+    assert last_letter.step_kinds(problem, ("#2 ends in t", "#2 ends in x", "d", "#4 ends in d")) == (
+        "another number", "another letter", "another form", "another number")  # fmt: skip
 
 
 def test_texts_are_as_written():

@@ -154,6 +154,15 @@ def test_hard_swaps():
 def test_gold_labels_of_both_kinds(steps, labels, strict):
     assert state_tracking.gold_steps(PROBLEM, steps) == labels
     assert state_tracking.gold_steps(PROBLEM, steps, is_strict=True) == strict
+    assert tuple(kind.endswith(" swap") and kind != "another swap"
+                 for kind in state_tracking.step_kinds(PROBLEM, steps)) == labels  # fmt: skip
+
+
+def test_kinds_of_steps():
+    assert state_tracking.step_kinds(PROBLEM, ("#1 1-3 cbade", "#2 2-5 ceadb", "#3 1-4 dceab")) == (
+        "easy swap", "hard swap", "letters shifted, not swapped")  # fmt: skip
+    assert state_tracking.step_kinds(PROBLEM, ("#1 1-2 bacde", "nothing", "#3 1-4 abcde")) == (
+        "another swap", "another form", "another state")  # fmt: skip
 
 
 def test_both_labels_agree_up_to_the_first_wrong_state():

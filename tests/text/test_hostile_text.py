@@ -142,9 +142,9 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     signal = Signal(np.zeros(M, np.float32), zeros_BT, zeros_BT, zeros_BT, 0.5, labels)
     run = default_config()
     run.rl.samples_per_prompt = M
-    result = types.SimpleNamespace(solutions=solutions, verifications=verifications, signal=signal)
+    result = types.SimpleNamespace(answers={}, solutions=solutions, verifications=verifications, signal=signal)
     lines = [json.dumps(row, allow_nan=False) for row in turn_rows(run, Turn(0, "generator", "generator", 0), result)]
     assert not any("\n" in line for line in lines)
     packed = [pack_rollout(0, json.loads(line)) for line in lines]
-    assert chunks_of(packed) and encode_json(columns_of(packed))
+    assert list(chunks_of(packed)) and encode_json(columns_of(packed))
     assert transcripts(solutions, verifications, M).encode()

@@ -29,6 +29,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.loop.run import train
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import termination
+from tango_jax.runtime.failures import CommandEnd
 from torture.outcome import Outcome
 from torture.runs import SMALL, difference, environment, shapes_of
 
@@ -100,7 +101,7 @@ class Disk:
 class Ended(NamedTuple):
     """How a run ended."""
 
-    code: object  # of SystemExit: text, a number, or None for an orderly end
+    code: object  # the text after an error, the number of a SystemExit, or None for an orderly end
     text: str  # of standard output and standard error
     bug: str  # another exception than SystemExit
 
@@ -130,7 +131,7 @@ class Driver:
                 with runtime.session(config, workdir) as console:
                     train(config, workdir, console, self.policies)
             except SystemExit as error:
-                code = error.code
+                code = str(error) if isinstance(error, CommandEnd) else error.code
             except Exception as error:  # what a user would see as a traceback
                 bug = f"{type(error).__name__}: {error}"
         return Ended(code, "".join(captured), bug)
@@ -157,7 +158,7 @@ class Driver:
         self.disk.watch(workdir)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         (workdir / "ballast").unlink(missing_ok=True)
-        termination._watch.is_requested = False
+        termination._watch.is_terminated = False
         problem = problem_of_end(ended)
         if kind == "compile_cache" and not problem:
             is_warned = ended.text.count("warning: compile_cache") == 1
@@ -200,8 +201,8 @@ def _terminate_if_held() -> None:
 def _end_if_free() -> None:
     """In place of the end of the process, which other runs share: the end of a run."""
     watch = termination._watch
-    if watch.is_requested and not watch.is_held and threading.current_thread() is threading.main_thread():
-        watch.is_requested = False
+    if watch.is_terminated and not watch.is_held and threading.current_thread() is threading.main_thread():
+        watch.is_terminated = False
         raise SystemExit(termination.PREEMPTED)
 
 

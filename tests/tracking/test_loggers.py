@@ -217,7 +217,7 @@ def test_tensorboard_has_every_row_once_after_a_kill(tmp_path):
         for row in rows for name, value in row.items() if name not in ("step", "phase") and value is not None
     ]  # fmt: skip
     assert events(tmp_path / "tensorboard") == expected
-    assert {"generator/accuracy", "time/turn_s", "alarm/generator/kl"} <= {name for name, *_ in expected}
+    assert {"generator/accuracy", "generator/kl", "time/turn_s"} <= {name for name, *_ in expected}
 
 
 # ------------------------------------------------------------------------------------------- alarms, processes
@@ -244,6 +244,7 @@ def test_a_resumed_run_rings_the_same_alarms(tmp_path):
     assert before.getvalue() + after.getvalue() == whole.getvalue().replace("\n", f"\n{goes_on}", 1)
     rows = read_metrics(tmp_path / "whole/metrics.jsonl")
     assert [row["step"] for row in rows if row.get("alarm/generator/kl")] == list(range(6, 12))
+    assert [row["step"] for row in rows if row.get("alarm/generator/kl") == 0] == [12]  # where it is over
     assert not any(name.startswith("alarm/") for row in rows if row["phase"] == "eval" for name in row)
     start, end = whole.getvalue().splitlines()
     assert start.startswith("alarm generator/kl (turn 6): the KL of the generator to its reference is 0.548 nats")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tango_jax.config import default_config
+from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
 from tango_jax.tracking.metrics import MetricsWriter
@@ -47,3 +48,30 @@ def test_what_a_finished_run_lacks_is_made_where_that_can_be(tmp_path, capsys):
     results.redraw_missing(default_config(), tmp_path, Console())
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "curves.png was missing and has been redrawn" in capsys.readouterr().out.replace("\n", "")
+
+
+def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True, False), steps: int = 2):
+    problem = Problem(f"p{number}", "q", "1")
+    solution = Solution(problem, "", ("a",) * steps, tuple(range(steps)), 1.0, is_correct, (True,) * steps)
+    is_aligned = len(judgements) == steps > 0 and None not in judgements
+    return solution, Verification("", judgements, verdict, 1.0, is_aligned, ("b",) * len(judgements))
+
+
+def test_transcripts_say_how_they_were_chosen_and_what_holds_over_all():
+    pairs = [pair(0, True, "CORRECT"), pair(1, True, "CORRECT"), pair(2, False, "CORRECT"), pair(3, False, "INCORRECT")]
+    page = results.transcripts(*zip(*pairs, strict=True), 3)
+    assert "These 3 of 4 problems were chosen because they say most, not at random" in page
+    assert "2 answers are right (accuracy 0.500, 95 % interval 0.150 to 0.850), and 3 verdicts agree with" in page
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## `p2`", "## `p3`", "## `p0`"]
+    assert "| 2 | `a` | INCORRECT | CORRECT |" in page
+    assert "chosen" not in results.transcripts([], [], 6)
+
+
+@pytest.mark.parametrize("judgements, steps, reason", [
+    ((True,) * 7, 6, "7 judgements for 6 steps: no step reward"),
+    ((), 1, "0 judgements for 1 step: no step reward"),
+    ((True, None, None), 3, "no judgement of step 2, 3: no step reward"),
+])  # fmt: skip
+def test_transcripts_say_why_there_is_no_step_reward(judgements, steps, reason):
+    page = results.transcripts(*([part] for part in pair(0, True, "CORRECT", judgements, steps)), 1)
+    assert page.count(f"| `a` | {reason} | CORRECT |") == steps

@@ -12,7 +12,7 @@ from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Signal, Verification
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
-from tango_jax.tracking.rollout_dump import RolloutDump, dumped_turns, read_rollouts
+from tango_jax.tracking.rollout_dump import RolloutDump, dumped_evaluations, dumped_turns, read_rollouts
 from tango_jax.tracking.rollout_rows import block_spans, turn_rows
 
 PROBLEM = Problem("p0", "ab#1 cd#2", "bd", size=2)
@@ -52,7 +52,7 @@ def generator_result():
         adv_BT=(0.8 * outcome_BT + 0.2 * step_BT).astype(np.float32), labels=[[(True, False), None]],
     )  # fmt: skip
     return types.SimpleNamespace(
-        solutions=[solution(), solution(is_correct=True, is_truncated=True)],
+        answers={}, solutions=[solution(), solution(is_correct=True, is_truncated=True)],
         verifications=[verification(), verification("INVALID", is_truncated=True)], signal=signal,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def verifier_result():
     outcome_BT = np.array([[0.7071] * 3 + [0], [-0.7071] * 3 + [0]], np.float32)
     signal = Signal(np.float32([1.8, 0.8]), outcome_BT, 1.5 * outcome_BT, class_weight_B=np.float32([1.5, 1.5]))
     return types.SimpleNamespace(
-        solutions=[solution()], verifications=[verification(), verification("CORRECT")], signal=signal
+        answers={}, solutions=[solution()], verifications=[verification(), verification("CORRECT")], signal=signal
     )
 
 
@@ -153,6 +153,21 @@ def test_the_part_of_a_users_function_is_kept_where_there_is_one():
         assert [row["reward"]["own"] for row in rows] == [0.7, -0.333333]
 
 
+def test_the_log_probs_and_the_kinds_of_steps_are_kept_where_there_are_any():
+    result = verifier_result()
+    logps = {"generator": [np.full(6, -0.3)], "verifier": [np.array([-1.0, 0.0, -0.2]), np.zeros(3)]}
+    records = {"generator": result.solutions, "verifier": result.verifications}
+    rollouts = {role: types.SimpleNamespace(logps=logps[role]) for role in logps}
+    result.answers = {role: types.SimpleNamespace(records=records[role], rollout=rollouts[role]) for role in logps}
+    rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result,
+                     lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))  # fmt: skip
+    assert rows[0]["solution"]["token_surprise"] == "DDDDDD" and rows[0]["solution"]["token_lengths"] == "HOOIbA"
+    assert [row["verifications"][0]["token_surprise"] for row in rows] == ["KAC", "AAA"]
+    assert rows[0]["solution"]["step_kinds"] == ["p0 b", "p0 c"]
+    plain = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())[0]
+    assert not {"token_surprise", "step_kinds"} & (plain["solution"].keys() | plain["verifications"][0].keys())
+
+
 @pytest.mark.parametrize("text", ["", "<step>a</step>", "</step_verification><step_verification><step>a</step>"])
 def test_without_a_closed_section_there_are_no_blocks(text):
     assert block_spans(text) == []
@@ -239,6 +254,41 @@ def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path):
         RolloutDump(tmp_path / "run", config).write(Turn(0, "generator", "generator", 0), result)
         rows = list(read_rollouts(tmp_path / "run"))
         assert len(rows) == lines and {row["rows_in_turn"] for row in rows} == {6}
+
+
+def write_evaluations(folder, config, numbers: range, resume_after: int = 0) -> None:
+    """An evaluation of three problems after every second turn."""
+    dump = RolloutDump(folder, config, resume_after)
+    for number in numbers:
+        dump.write_evaluation(number, 2 * number, number, [solution()] * 3, [verification()] * 3)
+
+
+def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
+    folder = tmp_path / "run"
+    write_turns(folder, config_of(every=1), range(3))
+    write_evaluations(folder, config_of(every=1, eval_problems=2), range(3), resume_after=3)
+    rows = list(read_rollouts(folder, with_evaluations=True))
+    found = [(row["turn"], row["role"], row["row"]) for row in rows]
+    made = [(turn, "generator", row) for turn in (1, 2) for row in (0, 1)]
+    assert found == [(0, "evaluation", 0), (0, "evaluation", 1), *made, (2, "evaluation", 0), (2, "evaluation", 1),
+                     (3, "generator", 0), (3, "generator", 1), (4, "evaluation", 0), (4, "evaluation", 1)]  # fmt: skip
+    assert rows[0]["reward"] is None and rows[0]["advantage"] is None and rows[0]["rows_in_turn"] == 2
+    assert rows[0]["verifications"][0]["verdict"] == "INCORRECT"
+    assert {row["role"] for row in read_rollouts(folder)} == {"generator"}  # unless they are asked for
+    write_evaluations(tmp_path / "none", config_of(every=1, eval_problems=0), range(3))
+    assert not list((tmp_path / "none").iterdir())
+    RolloutDump(folder, config_of(every=1), resume_after=2)
+    assert sorted(contents(folder)) == ["evaluation_000000_000000.jsonl", "evaluation_000002_000001.jsonl",
+                                          "turn_000001_generator_000000.jsonl",
+                                          "turn_000002_generator_000001.jsonl"]  # fmt: skip
+
+
+def test_at_the_limit_every_second_evaluation_goes(tmp_path):
+    write_evaluations(tmp_path / "one", config_of(every=1, eval_problems=1), range(1))
+    size = sum(map(len, contents(tmp_path / "one").values()))
+    config = config_of(every=1, eval_problems=1, max_mb=4.5 * size / 1e6)
+    write_evaluations(tmp_path / "run", config, range(12))
+    assert [number for *_, number in dumped_evaluations(tmp_path / "run")] == [0, 4, 8]
 
 
 def test_nothing_is_written_where_it_should_not_be(tmp_path, monkeypatch):

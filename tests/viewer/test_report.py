@@ -17,13 +17,13 @@ from support.processes import HANG_S
 from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, charts, pack, panels, performance, quality
-from tango_jax.viewer.build import build_page
-from tango_jax.viewer.quality import Judged
+from tango_jax.viewer import alarm_table, pack, panels, performance
+from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.runs import Run, find_runs
 
-T, F, N = True, False, None
+T, F = True, False
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +82,16 @@ def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folde
 
 @pytest.mark.parametrize("argv, message", [
     ([], "no run is named"),
-    (["{run}", "--ou=x"], "unknown argument '--ou=x'; --help shows the usage"),
+    (["{run}", "--ou=x"], r"unknown argument '--ou=x'; did you mean --out\? --help shows the usage"),
     (["{run}", "--rollouts=many"], "argument --rollouts: invalid int value: 'many'"),
     (["{run}", "--watch=soon"], "argument --watch: invalid float value: 'soon'"),
     (["{run}", "--watch=-1"], "--watch=-1.0 must lie between 0.0 and 86400.0"),
     (["{run}", "--watch=nan"], "--watch=nan must lie between"),
     (["{run}", "--rollouts=-1"], "--rollouts=-1 must be at least 0"),
     (["{run}", "--out={run}"], "is a folder; name a file in it"),
+    (["{run}", "--out=x", "--bundle=y"], "--out=x and --bundle=y: give one of them"),
+    (["{run}", "--bundle={run}/config.json"], "is a file; name a folder"),
+    (["{run}", "--as_seed=task.dataseed"], r"unknown setting task.dataseed; did you mean task\.data_seed\?"),
     (["{run}/rollouts"], r"rollouts holds no run with metrics .*: give the --workdir of tango_jax\.train"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(run_folder, argv, message):
@@ -98,9 +101,11 @@ def test_mistakes_end_in_one_line(run_folder, argv, message):
 
 
 def test_the_command_line(run_folder):
-    assert parse(["a", "b", "--out=x/y.html", "--rollouts=5", "--watch=60"]) == (["a", "b"], Path("x/y.html"), 5, 60.0)
-    assert parse(["a", "--watch=5", "b"])[0] == ["a", "b"]
-    assert parse(["a"]) == (["a"], Path("report.html"), 20_000, 0.0)
+    whole = ["a", "b", "--out=x/y.html", "--rollouts=5", "--watch=60", "--as_seed=task.data_seed,rl.gamma"]
+    assert parse(whole) == (["a", "b"], Path("x/y.html"), False, 5, 60.0, ("task.data_seed", "rl.gamma"))
+    assert parse(["a", "--watch=5", "b"]).runs == ["a", "b"]
+    assert parse(["a"]) == (["a"], Path("report.html"), False, 20_000, 0.0, ())
+    assert parse(["a", "--bundle=x"]) == (["a"], Path("x"), True, None, 0.0, ())
 
 
 def test_the_command_writes_the_page_and_says_what_is_in_it(run_folder, tmp_path):
@@ -108,7 +113,8 @@ def test_the_command_writes_the_page_and_says_what_is_in_it(run_folder, tmp_path
     command = [sys.executable, "-m", "tango_jax.report", str(run_folder), f"--out={out}", "--rollouts=20"]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
-    kept, left_out = map(int, re.search(r"runs 1, rollouts (\d+) \((\d+) more left out\), ", done.stdout).groups())
+    said = re.search(r"runs 1, rollouts (\d+) \((\d+) more left out; --bundle=DIR holds all\), ", done.stdout)
+    kept, left_out = map(int, said.groups())
     assert kept <= 20 and kept + left_out == 160 and kept % 4 == 0
     assert out.read_text().startswith("<!doctype html>") and list(out.parent.iterdir()) == [out]
 
@@ -226,22 +232,64 @@ def test_beyond_the_size_limit_whole_groups_are_left_out_evenly(run_folder, tmp_
     assert build_page(runs, tmp_path / "none.html", max_bytes=1000).rollouts == 0
 
 
+# --------------------------------------------------------------------------------------------------------- a folder
+
+
+def rollouts_of_bundle(folder: Path) -> list[dict]:
+    page = (folder / "index.html").read_text()
+    assert 'id="data-chunk-' not in page
+    chunks = [(folder / "data" / name).read_text() for name in json.loads(payload(page, "columns"))["files"]]
+    found = [re.fullmatch(r'tangoChunk\("(chunk-\w+\.js)", "([A-Za-z0-9+/=]+)"\);\n', chunk)[2] for chunk in chunks]
+    made = "".join(f'<script type="text/plain" id="data-chunk-{i}">{chunk}</script>' for i, chunk in enumerate(found))
+    return rollouts_in(made)
+
+
+def test_a_bundle_holds_every_rollout_in_files_beside_its_page(tmp_path, run_folder, capsys, monkeypatch):
+    monkeypatch.setattr("tango_jax.viewer.build.BUNDLE_CHUNK", 48)
+    main([str(run_folder), f"--bundle={tmp_path / 'report'}"])
+    assert "report/index.html: runs 1, rollouts 160, " in capsys.readouterr().out
+    assert rollouts_of_bundle(tmp_path / "report") == list(read_rollouts(run_folder / "rollouts"))
+    names = sorted(path.name for path in (tmp_path / "report" / "data").iterdir())
+    assert len(names) == 4  # 160 by 48
+    page = (tmp_path / "report" / "index.html").read_text()
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert re.search(r"script-src ('sha256-[\w+/=]+' ){2}'self';", policy)
+    # Written anew with fewer rollouts: files that are not needed any more are gone, others are as they were.
+    built = build_bundle(find_runs([run_folder]), tmp_path / "report", 100)
+    kept = rollouts_of_bundle(tmp_path / "report")
+    assert built.rollouts == len(kept) <= 100 and built.rollouts_dumped == 160
+    assert {path.name for path in (tmp_path / "report" / "data").iterdir()} == set(
+        json.loads(payload((tmp_path / "report" / "index.html").read_text(), "columns"))["files"])  # fmt: skip
+
+
+def test_a_bundle_never_takes_the_place_of_another_page(tmp_path, run_folder):
+    (tmp_path / "index.html").write_text("<h1>my own page</h1>")
+    with pytest.raises(SystemExit, match="its index.html is no report and would be lost; name another folder"):
+        main([str(run_folder), f"--bundle={tmp_path}"])
+    assert (tmp_path / "index.html").read_text() == "<h1>my own page</h1>"
+
+
 def test_a_run_without_rollouts_has_its_charts(tmp_path):
     folder = write_run(tmp_path / "run", turns=9)
     shutil.rmtree(folder / "rollouts")
     built = build_page(find_runs([folder]), tmp_path / "report.html")
     content = json.loads(payload((tmp_path / "report.html").read_text(), "charts-0"))
-    assert built.rollouts == 0 and content["confusion"] == []
+    assert built.rollouts == 0 and content["confusion"] == [] and content["kinds"] is None
     assert [panel["title"] for panel in content["training"]][:2] == ["Generator", "Verifier on the fixed pool"]
 
 
 def test_a_real_run(tiny_run, tmp_path):
     built = build_page(find_runs([tiny_run.workdir]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert rollouts_in(page) == list(read_rollouts(tiny_run.workdir / "rollouts"))
-    assert built.rollouts == 3 * 8  # three dumped turns of 4 prompts x 2 samples
+    dumped = list(read_rollouts(tiny_run.workdir / "rollouts", with_evaluations=True))
+    assert rollouts_in(page) == dumped
+    evaluations = sum(row["phase"] == "eval" for row in read_metrics(tiny_run.workdir))
+    assert [row["role"] for row in dumped].count("evaluation") == evaluations * 8  # of 8 problems
+    assert built.rollouts == 3 * 8 + evaluations * 8  # three dumped turns of 4 prompts x 2 samples
+    assert all("token_surprise" in row["solution"] for row in dumped if row["role"] != "evaluation")
+    assert {kind for row in dumped for kind in row["solution"]["step_kinds"]} & {"easy letter", "hard letter"}
     content = json.loads(payload(page, "charts-0"))
-    titles = {panel["title"] for part in ("training", "verifier", "speed") for panel in content[part]}
+    titles = {panel["title"] for part in ("training", "trust", "speed") for panel in content[part]}
     assert {"Generator", "Entropy", "Rate of CORRECT", "Seconds per turn", "Peak memory"} <= titles
     assert [row[0] for row in content["headline"]] == ["Generator accuracy", "Verifier step F1", "Verifier outcome F1"]
 
@@ -261,7 +309,7 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
-    assert alarm_table.alarms(before)["note"] == "The metrics of this run contain no alarms."
+    assert alarm_table.alarms(before)["note"] == "No alarms in 1 turns."
 
 
 def test_the_plotting_library_is_the_published_file():
@@ -286,7 +334,8 @@ def rollout(verdict="CORRECT", is_correct=True, judgements=(T, F), gold=(T, F), 
     ({"verdict": "INCORRECT", "is_correct": False}, set()),
     ({"verdict": "INVALID"}, {"invalid"}),
     ({"judgements": (T,), "aligned": False}, {"misaligned"}),  # judges no step, so none wrongly
-    ({"judgements": (T, T)}, {"misjudged"}),
+    ({"judgements": (T, T)}, {"misjudged", "wrong_steps"}),
+    ({"judgements": (T, T), "verdict": "INCORRECT"}, {"misjudged", "false_reject"}),
     ({"judgements": (T, T), "gold": None}, set()),
     ({"cut": (True, False)}, {"truncated"}),
     ({"cut": (False, True), "is_correct": False}, {"truncated", "false_accept"}),
@@ -298,43 +347,6 @@ def test_flags(case, flags):
 def test_without_a_verifier_only_truncation_is_flagged():
     row = rollout(is_correct=False, cut=(True, False)) | {"verifications": []}
     assert pack.flags_of(row) == {"truncated"}
-
-
-def test_a_misaligned_verification_judges_no_step():
-    assert quality.judged(rollout(judgements=(T,), aligned=False)) == [Judged(3, True, "CORRECT", (N, N), (T, F))]
-
-
-def items(*triples) -> list[Judged]:
-    return [Judged(turn, all(gold), verdict, judgements, gold) for turn, verdict, judgements, gold in triples]
-
-
-def test_confusion_early_and_late():
-    made = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
-                 (9, "INCORRECT", (F,), (T,)))  # fmt: skip
-    parts = quality.early_and_late(made)
-    assert {name: len(part) for name, part in parts.items()} == {"turns 1 to 1": 2, "turns 9 to 9": 1}
-    assert quality.confusion(made) == {"right": {"CORRECT": 1, "INCORRECT": 1, "INVALID": 0},
-                                       "wrong": {"CORRECT": 1, "INCORRECT": 0, "INVALID": 1}}  # fmt: skip
-    early, late = charts.confusion_tables(made)
-    assert [cell["filter"] for cell in early["rows"][1]["cells"]] == ["false_accept", None, "invalid"]
-    assert (late["turns"], late["rows"][0]["total"]) == ([9, 9], 1)
-    assert list(quality.early_and_late(made[:2])) == ["all turns"] and quality.early_and_late([]) == {}
-
-
-def test_step_scores_by_position_and_turn():
-    # Step 1: five right ones approved, five wrong ones of which four are rejected. F1 of right: 2*5/(6+5) = 10/11; of
-    # wrong: 2*4/(4+5) = 8/9. Step 2 is always right: no F1.
-    made = items(*[(4, "CORRECT", (T, T), (T, T))] * 5, *[(5, "CORRECT", (F, T), (F, T))] * 4,
-                 (5, "CORRECT", (T, N), (F, T)))  # fmt: skip
-    by_position = quality.step_f1_by_position(made)
-    assert by_position.x.tolist() == [1] and by_position.y[0] == pytest.approx((10 / 11 + 8 / 9) / 2)
-    assert quality.recall_by_turn(made, True).y.tolist() == [1.0, 0.8]  # 10 of 10; 4 of 5
-    wrong = quality.recall_by_turn(made, False)
-    assert (wrong.x.tolist(), wrong.y.tolist()) == ([5], [0.8])
-    assert quality.disagreement_by_turn(made, "CORRECT", False).y.tolist() == [0.0, 1.0]
-    # Of solutions with two steps: 20 judgements, 15 right (14 approved), 5 wrong (4 rejected, 1 approved).
-    by_count = quality.step_f1_by_count(made)
-    assert by_count.x.tolist() == [2] and by_count.y[0] == pytest.approx((2 * 14 / (15 + 15) + 2 * 4 / (4 + 5)) / 2)
 
 
 @pytest.mark.parametrize("values, limits", [
@@ -362,16 +374,3 @@ def test_phases_that_raise_the_peak():
     assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
 
 
-def test_arms_are_means_over_seeds_with_every_seed_beside_them(tmp_path):
-    for arm, seed in (("grpo", 0), ("tango", 0), ("tango", 1)):
-        write_run(tmp_path / arm / str(seed), run_config(arm, seed, groups=1), turns=9)
-    runs = find_runs([tmp_path])
-    table = charts.arms_table(runs)
-    # The last evaluation is of turn index 8: 0.2 + 0.7 * 8 / 18 = 0.511.
-    assert table["rows"] == [["Tango (trained together)", *["0.511 (0.51, 0.51)"] * 3],
-                             ["GRPO (no verifier)", *["0.511"] * 3]]  # fmt: skip
-    panels = charts.arms(runs)
-    assert [panel["title"] for panel in panels] == ["Generator: accuracy", "Verifier: step F1", "Verifier: outcome F1"]
-    named = [trace for trace in panels[0]["traces"] if "name" in trace]
-    assert [(trace["name"], trace["legendrank"]) for trace in named] == [
-        ("GRPO (no verifier)", 1), ("Tango (trained together)", 0)]  # fmt: skip

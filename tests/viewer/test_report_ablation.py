@@ -63,9 +63,9 @@ def test_every_arm_and_seed_is_there(page, ablation, rollouts):
     assert page.text("#rollout-count").replace(",", "") == str(len(rollouts))
     shown = "tango/seed_0 · task last_letter · arm tango · seed 0 · 90 turns, finished"
     assert page.text(".headline p") == shown
-    rows = page.js("[...document.querySelectorAll('#arms tbody tr')].map((row) => row.textContent)")
+    rows = page.js("[...document.querySelectorAll('#compare tbody tr')].map((row) => row.textContent)")
     assert len(rows) == len(ARMS)
-    page.wait("document.querySelectorAll('#arms .plot.is-drawn').length >= 2")
+    page.wait("document.querySelectorAll('#compare .plot.is-drawn').length >= 2")
 
 
 def test_the_alarm_of_the_verifier_that_collapsed(page, ablation, rollouts):
@@ -112,7 +112,7 @@ def test_filters_search_and_a_link(page, rollouts):
 def test_pictures_of_its_charts(page, tmp_path, scheme, width):
     page.size(width, 1000)
     page.prefer(scheme)
-    page.wait("document.querySelectorAll('#arms .plot.is-drawn').length >= 1")
+    page.wait("document.querySelectorAll('#compare .plot.is-drawn').length >= 1")
     page.wait(f"document.documentElement.scrollWidth <= {width}")  # charts follow the window a moment later
     assert page.driver.save_screenshot(str(tmp_path / "charts.png"))
     assert (tmp_path / "charts.png").stat().st_size > 20_000  # an empty page has a few kilobytes

@@ -1,5 +1,6 @@
 """The report as a reader uses it: in headless Chromium, opened from disk."""
 
+import base64
 import json
 import struct
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.notebook.live import inline_page
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer.build import build_page
+from tango_jax.tracking.token_codes import ALPHABET
+from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.pack import FLAGS, flags_of
 from tango_jax.viewer.runs import find_runs
 
@@ -20,7 +22,7 @@ ESCAPE = "\ue00c"
 def runs(tmp_path_factory) -> Path:
     """Two arms; that with a verifier has two seeds."""
     folder = tmp_path_factory.mktemp("runs")
-    write_run(folder / "tango" / "0", run_config("tango", 0), hostile=True)
+    write_run(folder / "tango" / "0", run_config("tango", 0), hostile=True, evaluated=3)
     two_votes = run_config("tango", 1)
     two_votes.rl.verifications_per_solution = 2
     write_run(folder / "tango" / "1", two_votes)
@@ -31,7 +33,8 @@ def runs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def rollouts(runs) -> list[dict]:
     """Every dumped rollout in the order of the page, with the name of its run."""
-    return [row | {"run": run.name} for run in find_runs([runs]) for row in read_rollouts(run.rollouts)]
+    return [row | {"run": run.name} for run in find_runs([runs])
+            for row in read_rollouts(run.rollouts, with_evaluations=True)]
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +49,24 @@ def page(browser, report):
     """The report, opened anew; afterwards nothing may have been logged."""
     browser.size(1440, 1000)
     browser.prefer("light")
-    browser.open(report, "order=")  # an address about rollouts: their view
+    browser.open(report, "order=training")  # an address about rollouts: their view
     browser.logged()
     yield browser
     assert browser.logged() == []
 
 
 def key(row: dict) -> str:
-    return f"{row['run']}:{row['turn']}:{row['row']}"
+    return f"{row['run']}:{row['turn']}:{'e' * (row['role'] == 'evaluation')}{row['row']}"
+
+
+def in_training(rollouts: list[dict]) -> list[dict]:
+    return [row for row in rollouts if row["role"] != "evaluation"]
 
 
 def found(page) -> int:
     """How many rollouts are listed; the size of the list says it too."""
     count = int(page.text("#found").removeprefix("all ").split()[0].replace(",", ""))
-    assert page.js("document.querySelector('#list-space').clientHeight") == 52 * count
+    assert page.js("document.querySelector('#list-space').clientHeight") == 68 * count
     return count
 
 
@@ -87,21 +94,23 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
     assert browser.js("document.body.dataset.view") == "charts"
     assert browser.text("#rollout-count") == str(len(rollouts))
     assert browser.texts("#charts h2") == [
-        "Arms", "Both roles over training", "Alarms", "The verifier", "Speed and memory"
+        "Runs compared", "Both roles over training", "Alarms", "Can the verifier be trusted?", "Speed and memory"
     ]  # fmt: skip
     browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 3")
-    chart = browser.driver.find_element("css selector", "#arms .nsewdrag")
+    chart = browser.driver.find_element("css selector", "#compare .nsewdrag")
     ActionChains(browser.driver).move_to_element(chart).perform()  # what is shown there obeys the page's policy too
-    browser.wait("document.querySelectorAll('#arms .hoverlayer text').length > 0")
-    for name in ("training", "quality", "speed"):
+    browser.wait("document.querySelectorAll('#compare .hoverlayer text').length > 0")
+    for name in ("training", "trust", "speed"):
         browser.js(f"document.getElementById('{name}').scrollIntoView({{ behavior: 'instant' }})")
         browser.wait(f"document.querySelectorAll('#{name} .plot.is-drawn').length >= 2")
-    assert browser.js("document.querySelectorAll('#arms .plot:first-of-type .scatterlayer .trace').length") >= 2
+    assert browser.js("document.querySelectorAll('#compare .plot:first-of-type .scatterlayer .trace').length") >= 2
     # A chart is told in words, and its legend has lines and symbols besides colours.
-    assert browser.js("document.querySelector('#arms .plot').ariaLabel").startswith(
+    assert browser.js("document.querySelector('#compare .plot').ariaLabel").startswith(
         "Generator: accuracy. Mean over seeds; the band spans the lowest to the highest seed."
     )
-    assert browser.texts("#arms .curves:first-of-type li")[:2] == ["●Tango (trained together)", "■GRPO (no verifier)"]
+    told = [f"{mark}{name}, verifications_per_solution={count}" for mark, name, count in (
+        ("●", "Tango (trained together)", 1), ("■", "Tango (trained together)", 2), ("▲", "GRPO (no verifier)", 1))]
+    assert browser.texts("#compare .curves:first-of-type li")[:3] == told
     assert browser.logged() == []
 
 
@@ -109,9 +118,9 @@ def test_a_confusion_cell_leads_to_its_rollouts(browser, report, rollouts):
     browser.open(report)
     browser.driver.find_element("css selector", ".confusion td a[href*='false_accept']").click()
     browser.wait("document.body.dataset.view === 'rollouts'")
-    turns = [row["turn"] for row in rollouts if row["run"] == "tango/0"]
+    turns = [row["turn"] for row in in_training(rollouts) if row["run"] == "tango/0"]
     early = sorted(set(turns))[: len(set(turns)) // 3]
-    wanted = [row for row in rollouts if row["run"] == "tango/0" and row["turn"] <= early[-1]
+    wanted = [row for row in in_training(rollouts) if row["run"] == "tango/0" and row["turn"] <= early[-1]
               and "false_accept" in flags_of(row)]  # fmt: skip
     assert found(browser) == len(wanted) > 0
     browser.driver.back()
@@ -125,7 +134,8 @@ def test_an_alarm_leads_to_the_rollouts_of_its_turns(browser, report, rollouts):
     assert browser.texts("#alarms tbody th") == ["verifier/reference"]
     browser.click("#alarms tbody a")
     browser.wait("document.body.dataset.view === 'rollouts'")
-    assert found(browser) == sum(row["run"] == "tango/0" and 4 <= row["turn"] <= 10 for row in rollouts) > 0
+    of_run = [row["turn"] for row in in_training(rollouts) if row["run"] == "tango/0"]
+    assert found(browser) == sum(4 <= turn <= 10 for turn in of_run) > 0
     assert browser.logged() == []
 
 
@@ -134,7 +144,7 @@ def test_another_run_has_other_charts(browser, report):
     assert browser.text(".headline p").startswith("tango/0 · task last_letter · arm tango · seed 0")
     browser.driver.find_element("css selector", "#chart-run option[value='0']").click()
     browser.wait("document.querySelector('.headline p').textContent.startsWith('grpo/0')")
-    assert "No rollouts of a verifier" in browser.text("#quality")
+    assert "No rollouts of a verifier" in browser.text("#trust")
     assert browser.text("#alarms p") == "No alarms in 5 turns."
 
 
@@ -194,7 +204,7 @@ def test_search_reads_every_text_whatever_its_case(page, rollouts, query):
 def test_orders(page, rollouts):
     page.click("#more summary")
     page.driver.find_element("css selector", "#order option[value='advantage']").click()
-    strongest = max(abs(value) for row in rollouts for _, value, _ in row["advantage"]["total"])
+    strongest = max(abs(value) for row in in_training(rollouts) for _, value, _ in row["advantage"]["total"])
     text = page.text("#option-0 .much")
     assert abs(float(text.replace("−", "-"))) == pytest.approx(strongest, abs=0.006)
 
@@ -242,7 +252,7 @@ def signed(value: float) -> str:
 
 
 def test_shading_covers_the_tokens_that_it_belongs_to(page, report, rollouts):
-    row = next(row for row in rollouts if len({value for _, value, _ in row["advantage"]["total"]}) >= 3)
+    row = next(row for row in in_training(rollouts) if len({value for _, value, _ in row["advantage"]["total"]}) >= 3)
     page.open(report, f"r={key(row)}")
     page.js("document.querySelector('#rollout details').open = true")
     parts = page.js("[...document.querySelectorAll('#rollout .raw')[0].querySelectorAll('.adv')]"
@@ -448,3 +458,174 @@ def test_the_toggle_overrides_what_the_system_prefers(page):
     assert page.js("document.documentElement.dataset.theme") == "dark" and background() != light
     page.press("t")
     assert page.js("document.documentElement.dataset.theme") == "auto" and background() == light
+
+
+# ------------------------------------------------------------------------------------------------ lists and searches
+
+
+def first_rows(page, count: int) -> list[list[str]]:
+    """[where it is from, what was wrong] of the first rows of the list."""
+    rows = page.js("[...document.querySelectorAll('#list [role=option]')].map((row) => "
+                   "[row.querySelector('.where').textContent, row.querySelector('.wrong').textContent])")  # fmt: skip
+    return rows[:count]
+
+
+def test_the_latest_come_first_and_each_row_says_what_was_wrong(page, report, rollouts):
+    page.open(report, "order=")
+    last = max(row["turn"] for row in rollouts)
+    of_last = [row for row in rollouts if row["turn"] == last]
+    rows = first_rows(page, 3)
+    assert [where.split(" · ")[0] for where, _ in rows] == [f"turn {last}"] * 3
+    for (where, wrong), row in zip(rows, of_last, strict=False):
+        assert where == f"turn {last} · {row['role']} · row {row['row']} · {row['run']}"
+        assert set(filter(None, wrong.split(", "))) == labels_of(row)
+
+
+FLAG_LABELS = {"false_accept": {"false accept"}, "false_reject": {"false reject"}, "invalid": {"INVALID"},
+               "misaligned": {"misaligned"}, "truncated": {"truncated"}, "misjudged": {"misjudged step"},
+               "wrong_steps": {"right verdict", "wrong steps"}}  # fmt: skip
+
+
+def labels_of(row: dict) -> set[str]:
+    return set().union(*(FLAG_LABELS[name] for name in flags_of(row)))
+
+
+def test_the_worst_come_first(page, report, rollouts):
+    page.open(report, "order=worst")
+    assert all("false accept" in wrong for _, wrong in first_rows(page, 5))
+    page.js("document.querySelector('#list').scrollTop = 1e9")
+    page.wait("document.querySelector('#list [role=option]:last-child .wrong').textContent === ''")
+
+
+def test_a_problem_is_found_by_its_id(page, rollouts):
+    first = rollouts[len(rollouts) // 2]["problem"]["id"]  # made/<turn>/<number>
+    for query in (first, first.upper()):
+        type_search(page, f"id:{query}")
+        expected = sum(row["problem"]["id"] == first for row in rollouts)
+        page.wait(f"document.querySelector('#found').textContent.startsWith('{expected} of ')")
+    type_search(page, "id: held_out")  # no id ends in it: all that contain it
+    expected = sum("held_out" in row["problem"]["id"] for row in rollouts)
+    page.wait(f"document.querySelector('#found').textContent.startsWith('{expected} of ')")
+    assert page.js("document.querySelector('#nothing').hidden")
+    type_search(page, "id:no such id")
+    page.wait("document.querySelector('#found').textContent.startsWith('0 of ')")
+    assert page.text("#nothing").startswith("Nothing matches")
+    assert not page.js("document.querySelector('#nothing').hidden")
+
+
+# ------------------------------------------------------------------------------------------------------ side by side
+
+
+def column_texts(page) -> list[dict]:
+    return page.js("""[...document.querySelectorAll('.column')].map((column) => ({
+        where: column.querySelector('h3').textContent, reward: column.querySelector('.num').textContent,
+        run: column.querySelector('small')?.textContent, steps: column.querySelectorAll('.step').length,
+        chosen: column.classList.contains('chosen') }))""")
+
+
+def test_the_samples_of_a_group_side_by_side(page, report, rollouts):
+    row = next(row for row in rollouts if row["role"] == "generator" and row["run"] == "tango/0" and row["turn"] > 1
+               and len(set(row["group_rewards"])) == 2)  # fmt: skip
+    page.open(report, f"r={key(row)}")
+    assert page.text("#look-group") == "Its group (4)"
+    page.press("g")
+    page.wait("document.querySelectorAll('.column').length === 4")
+    columns = column_texts(page)
+    rewards = sorted(row["group_rewards"], reverse=True)
+    shown = [float(column["reward"].split("reward ")[1].split()[0]) for column in columns]
+    assert shown == rewards and sum(column["chosen"] for column in columns) == 1
+    assert columns[0]["reward"].endswith(" best") and columns[-1]["reward"].endswith(" worst")
+    assert "as=group" in page.js("location.hash")
+    page.click(".column:last-child h3 a")  # one of them in full
+    page.wait("document.querySelectorAll('.column').length === 0 && document.querySelector('#rollout .sums') !== null")
+    assert "as=" not in page.js("location.hash")
+
+
+def test_what_a_run_said_of_a_problem_before_and_after(page, report, rollouts):
+    """Three held-out problems, at the evaluations after turns 1, 5 and 9."""
+    row = next(row for row in rollouts if row["role"] == "evaluation")
+    page.open(report, f"r={key(row)}")
+    assert shown(page)["where"].startswith("after turn 1 of tango/0 · evaluation")
+    assert "no reward, and no update" in page.text("#rollout")
+    page.click("#look-problem")
+    page.wait("document.querySelectorAll('.column').length === 3")
+    where = [column["where"] for column in column_texts(page)]
+    assert where == [f"after turn {turn}, evaluation" for turn in (1, 5, 9)]
+    page.driver.refresh()
+    page.wait("document.querySelectorAll('.column').length === 3")
+    page.press("p")
+    page.wait("document.querySelectorAll('.column').length === 0")
+
+
+def test_a_problem_across_runs(page, report, rollouts):
+    """Two runs of the same seed see the same problem in their first turn, with four samples each."""
+    row = next(row for row in rollouts if row["problem"]["id"] == "made/0/1" and row["run"] == "tango/0")
+    same = [other for other in rollouts
+            if (other["problem"]["id"], other["problem"]["question"]) == ("made/0/1", row["problem"]["question"])]
+    page.open(report, f"r={key(row)}&as=problem")
+    page.wait(f"document.querySelectorAll('.column').length === {len(same)}")
+    assert {column["run"] for column in column_texts(page)} == {other["run"] for other in same} == {"tango/0", "grpo/0"}
+
+
+# --------------------------------------------------------------------------------------------------- token log-probs
+
+
+def test_tokens_are_coloured_by_their_log_probs(page, report, rollouts):
+    row = next(row for row in rollouts if row["role"] == "generator" and "token_surprise" in row["solution"]
+               and row["solution"]["steps"])  # fmt: skip
+    page.open(report, f"r={key(row)}")
+    page.press("l")
+    page.wait("document.querySelectorAll('#rollout .surprise').length > 0")
+    text, codes, lengths = (row["solution"][name] for name in ("text", "token_surprise", "token_lengths"))
+    expected, start = [], 0
+    for code, length in zip(codes, lengths, strict=True):  # made-up tokens have at most four characters
+        end = start + ALPHABET.index(length)
+        if ALPHABET.index(code):
+            expected.append([text[start:end], f"{ALPHABET.index(code) / 10:.1f} nats"])
+        start = end
+    parts = page.js("[...document.querySelectorAll('#rollout .raw')[0].querySelectorAll('.surprise')]"
+                    ".map((item) => [item.textContent, /[\\d.]+ nats/.exec(item.title)[0]])")  # fmt: skip
+    assert [part for part in parts if part[0]] == [part for part in expected if part[0]]
+    assert "nats a token" in page.text("#rollout .step-head") and "colour=logp" in page.js("location.hash")
+    assert page.js("document.querySelectorAll('#rollout .adv').length") == 0
+    page.press("l")
+    page.wait("document.querySelectorAll('#rollout .surprise').length === 0")
+
+
+def test_a_rollout_without_log_probs_says_so(page, report):
+    page.open(report, "r=tango/0:1:0&colour=logp")
+    assert "This rollout was dumped without log-probs." in page.text("#rollout .colouring")
+
+
+# ------------------------------------------------------------------------------------------------- paper and folders
+
+
+def test_printing_draws_every_chart(browser, report):
+    browser.size(1440, 1000)
+    browser.prefer("dark")
+    browser.open(report)
+    browser.wait("window.Plotly !== undefined")
+    browser.js("window.dispatchEvent(new Event('beforeprint'))")
+    plots = browser.js("[...document.querySelectorAll('#charts .plot')].map((box) => "
+                       "box.querySelector('.main-svg')?.getAttribute('width') ?? null)")  # fmt: skip
+    assert len(plots) > 20 and set(plots) == {"330"}
+    assert browser.js("document.documentElement.dataset.shade") == "light"
+    browser.js("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.js("document.documentElement.dataset.shade") == "dark"
+    pdf = base64.b64decode(browser.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert pdf.startswith(b"%PDF") and len(pdf) > 100_000
+    assert browser.logged() == []
+    browser.prefer("light")
+
+
+def test_a_bundle_is_opened_from_disk(browser, runs, rollouts, tmp_path):
+    build_bundle(find_runs([runs]), tmp_path / "report")
+    row = rollouts[-1]
+    browser.open(tmp_path / "report" / "index.html", f"r={key(row)}")
+    browser.wait("document.querySelector('#rollout h2') !== null")
+    assert browser.text("#rollout h2") == row["problem"]["id"]
+    word = row["problem"]["question"].split()[-1]
+    type_search(browser, word)
+    expected = sum(word in json.dumps(row) for row in rollouts)
+    browser.wait(f"document.querySelector('#found').textContent.startsWith('{expected} of ')")
+    assert browser.logged() == []

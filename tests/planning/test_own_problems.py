@@ -1,0 +1,248 @@
+"""Settings that follow from a problem file, a model and a machine: configs/own_problems.py."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.own_problems import ROOMY_CPU, write_problems
+from support.paths import ROWS
+from support.tiny_checkpoints import MODEL, save_run, write_tiny_folder, write_tiny_gguf
+from tango_jax.cli.command_line import load_config, parse_command_line
+from tango_jax.cli.config_file import load_shipped
+from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.planning import own_problems
+from tango_jax.planning.own_problems import GIB, Machine, fit, num_parameters, resident_bytes
+from tango_jax.rl.policy import make_policy
+from tango_jax.runtime.checks import SettingsError
+from tango_jax.tasks.registry import make_task
+from tango_jax.weights.presets import preset_model
+from tango_jax.weights.source import NUMERICS
+from tango_jax.weights.workdir import start_source
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
+
+
+@pytest.fixture(autouse=True)
+def small_cpu(monkeypatch):
+    monkeypatch.setattr(own_problems, "this_machine", lambda config: ROOMY_CPU)
+
+
+def own(folder, problems, *overrides: str):
+    return load_config("own_problems", overrides, model=str(folder), problems=str(problems))
+
+
+def test_three_flags_make_a_whole_configuration(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    config, workdir = parse_command_line(
+        "train", "doc", ["--config=own_problems", f"--model={folder}", "--problems", str(problems)], "runs/NAME"
+    )
+    assert workdir == Path("runs/own_problems")
+    tokenizers = {role: start_source(config, role).tokenizer for role in ROLES}
+    task = make_task(config, tokenizers)
+    assert (task.grade_kind, task.num_test, task.sft_roles) == ("math", 20, ())
+    assert "180 training and 20 validation problems; 0 left out because of their length" in task.notes[0]
+    for role in ROLES:
+        assert config[role].checkpoint == str(folder) and config[role].use_chat and config[role].sft.steps == 0
+        assert config[role].max_prompt + config[role].max_response <= MODEL.max_position
+    # A prompt with a whole solution fits the verifier.
+    assert config.verifier.max_prompt > config.generator.max_prompt + config.generator.max_response
+    rl = config.rl
+    assert (rl.prompts_per_step, rl.samples_per_prompt, rl.generator_steps) == (4, 4, 45)
+    assert (config.task.validation, config.eval.problems) == (20, 20)
+    notes = config.notes.splitlines()
+    assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}; ")
+    assert len(notes) == 6
+    assert f"max_prompt={config.generator.max_prompt}" in notes[1] and "rl.generator_steps=45" in notes[4]
+
+
+def test_what_the_user_sets_stays_and_the_rest_follows_from_it(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 40)
+    config = own(folder, problems)
+    short = own(folder, problems, "generator.max_response=64", "rl.prompts_per_step=2", "generator.use_chat=false",
+                "verifier.row_buckets=(4,)", "task.validation=7", "notes=mine")
+    assert (short.generator.max_response, short.rl.prompts_per_step, short.generator.use_chat) == (64, 2, False)
+    assert short.verifier.row_buckets == (4,) and short.task.validation == 7 and short.verifier.use_chat
+    assert short.generator.cache_buckets == () and config.generator.cache_buckets == (128,)
+    assert short.verifier.max_prompt < config.verifier.max_prompt
+    assert short.generator.row_buckets[-1] == 8 and config.generator.row_buckets[-1] == 16
+    assert short.rl.generator_steps > config.rl.generator_steps
+    assert short.notes.startswith("mine\nproblems: 33 for training and 7 held out")
+    for each in (config, short):
+        validate(each)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_plain_rows_in_every_kind_of_file(folder, tmp_path, suffix):
+    rows = [json.loads(line) for line in write_problems(tmp_path / "rows", 12).read_text().splitlines()]
+    path = tmp_path / f"problems.{suffix}"
+    if suffix == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows) if suffix == "json" else "\n".join(map(json.dumps, rows)))
+    config = own(folder, path)
+    validate(config)
+    assert config.notes.startswith("problems: 11 for training and 1 held out, of 12 in")
+
+
+def test_worked_answers_make_room_for_themselves(folder):
+    plain = own(folder, ROWS / "math500.jsonl")
+    worked = own(folder, ROWS / "gsm8k.jsonl")
+    assert plain.generator.max_response == 256 < worked.generator.max_response
+
+
+def test_a_few_very_long_problems_are_left_out_instead_of_setting_the_limit(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 300)
+    with problems.open("a") as file:
+        file.write(json.dumps({"question": "and " * 1500, "answer": "1"}) + "\n")
+    config = own(folder, problems)
+    assert config.generator.max_prompt < 1000 and "which leaves 1 out" in config.notes
+    make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
+
+
+def test_problems_of_their_own_serve_for_evaluation(folder, tmp_path):
+    train, test = write_problems(tmp_path / "a.jsonl", 12), write_problems(tmp_path / "b.jsonl", 5, "{a} times {b}?")
+    config = own(folder, train, f"task.test={test}")
+    task = make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
+    assert task.num_test == 5 and "12 training and 0 validation" in task.notes[0]
+
+
+def test_the_verifier_may_be_another_model_and_either_may_lack_a_chat_template(folder, tmp_path):
+    gguf = write_tiny_gguf(tmp_path / "model.gguf")
+    raw = write_tiny_folder(tmp_path / "raw")
+    settings = json.loads((raw / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (raw / "tokenizer_config.json").write_text(json.dumps(settings))
+    (raw / "chat_template.jinja").unlink(missing_ok=True)
+    problems = write_problems(tmp_path / "problems.jsonl")
+    config = own(gguf, problems, f"verifier.checkpoint={raw}")
+    assert (config.generator.use_chat, config.verifier.use_chat) == (True, False)
+    assert "the generator's prompts are chat turns and the verifier's prompts are raw text" in config.notes
+    started = default_config()
+    for role in ROLES:
+        started[role].checkpoint, started[role].use_chat = str(folder), role == "verifier"
+    save_run(tmp_path / "run", started)
+    config = own(tmp_path / "run", problems)
+    assert (config.generator.use_chat, config.verifier.use_chat) == (False, True)
+
+
+def test_a_config_of_ones_own_starts_from_it(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problems = write_problems(tmp_path / "problems.jsonl")
+    Path("mine.py").write_text(
+        "from tango_jax.cli.config_file import load_shipped\n"
+        "def get_config(argument=''):\n"
+        f"    config = load_shipped('own_problems', model={str(folder)!r}, problems={str(problems)!r})\n"
+        "    config.rl.generator_steps = 3\n"
+        "    return config\n"
+    )
+    config = load_config("mine.py")
+    expected = load_shipped("own_problems", model=str(folder), problems=str(problems))
+    assert flatten(config) == flatten(expected) | {"rl.generator_steps": 3}
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize("model, text, messages", [
+    ("none.gguf", None, [r"task.train: data file", "checkpoint none.gguf does not exist"]),
+    ("", '{"question": "1?", "answer": 1}', ["--model has no value: write --model=VALUE"]),
+    ("MODEL", "", ["no rows found"]),
+    ("MODEL", '{"question": "1?", "anwser": 1}',
+     ["line 1: 'answer' is missing", "set task.row_format to one of math,"]),
+    ("MODEL", '{"question": "1?", "answer": 1}', ["1 different questions, 0 are left for training", "give more"]),
+])  # fmt: skip
+def test_mistakes_are_found_together_before_anything_is_done(folder, tmp_path, model, text, messages, capsys):
+    problems = tmp_path / "problems.jsonl"
+    if text is not None:
+        problems.write_text(text)
+    with pytest.raises(SystemExit) as stopped:
+        parse_command_line("train", "doc", ["--config=own_problems", f"--model={model.replace('MODEL', str(folder))}",
+                                            f"--problems={problems}"], "runs/NAME")  # fmt: skip
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and all(line.startswith("error: ") for line in said.splitlines())
+    assert all(message in said for message in messages), said
+
+
+def test_both_flags_are_needed(capsys):
+    with pytest.raises(SystemExit):
+        parse_command_line("train", "doc", ["--config=own_problems", "--modle=x"], "runs/NAME")
+    first, second = capsys.readouterr().err.splitlines()
+    assert "unknown argument '--modle=x'; did you mean --model?" in first
+    assert second.endswith("own_problems.py needs --model=VALUE and --problems=VALUE: give them")
+
+
+def test_problems_that_no_position_is_left_for(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", question="{a} + {b} and " + "so on " * 3000)
+    with pytest.raises(SettingsError) as error:
+        own(folder, problems)
+    assert len(error.value.messages) == 2
+    assert all(f"of the 4096 positions of {folder} for a response" in line for line in error.value.messages)
+
+
+# -------------------------------------------------------------------------------------------------------------- machine
+
+
+def fitted(folder, problems, machine: Machine, *overrides: str):
+    """Fitted to a machine that is not here."""
+    config = load_config("own_problems", overrides, model=str(folder), problems=str(problems))
+    config = config.copy_and_resolve_references()
+    fit(config, {override.partition("=")[0] for override in overrides}, machine)
+    return config
+
+
+def test_an_accelerator_gets_larger_batches_longer_answers_and_bfloat16(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    config = fitted(folder, problems, Machine("gpu", 8, 80 * GIB))
+    assert config.generator.model.compute_dtype == config.verifier.model.compute_dtype == "bfloat16"
+    assert (config.rl.prompts_per_step, config.rl.samples_per_prompt) == (32, 8)
+    assert config.generator.max_response == 1024 and config.generator.row_buckets[-1] == 256
+    assert "8 x gpu of 80.0 GiB" in config.notes
+    validate(config)
+
+
+def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_path, monkeypatch):
+    """The sizes of SmolLM2-135M; its weights are not read."""
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+
+    def sizes(settings, mistakes):
+        tiny = {role: start_source(settings.config, role) for role in ROLES}
+        name = "HuggingFaceTB/SmolLM2-135M-Instruct"
+        presets = {
+            role: preset_model(name, **{key: settings.config[role].model[key] for key in NUMERICS}) for role in ROLES
+        }
+        return {role: dataclasses.replace(source, model_config=presets[role]) for role, source in tiny.items()}
+
+    monkeypatch.setattr(own_problems, "open_sources", sizes)
+    large, small = (fitted(folder, problems, Machine("cpu", 1, gib * GIB)) for gib in (16, 9))
+    assert large.generator.row_buckets == (8, 16) and large.generator.logp_chunk == 128
+    assert small.verifier.row_buckets[-1] < large.verifier.row_buckets[-1]
+    assert small.verifier.row_buckets[-1] % small.rl.samples_per_prompt == 0
+    model = preset_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert num_parameters(model) == pytest.approx(134_515_008, rel=0.001)
+    models = dict.fromkeys(ROLES, model)
+    assert resident_bytes(large, models, Machine("cpu", 1, 0)) == pytest.approx(32 * 134_515_008, rel=0.001)
+    for config in (large, small):
+        validate(config)
+    message = r"take 4\.0 GiB of each device, which has 3\.0 GiB: choose a smaller model"
+    with pytest.raises(SettingsError, match=message):
+        fitted(folder, problems, Machine("cpu", 1, 3 * GIB))
+    fitted(folder, problems, Machine("cpu", 1, 3 * GIB), "generator.loss.kl_coef=0.0", "verifier.loss.kl_coef=0.0",
+           "generator.mesh.offload=True")  # fmt: skip
+
+
+def test_the_policies_can_be_built(folder, tmp_path):
+    config = own(folder, write_problems(tmp_path / "problems.jsonl"))
+    for role in ROLES:
+        policy = make_policy(role, config[role], start_source(config, role))
+        assert policy.sampler.config.row_buckets[-1] % config.rl.samples_per_prompt == 0
+        assert np.all(np.diff(policy.sampler.config.prompt_buckets) > 0)

@@ -1,0 +1,139 @@
+"""Runs become lines, by arm and by the settings that differ, which label them; and what is drawn of the lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.report_cases import run_config, write_run
+from tango_jax.config import default_config, flatten
+from tango_jax.report import main
+from tango_jax.tracking.curves import MARKERS
+from tango_jax.viewer import comparison
+from tango_jax.viewer.lines import lines_of, warnings
+from tango_jax.viewer.runs import Run, find_runs
+
+
+def run_of(name: str, accuracy: float = 0.5, **settings) -> Run:
+    """A run of two evaluations and three turns; settings with __ for the dots of their keys."""
+    changed = {key.replace("__", "."): value for key, value in settings.items()}
+    # As they are read from config.json: lists for tuples.
+    stored = json.loads(json.dumps(flatten(default_config()) | changed, default=list))
+    rows = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": accuracy * step / 4}
+            for step in (0, 4)]  # fmt: skip
+    rows += [{"step": step + 1, "phase": "generator", "generator_step": step, "generator/entropy": accuracy,
+              "generator/kl": 0.1 * step} for step in range(3)]  # fmt: skip
+    return Run(name, Path(name), stored, rows, True)
+
+
+def labels(runs, as_seed=()) -> dict[str, list[str]]:
+    return {line.label: [run.name for run in line.runs] for line in lines_of(runs, as_seed)}
+
+
+def test_two_learning_rates_of_an_arm_are_two_lines():
+    runs = [run_of("a", 0.2, seed=0), run_of("b", 0.8, seed=0, generator__optimizer__lr=1e-3),
+            run_of("c", 0.4, seed=1), run_of("d", 0.9, seed=1, generator__optimizer__lr=1e-3)]  # fmt: skip
+    assert labels(runs) == {"generator.optimizer.lr=1e-06": ["a", "c"], "generator.optimizer.lr=0.001": ["b", "d"]}
+    drawn = comparison.comparison(lines_of(runs))
+    named = {trace["name"]: trace["y"] for trace in drawn["scores"][0]["traces"] if "name" in trace}
+    assert named == {"generator.optimizer.lr=1e-06": pytest.approx([0, 0.3]),
+                     "generator.optimizer.lr=0.001": pytest.approx([0, 0.85])}  # fmt: skip
+    assert drawn["table"]["head"] == ["runs", "seeds", "accuracy", "generator.optimizer.lr"]
+    assert drawn["table"]["rows"] == [["generator.optimizer.lr=1e-06", "0, 1", "0.300 (0.20, 0.40)", "1e-06"],
+                                      ["generator.optimizer.lr=0.001", "0, 1", "0.850 (0.80, 0.90)", "0.001"]]
+    looks = [(line.look.colour, line.look.dash, line.look.marker) for line in lines_of(runs)]
+    assert len(set(looks)) == 2
+
+
+def test_curves_of_turns_are_overlaid():
+    runs = [run_of("a", 0.2), run_of("b", 0.8, rl__gamma=0.5)]
+    turns = {panel["title"]: panel for panel in comparison.comparison(lines_of(runs))["turns"]}
+    assert set(turns) == {"Generator: entropy", "Generator: KL to the reference"}  # what these runs logged
+    traces = {trace["name"]: trace for trace in turns["Generator: entropy"]["traces"]}
+    assert traces["gamma=0.5"]["y"] == [0.8] * 3 and traces["gamma=0.8"]["x"] == [0, 1, 2]
+
+
+def test_arms_are_labelled_by_their_names_and_settings_only_where_they_differ():
+    runs = [run_of("a", arm="grpo"), run_of("b"), run_of("c", seed=1)]
+    assert labels(runs) == {"Tango (trained together)": ["b", "c"], "GRPO (no verifier)": ["a"]}
+    runs.append(run_of("d", rl__alpha_initial=0.5, task__rl_words=(4, 4)))
+    assert list(labels(runs)) == ["Tango (trained together), alpha_initial=0.1, rl_words=2-6",
+                                  "Tango (trained together), alpha_initial=0.5, rl_words=4-4",
+                                  "GRPO (no verifier), alpha_initial=0.1, rl_words=2-6"]  # fmt: skip
+
+
+def test_settings_that_cannot_change_a_result_separate_nothing():
+    runs = [run_of("a"), run_of("b", seed=1, generator__mesh__fsdp=4, alarms__kl=1.0, rollouts__every=1,
+                                generator__init_from="runs/sft", checkpoint__every=3, compile_cache="")]  # fmt: skip
+    assert list(labels(runs).values()) == [["a", "b"]]
+
+
+def test_data_seed_separates_unless_it_is_to_count_as_a_seed():
+    runs = [run_of("a"), run_of("b", task__data_seed=1)]
+    assert list(labels(runs)) == ["data_seed=0", "data_seed=1"]
+    assert list(labels(runs, ["task.data_seed"]).values()) == [["a", "b"]]
+    assert warnings(lines_of(runs, ["task.data_seed"]), ["task.data_seed"]) == []
+
+
+def test_equal_seeds_are_warned_of():
+    runs = [run_of("a"), run_of("b"), run_of("c", seed=1), run_of("d", arm="grpo")]
+    (warning,) = warnings(lines_of(runs))
+    assert warning.startswith("a and b have equal settings and the same seed (0): the line Tango (trained together)")
+
+
+def test_a_long_label_is_cut_and_the_table_has_everything():
+    changes = dict.fromkeys(("rl__gamma", "rl__alpha_initial", "rl__alpha_final", "rl__format_weight"), 0.25)
+    lines = lines_of([run_of("a"), run_of("b", **changes)])
+    assert [line.label for line in lines] == ["alpha_final=0.001, alpha_initial=0.1, format_weight=0, and 1 more",
+                                              "alpha_final=0.25, alpha_initial=0.25, format_weight=0.25, and 1 more"]
+    assert set(lines[1].settings) == {"alpha_final", "alpha_initial", "format_weight", "gamma"}
+
+
+def test_what_tells_lines_apart_stays_in_their_labels():
+    changes = dict.fromkeys(("rl__alpha_final", "rl__alpha_initial", "rl__format_weight"), 0.25)
+    runs = [run_of("a"), run_of("b", **changes), run_of("c", **changes, rl__gamma=0.5)]
+    assert len({line.label for line in lines_of(runs)}) == 3
+    assert all("gamma=" in line.label for line in lines_of(runs))
+
+
+def test_names_cannot_hold_markup():
+    runs = [run_of("a"), run_of("b", generator__checkpoint="models/<b>\u202ebold</b>")]
+    assert labels(runs) == {"generator.checkpoint=none": ["a"], "generator.checkpoint=b›": ["b"]}
+    runs = [run_of("a"), run_of("b", generator__checkpoint="<i>\u202e")]
+    assert list(labels(runs))[1] == "generator.checkpoint=‹i›\\u202e"
+
+
+def test_many_lines_have_looks_of_their_own_and_panels_for_each_cell():
+    runs = [run_of(f"alpha={alpha}/tango/seed_0", rl__alpha_initial=alpha / 10, rl__gamma=gamma)
+            for alpha in range(1, 4) for gamma in (0.5, 0.6, 0.7)]  # fmt: skip
+    lines = lines_of(runs)
+    assert len({(line.look.colour, line.look.dash) for line in lines}) == 9
+    assert {line.look.marker for line in lines} <= set(MARKERS)
+    titles = [panel["title"] for panel in comparison.comparison(lines)["scores"]]
+    assert titles == [f"Generator: accuracy (alpha={alpha})" for alpha in range(1, 4)]
+    assert [panel["title"] for panel in comparison.comparison(lines[:8])["scores"]] == ["Generator: accuracy"]
+
+
+def test_seeds_are_means_with_every_seed_beside_them(tmp_path):
+    for arm, seed in (("grpo", 0), ("tango", 0), ("tango", 1)):
+        write_run(tmp_path / arm / str(seed), run_config(arm, seed, groups=1), turns=9)
+    drawn = comparison.comparison(lines_of(find_runs([tmp_path])))
+    # The last evaluation is of turn index 8: 0.2 + 0.7 * 8 / 18 = 0.511.
+    assert drawn["table"]["rows"] == [["Tango (trained together)", "0, 1", *["0.511 (0.51, 0.51)"] * 3],
+                                      ["GRPO (no verifier)", "0", *["0.511"] * 3]]  # fmt: skip
+    assert [panel["title"] for panel in drawn["scores"]] == [
+        "Generator: accuracy", "Verifier: step F1", "Verifier: outcome F1"]  # fmt: skip
+    named = [trace for trace in drawn["scores"][0]["traces"] if "name" in trace]
+    assert [(trace["name"], trace["legendrank"]) for trace in named] == [
+        ("GRPO (no verifier)", 1), ("Tango (trained together)", 0)]  # fmt: skip
+    titles = {panel["title"] for panel in drawn["turns"]}
+    assert {"Verifier: entropy", "Verdicts that are CORRECT", "Generator: response length"} <= titles
+
+
+def test_the_command_warns_of_equal_seeds(tmp_path, capsys):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, run_config(groups=1), turns=1)
+    main([str(tmp_path), f"--out={tmp_path / 'report.html'}"])
+    printed = capsys.readouterr()
+    assert printed.err.startswith("warning: a and b have equal settings and the same seed (0)")
+    assert "runs 2, " in printed.out
