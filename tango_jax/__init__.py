@@ -5,9 +5,9 @@ XLA flags. Start reading at `tango_jax/train.py`; the letters at the end of an a
 (models/transformer.py has the legend).
 
 Jitted functions, built once each: `init`, `layout` (weights as the decode loop wants them), the sampler's `prefill`,
-`decode`, `grow` and `compact`, `score`, `update`. Shapes come from fixed buckets and are compiled before the first turn.
-A prompt is computed once for all its samples, in sampling and in updates. A row's randomness depends on (seed, turn,
-row) alone, and results depend neither on packing nor on micro-batch size.
+`decode`, `grow` and `compact`, `score`, `update`. Shapes come from fixed buckets and are compiled before the first
+turn. A prompt is computed once for all its samples, in sampling and in updates. A row's randomness depends on (seed,
+turn, row) alone, and results depend neither on packing nor on micro-batch size.
 """
 
 import os

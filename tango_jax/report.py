@@ -21,8 +21,8 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.config_file import did_you_mean
 from tango_jax.cli.ranges import COUNT_OR_NONE, Range, check_options
 from tango_jax.config import default_config, flatten
-from tango_jax.runtime import failures
 from tango_jax.runtime.checks import file_to_write, folder_to_write, require
+from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_bundle, build_page
 from tango_jax.viewer.runs import find_runs
@@ -86,23 +86,25 @@ def report(options: Options) -> tuple[Built, bool]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    try:
+    with ends_in_one_line():
         options = parse(argv)
-        warned: set[str] = set()
-        while True:
-            built, is_finished = report(options)
-            for warning in dict.fromkeys(built.warnings):
-                if warning not in warned:
-                    print(on_one_line(f"warning: {warning}"), file=sys.stderr, flush=True)
-            warned |= set(built.warnings)
-            print(on_one_line(f"{_shown(options)}: {_described(built, options.is_bundle)}"), flush=True)
-            if is_finished or not options.watch:
-                return
-            time.sleep(options.watch)
-    except failures.EXPECTED as error:
-        sys.exit(failures.last_line(error))
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; {_shown(options)} is as it was last written")
+    with ends_in_one_line(f"{_shown(options)} is as it was last written"):
+        report_until_finished(options)
+
+
+def report_until_finished(options: Options) -> None:
+    """Write the report, with --watch again and again until every run is finished."""
+    warned: set[str] = set()
+    while True:
+        built, is_finished = report(options)
+        for warning in dict.fromkeys(built.warnings):
+            if warning not in warned:
+                print(on_one_line(f"warning: {warning}"), file=sys.stderr, flush=True)
+        warned |= set(built.warnings)
+        print(on_one_line(f"{_shown(options)}: {_described(built, options.is_bundle)}"), flush=True)
+        if is_finished or not options.watch:
+            return
+        time.sleep(options.watch)
 
 
 def _shown(options: Options) -> Path:

@@ -63,6 +63,13 @@ def _compile_cache(shared_folder):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_as_python_has_it():
+    """What a test leaves installed, such as the handler of a run in this process, is not the next test's."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def tiny_train(shared_folder) -> TinyTrain:
     return TinyTrain(shared_folder / "compile_cache")

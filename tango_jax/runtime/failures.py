@@ -39,6 +39,9 @@ _ADVICE = {
 }
 _MEMORY = ("`python -m tango_jax.plan` shows how much memory a run needs; it depends on row_buckets, cache_tokens, "
            "rows_per_micro_batch and the lengths")  # fmt: skip
+# How messages of XLA begin that are no fault of an argument; some of them come as ValueErrors.
+XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",
+             "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")  # fmt: skip
 _MAX_LENGTH = 400  # of a library's message, in characters
 
 
@@ -70,7 +73,7 @@ def last_line(error: Exception) -> str:
 
 def exit_code(error: Exception) -> int:
     """MISTAKE for what the user can mend in arguments, settings or files; FAILED for what else went wrong."""
-    return MISTAKE if isinstance(error, ValueError) else FAILED
+    return MISTAKE if isinstance(error, ValueError) and not str(error).startswith(XLA_CODES) else FAILED
 
 
 class CommandEnd(SystemExit):

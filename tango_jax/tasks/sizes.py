@@ -13,7 +13,7 @@ Range = tuple[int, int]  # low and high, both inclusive
 def size_key(task: ConfigDict, split: str, size: str) -> str:
     """The key of the settings that holds the range of a size, such as "words", for a split."""
     own = f"{split}_{size}"
-    return own if own in task and task[f"{split}_{size}"] else f"rl_{size}"
+    return own if task.get(own) else f"rl_{size}"
 
 
 def size_ranges(task: ConfigDict, split: str, sizes: tuple[str, ...]) -> list[Range]:

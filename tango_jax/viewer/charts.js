@@ -137,7 +137,7 @@ async function draw(box) {
 
 // Paper is white and has its own width, and a printer does not wait: all charts of the page are drawn at once, also those
 // out of sight, in light colours and in columns of a fixed width. The library, once loaded, draws before it returns.
-const PRINTED_WIDTH = 330; // pixels; two of them fit on A4 and on Letter
+const PRINTED_WIDTH = 316; // pixels; with their frames, two of them fit on A4 and on Letter
 
 function drawForPrint() {
   if (!window.Plotly) return;

@@ -35,12 +35,13 @@ from tango_jax.viewer.runs import find_runs
 ROLES = ("generator", "verifier")
 # Those of an experiment by default; the others need settings that configs/tiny.py does not have.
 COMPARED = tuple(name for name, arm in ARMS.items() if not arm.needs_curriculum)
+TWO = ("tango", "grpo")  # those with two seeds
 
 
 @pytest.fixture(scope="module")
 def config(tiny_train):
     overrides = [*tiny_train.overrides, *(f"{role}.mesh.fsdp=1" for role in ROLES), "rl.generator_steps=3",
-                 "ablation.seeds=(0, 1)"]  # fmt: skip
+                 f"ablation.arms={TWO}", "ablation.seeds=(0, 1)"]  # fmt: skip
     return load_config(str(CONFIGS / "tiny.py"), overrides)
 
 
@@ -52,8 +53,11 @@ def abstract_states(config) -> dict:
 
 @pytest.fixture(scope="module")
 def ablation(config, tmp_path_factory) -> Path:
-    """An ablation of every arm: three generator steps, two seeds, one stage 1."""
+    """An ablation of every arm with three generator steps, to which a second seed of two arms is added."""
     folder = tmp_path_factory.mktemp("ablation")
+    every_arm = config.copy_and_resolve_references()
+    every_arm.ablation.arms, every_arm.ablation.seeds = COMPARED, (0,)
+    assert run_experiment(make_plan(every_arm, folder), Console(enabled=False)).failed == {}
     plan = make_plan(config, folder)
     outcome = run_experiment(plan, Console(enabled=False))
     assert outcome.failed == {}
@@ -69,16 +73,17 @@ def metrics_of(ablation: Path, arm: str, seed: int = 0) -> list[dict]:
 
 def test_ablation_trains_stage_one_once_and_every_arm_starts_from_it(ablation):
     assert {path.parent for path in ablation.rglob("sft")} == {ablation}
-    first_evaluations = [metrics_of(ablation, arm, seed)[0] for arm in COMPARED for seed in (0, 1)]
+    runs = [(arm, 0) for arm in COMPARED] + [(arm, 1) for arm in TWO]
+    first_evaluations = [metrics_of(ablation, arm, seed)[0] for arm, seed in runs]
     assert all(row == first_evaluations[0] for row in first_evaluations)
 
 
 def test_ablation_reports_every_arm_and_seed(ablation):
     with open(ablation / "ablation.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in COMPARED for seed in "01"}
+    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in TWO for seed in "01"}
     table = (ablation / "ablation.md").read_text()
-    for arm in COMPARED:
+    for arm in TWO:
         last = [metrics_of(ablation, arm, seed)[-1]["generator/accuracy"] for seed in (0, 1)]
         line = next(line for line in table.splitlines() if line.startswith(f"| {arm} |"))
         assert f"{np.mean(last):.3f} ({last[0]:.2f}, {last[1]:.2f})" in line

@@ -36,7 +36,8 @@ def assert_same_results(workdir: Path, expected: Path, abstract_states: dict) ->
     assert (workdir / "transcripts.md").read_text() == (expected / "transcripts.md").read_text()
     dumped, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
                       for folder in (workdir, expected))
-    assert dumped == wanted and len(wanted) == 3  # the first turn of each role, and its sixth
+    assert dumped == wanted and len(wanted) == 8
+    assert sum(not name.startswith("evaluation") for name in wanted) == 3  # the first turn of each role, and its sixth
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, expected)]
     assert summaries[0] | {"wall_seconds": 0} == summaries[1] | {"wall_seconds": 0}
     saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]

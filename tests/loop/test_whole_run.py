@@ -65,7 +65,10 @@ def test_every_turn_of_a_run_has_what_its_verifications_were_like(tiny_run):
         tokens = row["generator/tokens_sampled"] + row["verifier/tokens_sampled"]
         seconds = row["time/sample_s"] + row["time/verify_s"]
         assert row["throughput/sampled_tokens_per_s"] == pytest.approx(tokens / seconds)
-        assert row["generator/kl_first" if row["phase"] == "generator" else "verifier/kl_first"] < 0.2
+    for role, phases in (("generator", {"generator"}), ("verifier", {"warmup", "verifier"})):
+        kls = [row[f"{role}/kl_first"] for row in rows if row["phase"] in phases]
+        assert abs(kls[0]) < 1e-5  # before its first update, a policy is its reference
+        assert len(kls) > 1 and all(0 <= kl < 0.06 for kl in kls[1:])
     for row in read_metrics(tiny_run.workdir / "metrics.jsonl"):
         if row["phase"] == "eval":
             assert [row[f"grader/eval_{name}"] for name in ("errors", "timeouts", "overlong")] == [0, 0, 0]

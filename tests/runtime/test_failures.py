@@ -191,3 +191,10 @@ def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capsys):
     assert stopped.value.code == failures.INTERRUPTED == 130
     assert str(stopped.value) == f"interrupted: saved; the same command resumes in {tmp_path}"
     assert not termination.is_requested() and signal.getsignal(signal.SIGINT) is handler
+
+
+def test_only_what_a_user_can_mend_is_a_mistake():
+    """jax passes some failures of the machine on as ValueErrors."""
+    lost = "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
+    errors = [ValueError("rl.gamma=-1 must be at least 0"), ValueError(lost), RuntimeError(lost), OSError(5, "I/O")]
+    assert [failures.exit_code(error) for error in errors] == [2, 1, 1, 1]

@@ -5,6 +5,7 @@ import pytest
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import default_config
 from tango_jax.records import Problem
+from tango_jax.runtime.checks import Mistakes
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.task import SftExample
 from tango_jax.text.character_tokenizer import printable_model
@@ -40,7 +41,7 @@ def tokenizers():
 
 def test_a_task_is_what_its_functions_say(config, tokenizers, tmp_path):
     (tmp_path / "own.py").write_text(HEAD + WHOLE)
-    check_task(config)
+    check_task(config, Mistakes())
     for given in (tokenizers, {}):
         task = make_task(config, given)
         assert (task.name, task.grade_kind, task.min_steps, task.num_test) == ("own", "string", 1, 3)
@@ -80,7 +81,9 @@ def test_a_mistake_is_found_before_the_run(config, tokenizers, tmp_path, what):
     text, message = MISTAKES[what]
     (tmp_path / "own.py").write_text(f"{HEAD}{text}\n")
     with pytest.raises(ValueError) as error:
-        check_task(config)
+        mistakes = Mistakes()
+        check_task(config, mistakes)
+        mistakes.raise_all()
         make_task(config, tokenizers)
     assert str(error.value).startswith("task.name=own.py:f") and message in str(error.value)
     assert "\n" not in str(error.value)

@@ -608,7 +608,7 @@ def test_printing_draws_every_chart(browser, report):
     browser.js("window.dispatchEvent(new Event('beforeprint'))")
     plots = browser.js("[...document.querySelectorAll('#charts .plot')].map((box) => "
                        "box.querySelector('.main-svg')?.getAttribute('width') ?? null)")  # fmt: skip
-    assert len(plots) > 20 and set(plots) == {"330"}
+    assert len(plots) > 20 and set(plots) == {"316"}
     assert browser.js("document.documentElement.dataset.shade") == "light"
     browser.js("window.dispatchEvent(new Event('afterprint'))")
     assert browser.js("document.documentElement.dataset.shade") == "dark"
