@@ -148,6 +148,7 @@ RANGES: Mapping[str, Range] = {
     "*.max_prompt": COUNT,
     "*.max_response": COUNT,
     "*_buckets": COUNT,
+    "*.cache_tokens": COUNT_OR_NONE,
     "*.reward_timeout_s": COUNT_OR_NONE,
     "*.temperature": TRAINED_TEMPERATURE,
     "*.top_p": SHARE_ABOVE_ZERO,

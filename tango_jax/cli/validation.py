@@ -77,7 +77,7 @@ def _check_generate(generate: ConfigDict, teacher: ConfigDict, mistakes: Mistake
         return
     rows = tuple(teacher.row_buckets)
     mistakes.require(
-        not rows or rows[-1] % generate.samples == 0,
+        not rows or bool(teacher.cache_tokens) or rows[-1] % generate.samples == 0,
         f"generator.row_buckets={rows} ends in no multiple of generate.samples={generate.samples}: "
         "choose one, as samples of a prompt share its cache and stay in one batch",
     )
@@ -176,9 +176,15 @@ def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
         f"{role}.row_buckets={rows} must ascend and not be empty",
     )
     mistakes.require(
-        not are_rows or rows[-1] % M == 0,
+        not are_rows or bool(config.cache_tokens) or rows[-1] % M == 0,
         f"{role}.row_buckets ends in {rows[-1] if rows else None}, which is not a multiple of "
         f"rl.samples_per_prompt={M}: choose one, as samples of a prompt share its cache and stay in one batch",
+    )
+    longest = config.max_prompt + config.max_response
+    mistakes.require(  # of the rows on each device, `make_policy` knows
+        config.cache_tokens == 0 or config.cache_tokens >= longest,
+        f"{role}.cache_tokens={config.cache_tokens} has no room for one row of max_prompt {config.max_prompt} + "
+        f"max_response {config.max_response} = {longest} tokens: raise it, or set it to 0",
     )
     B, minibatches = rl.prompts_per_step * M, config.loss.minibatches
     mistakes.require(

@@ -1,7 +1,7 @@
 """Detects numerical breakdown: NaN, infinity, or an update that destroys the parameters.
 
 Takes the metrics of a turn or train states about to be saved, and raises one error that says what to do. Runs after
-every RL turn and before every save; loaded parameters are checked by runtime/finite.py, logits by sampling/sampler.py.
+every RL turn and before every save; loaded parameters are checked by runtime/finite.py, logits by sampling/request.py.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The key/value cache of decoding, in two parts: a prefix per prompt, shared by its samples, and a suffix per row.
 
-The prefix is written once by prefill. The suffix holds the new tokens; all rows are at the same suffix index, so a
+The prefix is written once by prefill. The suffix holds the new tokens; all rows write the same of its columns, so a
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
 layouts in which both products of attention read contiguous memory. S is the prompt bucket in the prefix and the cache
 bucket in the suffix.
@@ -59,22 +59,27 @@ def make_decode_attention(
     prefix_mask_PS: jax.Array,
     suffix_k_BKES: jax.Array,
     suffix_v_BKSE: jax.Array,
-    index: jax.Array,
+    column: jax.Array,
+    is_own_BS: jax.Array,
 ) -> AttendFn:
-    """`attend_fn` for one new token per row at suffix slot `index`; its cache result is the updated suffix pair.
+    """`attend_fn` for one new token per row; its cache result is the updated suffix pair.
 
     Attention over prefix and suffix is two products, because the prefix has one set of keys per prompt and the suffix
     one per row: joining them would copy every prompt's cache M times. The softmax runs over both together, so the
     result is that of plain attention.
+
+    Args:
+        column: of the suffix, where every row's new key and value are written.
+        is_own_BS: the columns that a row attends to, the new one among them.
     """
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape
         P, K, _, S = prefix_k_PKES.shape
         G, M = H // K, B // P
-        # All rows are at the same index, so this is one slice for all of them, which XLA writes in place.
-        new_k_BKES = lax.dynamic_update_slice(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), (0, 0, 0, index))
-        new_v_BKSE = lax.dynamic_update_slice(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), (0, 0, index, 0))
+        # All rows write the same column, so this is one slice for all of them, which XLA writes in place.
+        new_k_BKES = lax.dynamic_update_slice(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), (0, 0, 0, column))
+        new_v_BKSE = lax.dynamic_update_slice(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), (0, 0, column, 0))
         q_BKGE = q_B1HE.reshape(B, K, G, E) * jnp.asarray(E**-0.5, q_B1HE.dtype)
 
         # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
@@ -84,9 +89,8 @@ def make_decode_attention(
         prefix_PKXS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKXS, MASKED)
         prefix_BKGS = prefix_PKXS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
         suffix_BKGS = jnp.matmul(q_BKGE, new_k_BKES, preferred_element_type=jnp.float32)
-        # Slots after `index` are still zero, and a key of zeros has a score like any other.
-        is_written_S = jnp.arange(suffix_BKGS.shape[-1]) <= index
-        suffix_BKGS = jnp.where(is_written_S[None, None, None, :], suffix_BKGS, MASKED)
+        # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
+        suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
 
         # One softmax over both parts by hand: the larger of their maxima, and the sum of their normalisers.
         top_BKG1 = jnp.maximum(prefix_BKGS.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))

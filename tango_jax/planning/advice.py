@@ -62,7 +62,10 @@ def _sampling_changes(policy: Policy) -> list[str]:
     tensor, changes = config.mesh.decode_tensor, []
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size >= 2 * tensor:
         changes.append(f"{role}.mesh.decode_tensor={2 * tensor}: weights are split over so many devices")
-    if len(config.row_buckets) > 1:
+    least = config.row_buckets[0] // policy.placement.row_multiple * (config.max_prompt + config.max_response)
+    if config.cache_tokens // 2 >= max(1, least):
+        changes.append(f"{role}.cache_tokens={config.cache_tokens // 2}: half the keys and values")
+    elif len(config.row_buckets) > 1:
         rows = config.row_buckets[:-1]
         changes.append(f"{role}.row_buckets={rows}: decode batches of {rows[-1]} rows instead of "
                        f"{config.row_buckets[-1]}")

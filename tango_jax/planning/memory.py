@@ -64,21 +64,27 @@ def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """The fullest of: the prompts' pass, the last steps, and the moments when a cache is copied into a larger one or
-    rows into a smaller batch, and both exist."""
+    """The fullest of: the prompts' pass, the steps in each cache bucket, and the moments when a cache is copied, layer
+    by layer, into a larger one or into one of fewer rows."""
     prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
     shapes = job.sampling[role]
     caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
-    rest = device_bytes(shapes.states[-1]) - caches[-1]
+    rests = [device_bytes(state) - cache for state, cache in zip(shapes.states, caches, strict=True)]
     phase = _resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
-    buckets = job.policies[role].sampler.config.row_buckets
-    moments = [
-        phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error),
-        phase._replace(cache=caches[-1], temporaries=decode.temp + rest, error=decode.error),
+    sizes, num_layers = job.policies[role].sampler.config, job.policies[role].model_config.num_layers
+    if sizes.cache_tokens:  # a chunk of prompts is read beside the cache that it will enter
+        read = phase._replace(cache=caches[0], temporaries=prefill.added + rests[0], error=prefill.error)
+    else:
+        read = phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error)
+    # The loop is compiled in the last bucket. What it needs beside the cache grows with the rows, of logits above all.
+    rows = [state.out_token_BS.shape[0] for state in shapes.states]
+    moments = [read]
+    moments += [
+        phase._replace(cache=cache, temporaries=decode.temp * count / rows[-1] + rest, error=decode.error)
+        for count, cache, rest in zip(rows, caches, rests, strict=True)
     ]
-    moments += [phase._replace(cache=a + b, temporaries=2 * rest) for a, b in zip(caches, caches[1:], strict=False)]
-    if len(buckets) > 1:
-        moments.append(phase._replace(cache=caches[-1] * (1 + buckets[-2] / buckets[-1]), temporaries=2 * rest))
+    if len(caches) > 1 or len(sizes.row_buckets) > 1:
+        moments.append(phase._replace(cache=max(caches) * (1 + 1 / num_layers), temporaries=2 * max(rests)))
     failed = [moment for moment in moments if moment.error]
     return max(failed or moments, key=lambda moment: moment.peak)
 

@@ -5,6 +5,7 @@ The functions are those that a run builds (rl/policy.py); neither weights nor to
 """
 
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -27,6 +28,7 @@ from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.sampling import decode
 from tango_jax.sampling.decode import DecodeState
 from tango_jax.sampling.logits import SamplingParams, sampling_params
+from tango_jax.sampling.slots import empty_state
 from tango_jax.sharding.layouts import batch_sharding, decode_shardings, with_shardings
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.from_gguf import model_config_from_gguf
@@ -57,12 +59,12 @@ class Program(NamedTuple):
 
 
 class SamplingShapes(NamedTuple):
-    """Arguments of a sampler's jitted functions, as shapes: the largest batch that it runs, each row with its own
+    """Arguments of a sampler's jitted functions, as shapes: the largest batches that it runs, each row with its own
     prompt."""
 
     weights: dict
-    prefill: tuple  # all three arguments
-    states: tuple[DecodeState, ...]  # in each cache bucket
+    prefill: tuple  # all three arguments, for all rows or for a chunk of them
+    states: tuple[DecodeState, ...]  # in each cache bucket, with the most rows that it may have there
     params: SamplingParams
 
 
@@ -161,25 +163,31 @@ def abstract_sampling(policy: Policy) -> SamplingShapes:
     sampler, placement = policy.sampler, policy.placement
     weights = jax.eval_shape(sampler.layout_fn, policy.abstract_state().params)
     weights = with_shardings(weights, decode_shardings(placement.local, weights))
-    rows, longest = sampler.config.row_buckets[-1], sampler.config.prompt_buckets[-1]
+    sizes, longest = sampler.config, sampler.config.prompt_buckets[-1]
+    if sizes.cache_tokens:
+        prompts = sizes.prompts_per_chunk(longest, 1)
+        rows = [sizes.rows_within(longest, bucket)[-1] for bucket in sizes.cache_buckets]
+    else:
+        prompts = sizes.row_buckets[-1]
+        rows = [prompts] * len(sizes.cache_buckets)
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.int32)
 
     batch = decode.PromptBatch(
-        token_PS=ints(rows, longest),
-        length_P=ints(rows),
-        limit_B=ints(rows),
-        number_B=ints(rows),
+        token_PS=ints(prompts, longest),
+        length_P=ints(prompts),
+        limit_B=ints(prompts),
+        number_B=ints(prompts),
         key_data=jax.ShapeDtypeStruct((2,), np.uint32),
     )
     sampling = sampling_params(policy.config.temperature)
     arguments = (weights, batch, sampling)
-    first = jax.eval_shape(sampler.prefill_fn, *arguments)
-    places = decode.state_shardings(placement.local)
+    places = decode.shardings_of(placement.local, decode.state_specs())
     states = []
-    for bucket in sampler.config.cache_buckets:
-        state = jax.eval_shape(lambda state, bucket=bucket: decode.grow_cache(bucket, state), first)
+    for count, bucket in zip(rows, sizes.cache_buckets, strict=True):
+        empty_fn = functools.partial(empty_state, policy.model_config, sizes.cache_buckets[-1], count, longest, bucket)
+        state = jax.eval_shape(empty_fn)
         states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
     return SamplingShapes(weights, arguments, tuple(states), sampling)
 
@@ -202,8 +210,10 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
         "update": lambda: policy.update.lower(state, batch),
         "score": lambda: policy.score.lower(state.params, batch),
         "layout": lambda: sampler.layout_fn.lower(state.params),
-        "prefill": lambda: sampler.prefill_fn.lower(*sampling.prefill),
-        "decode": lambda: sampler.decode_fn.lower(sampling.weights, sampling.states[-1], sampling.params, np.int32(0)),
+        "prefill": lambda: sampler.driver.prefill_fn.lower(*sampling.prefill),
+        "decode": lambda: sampler.driver.decode_fn.lower(
+            sampling.weights, sampling.states[-1], sampling.params, np.int32(0)
+        ),
     }
 
 

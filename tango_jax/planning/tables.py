@@ -80,20 +80,22 @@ def work(plan: Plan) -> dict[str, Work]:
                 done[f"{role}/{name}"] = Work(count, count * flops.total, repeats * turn.passes.calls)
         sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
         if sampled:
-            done |= _sampling_work(policy, role, max(sampled, key=lambda item: item.batches * item.prompts))
+            largest = max(sampled, key=lambda item: item.batches * item.passes * item.prompts)
+            done |= _sampling_work(policy, role, largest)
     return done
 
 
 def _sampling_work(policy: Policy, role: str, sampled: SamplingWorkload) -> dict[str, Work]:
     model, placement = policy.model_config, policy.placement
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
+    passes = sampled.batches * sampled.passes
     prompts = prefill_flops(model, sampled.prompts / groups, sampled.prompt_length, tensor, model.attention)
     steps = [
         segment.steps * decode_flops(model, segment.rows / groups, sampled.prompt_length + segment.cache, tensor).total
         for segment in sampled.segments
     ]
     return {
-        f"{role}/prefill": Work(sampled.batches, sampled.batches * prompts.total, sampled.batches),
+        f"{role}/prefill": Work(passes, passes * prompts.total, passes),
         f"{role}/decode": Work(sampled.batches * sum(segment.steps for segment in sampled.segments),
                                sampled.batches * sum(steps), sampled.batches),
     }  # fmt: skip

@@ -66,13 +66,13 @@ class TimeModel(NamedTuple):
         return count * max(self.matmul_seconds(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
 
     def sampling_seconds(self, policy: Policy, shapes: SamplingShapes, done: SamplingWorkload) -> float:
-        """All decode batches of a phase."""
+        """All decode batches of a phase. Copies of rows to host memory and back are not counted."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
         dtypes = (model.compute_dtype, model.head_dtype)
         prompts = done.prompts / groups
         prefill = prefill_flops(model, prompts, done.prompt_length, tensor, model.attention)
-        seconds = self.matmul_seconds(prefill, *dtypes)
+        seconds = done.passes * self.matmul_seconds(prefill, *dtypes)
         weights = device_bytes({name: part for name, part in shapes.weights.items() if name != "embed"})
         state, config = shapes.states[-1], policy.config
         of_prompt_token = device_bytes(state.prefix) / state.prefix.length_P.shape[0] / config.max_prompt * groups
@@ -80,7 +80,8 @@ class TimeModel(NamedTuple):
         for segment in done.segments:
             rows = segment.rows / groups
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
-            prefixes = min(prompts, rows) if segment.rows == done.segments[0].rows else rows
+            is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
+            prefixes = min(prompts, rows) if is_shared else rows
             cache = prefixes * done.prompt_length * of_prompt_token + rows * segment.cache * of_token
             flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
             step = max(self.read_seconds(weights + cache), self.matmul_seconds(flops, *dtypes))

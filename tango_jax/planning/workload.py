@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from tango_jax.planning.needs import MicroBatchShape
 from tango_jax.planning.programs import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.schedule import limits_of, replay
 
 
 class UpdateWorkload(NamedTuple):
@@ -35,12 +37,15 @@ class DecodeSegment(NamedTuple):
 
 
 class SamplingWorkload(NamedTuple):
-    """One phase of sampling in the busiest process: decode batches that follow each other, all alike."""
+    """One phase of sampling in the busiest process: decode batches that follow each other, all alike; with a budget of
+    cached tokens, one that is refilled."""
 
     batches: int
-    prompts: int  # of a batch
+    prompts: int  # of a prompts' pass
     prompt_length: int  # bucket
     segments: tuple[DecodeSegment, ...]
+    passes: int = 1  # of prompts, for each batch
+    shares_prompts: bool = True  # samples share the cache of their prompt until rows are compacted into a smaller batch
 
 
 def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray:
@@ -75,16 +80,35 @@ def shuffled(lengths: np.ndarray) -> np.ndarray:
 def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> SamplingWorkload:
     """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
     config, buckets = job.policies[role].config, job.policies[role].sampler.config
+    longest = int(evenly_spaced_lengths(num_prompts, config.max_prompt, filled)[0])
+    if buckets.cache_tokens:
+        return _refilled_batch(buckets, config, longest, num_prompts, group_size, filled)
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))
     taken = math.ceil(num_prompts / batches)
     prompts = buckets.padded_prompts(taken, group_size)
-    longest = int(evenly_spaced_lengths(num_prompts, config.max_prompt, filled)[0])
     lengths = evenly_spaced_lengths(taken * group_size, config.max_response, filled)
     return SamplingWorkload(
         batches=batches,
         prompts=prompts,
         prompt_length=buckets.prompt_bucket(longest),
         segments=tuple(decode_segments(lengths, prompts * group_size, buckets)),
+    )
+
+
+def _refilled_batch(
+    buckets: SamplerConfig, config: ConfigDict, longest_prompt: int, num_prompts: int, group_size: int, filled: float
+) -> SamplingWorkload:
+    """What the schedule of continuous batching makes of responses whose lengths come in no order."""
+    prompt_bucket = buckets.prompt_bucket(longest_prompt)
+    limits = limits_of(buckets, prompt_bucket, group_size)
+    done = replay(limits, shuffled(evenly_spaced_lengths(num_prompts * group_size, config.max_response, filled)))
+    return SamplingWorkload(
+        batches=1,
+        prompts=limits.chunk_prompts,
+        prompt_length=prompt_bucket,
+        segments=tuple(DecodeSegment(*segment.shape, segment.steps) for segment in done.segments),
+        passes=done.chunks,
+        shares_prompts=False,
     )
 
 

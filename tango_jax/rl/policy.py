@@ -85,9 +85,16 @@ def make_policy(
             f"{role}: max_prompt {config.max_prompt} + max_response {config.max_response} = {total} exceeds the "
             f"{model.max_position} positions of {source.name or 'the model'}: lower one of them"
         )
+    sampler_config = SamplerConfig(
+        prompt_buckets=(*config.prompt_buckets, config.max_prompt),
+        cache_buckets=(*config.cache_buckets, config.max_response),
+        row_buckets=tuple(config.row_buckets),
+        cache_tokens=config.cache_tokens,
+    )
     try:
         placement = make_placement(config.mesh, devices, num_local)
         check_model(model, config.mesh, placement)
+        sampler_config.with_row_multiple(placement.row_multiple).check_cache_tokens()
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
         model = dataclasses.replace(
@@ -100,11 +107,6 @@ def make_policy(
     mesh = placement.train
     optimizer = make_optimizer(config.optimizer)
     init, restart, shardings = make_state(model, optimizer, placement)
-    sampler_config = SamplerConfig(
-        prompt_buckets=(*config.prompt_buckets, config.max_prompt),
-        cache_buckets=(*config.cache_buckets, config.max_response),
-        row_buckets=tuple(config.row_buckets),
-    )
     return Policy(
         role=role,
         config=config,

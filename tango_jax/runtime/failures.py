@@ -37,7 +37,7 @@ _ADVICE = {
     errno.EIO: "the disk or the network file system is failing",
     errno.EMFILE: "see `ulimit -n`",
 }
-_MEMORY = ("`python -m tango_jax.plan` shows how much memory a run needs; it depends on row_buckets, "
+_MEMORY = ("`python -m tango_jax.plan` shows how much memory a run needs; it depends on row_buckets, cache_tokens, "
            "rows_per_micro_batch and the lengths")  # fmt: skip
 # How messages of XLA begin that are no fault of an argument; some of them come as ValueErrors.
 XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",

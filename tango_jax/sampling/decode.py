@@ -1,12 +1,10 @@
-"""The jitted functions of sampling: prefill, the decode loop, and the two changes of its shape (`grow_cache` and
-`compact_rows`).
+"""The jitted functions of sampling that run the model: the prompts' pass, and the decode loop.
 
-Every function is specialised by shapes alone: P prompts, B rows, the prompt bucket and the cache bucket. `sampler.py`
-calls them in turn.
+Every function is specialised by shapes alone: P prompts, B rows, the prompt bucket and the cache bucket. The drivers
+(`batches.py`, `continuous.py`) call them in turn; changes of a state's shape are in `resize.py`.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -36,55 +34,110 @@ class PromptBatch:
 
 @struct.dataclass
 class DecodeState:
-    """Everything that a decode step reads or writes."""
+    """Everything that a decode step reads or writes.
+
+    The suffix and the two `out` arrays are rings of S columns. All rows write the same column in the same step, and a
+    row's entries are those of its last steps. Rows may have begun at different steps, so their lengths may differ.
+    """
 
     prefix: kv.Prefix
     suffix: kv.Suffix
-    step: jax.Array  # int32[], new tokens so far (the same for all rows)
+    step: jax.Array  # int32[], tokens sampled by a row that has been there all along; the newest is in column step - 1
     token_B: jax.Array  # int32, the newest token
     is_alive_B: jax.Array  # bool, still generating
     limit_B: jax.Array  # int32, new tokens allowed
     length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
-    uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and step
+    uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and new token
     out_token_BS: jax.Array  # int32, new tokens, EOS included
     out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
 
 
-def state_shardings(mesh: Mesh) -> DecodeState:
+@struct.dataclass
+class StartedRows:
+    """Prompts that have been read, and the first token of each of their B = P x M rows."""
+
+    prefix: kv.Prefix
+    token_B: jax.Array  # int32
+    logp_B: jax.Array  # float32
+    is_alive_B: jax.Array  # bool, the first token has not ended the row
+
+
+def state_specs() -> DecodeState:
     """How a decode state lies on a mesh of `sharding.DECODE_AXES`: rows over devices, heads over tensor groups."""
-    rows, heads = NamedSharding(mesh, P("rows")), NamedSharding(mesh, P("rows", "tensor"))
+    rows, heads = P("rows"), P("rows", "tensor")
     arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
     return DecodeState(
         **arrays
         | {
             "prefix": kv.Prefix(k=heads, v=heads, length_P=rows),
             "suffix": kv.Suffix(k=heads, v=heads),
-            "step": NamedSharding(mesh, P()),
+            "step": P(),
         }
     )
+
+
+def shardings_of(mesh: Mesh | None, specs: object) -> object:
+    """The tree of PartitionSpecs as NamedShardings; without a mesh None, which leaves the choice to jax."""
+    if mesh is None:
+        return None
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, P))
+
+
+def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
+    """float32[B, count]: the random numbers of the rows with these numbers, one for each new token.
+
+    Each row folds its own number into the key, and all its random numbers are drawn together: neither the rows around
+    it, nor its place among them, nor when it is sampled changes what it draws.
+    """
+    key = jax.random.wrap_key_data(key_data)
+    keys_B = jax.vmap(lambda number: jax.random.fold_in(key, number))(number_B)
+    return jax.vmap(lambda row_key: jax.random.uniform(row_key, (count,)))(keys_B)
 
 
 def _append_token(
     state: DecodeState, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...]
 ) -> DecodeState:
-    """Sample token number `state.step` of every row from the logits, and record it."""
-    index = state.step
-    uniform_B = lax.dynamic_index_in_dim(state.uniform_BX, index, axis=1, keepdims=False)
+    """Sample the next token of every row from the logits, and record it."""
+    column = state.step % state.out_token_BS.shape[1]
+    uniform_B = jnp.take_along_axis(state.uniform_BX, state.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_token(logits_BV, uniform_B, sampling)
     token_B = jnp.where(state.is_alive_B, token_B, 0)
     logp_B = jnp.where(state.is_alive_B, logp_B, 0.0)
-    is_stop_B = jnp.zeros_like(state.is_alive_B)
+    length_B = state.length_B + state.is_alive_B
+    return state.replace(
+        step=state.step + 1,
+        token_B=token_B,
+        length_B=length_B,
+        is_alive_B=state.is_alive_B & _goes_on(token_B, logp_B, length_B, state.limit_B, stop_ids),
+        out_token_BS=lax.dynamic_update_slice(state.out_token_BS, token_B[:, None], (0, column)),
+        out_logp_BS=lax.dynamic_update_slice(state.out_logp_BS, logp_B[:, None], (0, column)),
+    )
+
+
+def _goes_on(
+    token_B: jax.Array, logp_B: jax.Array, length_B: jax.Array, limit_B: jax.Array, stop_ids: tuple[int, ...]
+) -> jax.Array:
+    """bool[B]: the newest token, the last of `length_B`, does not end the row."""
+    is_stop_B = jnp.zeros(token_B.shape, bool)
     for stop_id in stop_ids:
         is_stop_B |= token_B == stop_id
-    return state.replace(
-        step=index + 1,
-        token_B=token_B,
-        length_B=state.length_B + state.is_alive_B,
-        # A row whose logits were not finite ends here; its log-prob tells the host.
-        is_alive_B=state.is_alive_B & ~is_stop_B & (index + 1 < state.limit_B) & jnp.isfinite(logp_B),
-        out_token_BS=lax.dynamic_update_slice(state.out_token_BS, token_B[:, None], (0, index)),
-        out_logp_BS=lax.dynamic_update_slice(state.out_logp_BS, logp_B[:, None], (0, index)),
-    )
+    # A row whose logits were not finite ends here; its log-prob tells the host.
+    return ~is_stop_B & (length_B < limit_B) & jnp.isfinite(logp_B)
+
+
+def _read_prompts(
+    config: ModelConfig, mesh: Mesh | None, weights: dict, batch: PromptBatch
+) -> tuple[kv.Prefix, jax.Array]:
+    """Keys and values of the prompts, and the logits of what follows them: [P, V]."""
+    P, S = batch.token_PS.shape
+    x_PSD = transformer.embed_tokens(config, weights, batch.token_PS)
+    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
+    attend_fns = [kv.make_prefill_attention(attention_of(config), mesh)] * config.num_layers
+    x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
+    # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
+    last_P1D = jnp.take_along_axis(x_PSD, (batch.length_P - 1)[:, None, None], axis=1)
+    logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
+    return kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=batch.length_P), logits_PV
 
 
 def prefill(
@@ -103,32 +156,39 @@ def prefill(
         cache_bucket: new tokens that the state has room for.
         max_new: new tokens that it may be grown to.
     """
-    P, S = batch.token_PS.shape
-    B = batch.limit_B.shape[0]
-    x_PSD = transformer.embed_tokens(config, weights, batch.token_PS)
-    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
-    attend_fns = [kv.make_prefill_attention(attention_of(config), mesh)] * config.num_layers
-    x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
-    # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
-    last_P1D = jnp.take_along_axis(x_PSD, (batch.length_P - 1)[:, None, None], axis=1)
-    logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
-    # Each row folds its own number into the key, and all its random numbers are drawn here: neither the rows around it
-    # nor compaction then change what it samples.
-    key = jax.random.wrap_key_data(batch.key_data)
-    keys_B = jax.vmap(lambda number: jax.random.fold_in(key, number))(batch.number_B)
+    P, B = batch.token_PS.shape[0], batch.limit_B.shape[0]
+    prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     state = DecodeState(
-        prefix=kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=batch.length_P),
+        prefix=prefix,
         suffix=kv.init_suffix(config, B, cache_bucket),
         step=jnp.zeros((), jnp.int32),
         token_B=jnp.zeros((B,), jnp.int32),
         is_alive_B=batch.limit_B > 0,
         limit_B=batch.limit_B,
         length_B=jnp.zeros((B,), jnp.int32),
-        uniform_BX=jax.vmap(lambda row_key: jax.random.uniform(row_key, (max_new,)))(keys_B),
+        uniform_BX=row_uniforms(batch.key_data, batch.number_B, max_new),
         out_token_BS=jnp.zeros((B, cache_bucket), jnp.int32),
         out_logp_BS=jnp.zeros((B, cache_bucket), jnp.float32),
     )
     return _append_token(state, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids)
+
+
+def start_rows(
+    config: ModelConfig,
+    stop_ids: tuple[int, ...],
+    max_new: int,
+    mesh: Mesh | None,
+    weights: dict,
+    batch: PromptBatch,
+    sampling: SamplingParams,
+) -> StartedRows:
+    """The same prompts' pass and first tokens as `prefill`, for rows that are put into a state afterwards."""
+    P, B = batch.token_PS.shape[0], batch.limit_B.shape[0]
+    prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
+    uniform_B = row_uniforms(batch.key_data, batch.number_B, max_new)[:, 0]
+    token_B, logp_B = sample_token(jnp.repeat(logits_PV, B // P, axis=0), uniform_B, sampling)
+    is_alive_B = _goes_on(token_B, logp_B, jnp.ones((B,), jnp.int32), batch.limit_B, stop_ids)
+    return StartedRows(prefix=prefix, token_B=token_B, logp_B=logp_B, is_alive_B=is_alive_B)
 
 
 def decode(
@@ -139,20 +199,24 @@ def decode(
     sampling: SamplingParams,
     min_alive: jax.Array,
 ) -> DecodeState:
-    """Sample until the cache bucket is full, or no more than `min_alive` (int32[]) rows are alive."""
+    """Sample until a row has filled the cache bucket, or no more than `min_alive` (int32[]) rows are alive."""
     B, S = state.out_token_BS.shape
     P = state.prefix.length_P.shape[0]
     prefix_mask_PS = jnp.arange(state.prefix.k[0].shape[-1])[None, :] < state.prefix.length_P[:, None]
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // P)
 
     def is_unfinished(state: DecodeState) -> jax.Array:
-        return (state.step < S) & (jnp.sum(state.is_alive_B) > min_alive)
+        # One sum over the devices for both conditions: a row without room outweighs all others.
+        vote_B = jnp.where(state.length_B < S, 1, -B)
+        return jnp.sum(jnp.where(state.is_alive_B, vote_B, 0)) > min_alive
 
     def body(state: DecodeState) -> DecodeState:
-        index = state.step - 1  # the newest token's slot in the suffix
-        rope = transformer.rope_tables(config, (prompt_length_B + index)[:, None])
+        column = (state.step - 1) % S  # of the newest tokens
+        age_S = (column - jnp.arange(S)) % S
+        is_own_BS = age_S[None, :] < state.length_B[:, None]
+        rope = transformer.rope_tables(config, (prompt_length_B + state.length_B - 1)[:, None])
         attend_fns = [
-            kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, index)
+            kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, column, is_own_BS)
             for pk, pv, sk, sv in zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True)
         ]
         x_B1D = transformer.embed_tokens(config, weights, state.token_B[:, None])
@@ -162,35 +226,3 @@ def decode(
         return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids)
 
     return lax.while_loop(is_unfinished, body, state)
-
-
-def grow_cache(new_bucket: int, state: DecodeState) -> DecodeState:
-    """The same state with room for `new_bucket` new tokens."""
-    extra = new_bucket - state.out_token_BS.shape[1]
-    suffix = kv.Suffix(
-        k=tuple(jnp.pad(k, ((0, 0), (0, 0), (0, 0), (0, extra))) for k in state.suffix.k),
-        v=tuple(jnp.pad(v, ((0, 0), (0, 0), (0, extra), (0, 0))) for v in state.suffix.v),
-    )
-    return state.replace(
-        suffix=suffix,
-        out_token_BS=jnp.pad(state.out_token_BS, ((0, 0), (0, extra))),
-        out_logp_BS=jnp.pad(state.out_logp_BS, ((0, 0), (0, extra))),
-    )
-
-
-def compact_rows(state: DecodeState, keep_B: jax.Array) -> DecodeState:
-    """The rows `keep_B` alone, each with its own copy of its prompt's keys and values (P becomes B)."""
-    # The rows that are left need not come in equal groups, so that they can no longer share prompts by reshaping.
-    prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
-    take = functools.partial(jnp.take, axis=0)
-    return state.replace(
-        prefix=jax.tree.map(lambda leaf: take(leaf, prompt_B), state.prefix),
-        suffix=jax.tree.map(lambda leaf: take(leaf, keep_B), state.suffix),
-        token_B=state.token_B[keep_B],
-        is_alive_B=state.is_alive_B[keep_B],
-        limit_B=state.limit_B[keep_B],
-        length_B=state.length_B[keep_B],
-        uniform_BX=state.uniform_BX[keep_B],
-        out_token_BS=state.out_token_BS[keep_B],
-        out_logp_BS=state.out_logp_BS[keep_B],
-    )

@@ -73,9 +73,9 @@ def test_flops_of_scoring_and_sampling():
     state, batch = sampling.states[-1], abstract_batch(policy, rl, 1)
     for name, expected, lowered in (
         ("score", needs.score_flops(model, tokens, 1, "xla"), policy.score.lower(params, batch)),
-        ("prefill", needs.prefill_flops(model, 10, 256, 1, "xla"), sampler.prefill_fn.lower(*sampling.prefill)),
+        ("prefill", needs.prefill_flops(model, 10, 256, 1, "xla"), sampler.driver.prefill_fn.lower(*sampling.prefill)),
         ("decode", needs.decode_flops(model, 10, 256 + 255, 1),  # the loop over steps counts once, too
-         sampler.decode_fn.lower(sampling.weights, state, sampling.params, np.int32(0))),
+         sampler.driver.decode_fn.lower(sampling.weights, state, sampling.params, np.int32(0))),
     ):  # fmt: skip
         flops = counted(lowered)
         print(f"{name}: {expected.total:.4e} by arithmetic, {flops:.4e} counted, {expected.total / flops:.3f}")

@@ -16,11 +16,11 @@ from tango_jax.planning.hlo import Collective
 from tango_jax.planning.memory import Phase
 from tango_jax.planning.needs import Flops
 from tango_jax.planning.planner import Options, comparison, make_plan
-from tango_jax.planning.programs import compile_one, plan_source
+from tango_jax.planning.programs import compile_one, make_job, plan_source
 from tango_jax.planning.tables import as_json, show
-from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, parse_target
+from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, parse_target
 from tango_jax.planning.times import TimeModel
-from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths
+from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths, sampling_workload
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
@@ -205,6 +205,23 @@ def test_segments_of_a_decode_batch():
     ]  # fmt: skip
     # Prefill has made the only token.
     assert list(decode_segments(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
+
+
+def test_a_budget_of_cached_tokens():
+    """Of 24 tokens of prompt, and 16 or 32 of response: room for four rows, then for two."""
+    settings = ["generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
+    config = load_config(str(ROOT / "configs/tiny.py"), settings)
+    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
+    shapes = job.sampling["generator"]
+    assert [state.out_token_BS.shape for state in shapes.states] == [(4, 16), (2, 32)]
+    assert shapes.prefill[1].token_PS.shape == (1, 24)
+    filled = sampling_workload(job, "generator", 4, 2, filled=0.5)
+    lengths = evenly_spaced_lengths(8, 32, 0.5)
+    assert (filled.batches, filled.passes, filled.prompts, filled.shares_prompts) == (1, 4, 1, False)
+    assert {(segment.rows, segment.cache) for segment in filled.segments} >= {(4, 16), (2, 32)}
+    assert all(segment.rows * (24 + segment.cache) <= 160 for segment in filled.segments)
+    row_steps = sum(segment.rows * segment.steps for segment in filled.segments)
+    assert lengths.sum() - 8 <= row_steps < 1.3 * lengths.sum()  # reading prompts has given the first tokens
 
 
 def test_bandwidth_of_a_group():

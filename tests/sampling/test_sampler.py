@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, assert_same, random_params
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.runtime.rng import step_key
@@ -21,31 +21,12 @@ from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.logits import inverse_cdf, keep_mask_BV, sample_token, sampling_params
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 
-MODEL = ModelConfig(
-    vocab_size=70, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=24,
-    remat="none",
-)
-STOP_IDS = (1, 2, 3, 4, 5, 6, 7)
 BUCKETS = SamplerConfig(prompt_buckets=(8,), cache_buckets=(5, 16), row_buckets=(3, 12))
 LIMIT = 16
 TEMPERATURE = 1.25
 PROMPTS = ([10, 11, 12], [20], [30, 31, 32, 33, 34, 35, 36], [40, 41, 42, 43])
 KEY = step_key(22, "test")
-FLOAT = dict(rtol=1e-4, atol=1e-4)
 draw_fn, sample_fn = jax.jit(inverse_cdf), jax.jit(sample_token)
-
-
-def random_params():
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: transformer.init_params(MODEL, jax.random.key(0)))
-
-    def leaf(path, shape):
-        is_norm = path[-1].key.endswith("norm")
-        return (is_norm + (0.3 if is_norm else 0.6) * rng.normal(size=shape.shape)).astype(np.float32)
-
-    params = jax.tree_util.tree_map_with_path(leaf, shapes)
-    params["embed"] *= 0.7
-    return params
 
 
 class Setup(NamedTuple):
@@ -82,14 +63,6 @@ def packed(prompts, group_size, rollout):
         for b, (tokens, logps) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))
     ]
     return pack(sequences, PackShape(row_length=40, rows=2), max_sequences=12)
-
-
-def assert_same(left, right, rows=slice(None)):
-    for a, b in zip(left.tokens[rows], right.tokens[rows], strict=True):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(left.logps[rows], right.logps[rows], strict=True):
-        np.testing.assert_allclose(a, b, **FLOAT)
-    np.testing.assert_array_equal(left.is_truncated_B[rows], right.is_truncated_B[rows])
 
 
 @pytest.mark.parametrize("seed, survivors", [(22, 3), (17, 2)])

@@ -44,6 +44,7 @@ WRITTEN = (
     ("train", "--config.generator.template=math", "make prompts of"),
     ("train", "--config.generator.row_buckets=(0,8)", "row_buckets=(0, 8)"),
     ("train", "--config.generator.row_buckets=(8,4)", "row_buckets=(8, 4)"),
+    ("train", "--config.generator.cache_tokens=40", "generator.cache_tokens=40"),
     ("train", "--config.rl.samples_per_prompt=3", "rl.samples_per_prompt=3"),
     ("train", "--config.rl.alpha_final=0.0", "alpha_final=0.0"),
     ("train", "--config.generator.model.num_kv_heads=3", "num_kv_heads=3"),

@@ -1,0 +1,132 @@
+"""Sampling in batches that follow each other, each from prefill until its last row has ended.
+
+A batch starts with all its rows in the smallest cache bucket. The decode loop returns when that bucket is full, and the
+cache then grows to the next one; or when the rows that are still alive fit a smaller row bucket, into which they are
+then compacted. Finished rows and unused cache therefore cost little. Memory must hold all rows at their longest:
+`continuous.py` does without.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tango_jax.records import Rollout
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.decode import DecodeState
+from tango_jax.sampling.logits import sampling_params
+from tango_jax.sampling.request import SampleRequest, check_finite, pad_request
+from tango_jax.sampling.resize import ResizeFns, compact_rows, grow_cache
+
+NO_ROW = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchDriver:
+    """Drives the jitted functions on the host."""
+
+    config: SamplerConfig
+    stop_ids: tuple[int, ...]
+    prefill_fn: Callable  # (weights, PromptBatch, SamplingParams) -> DecodeState
+    decode_fn: Callable  # (weights, DecodeState, SamplingParams, min_alive) -> DecodeState; the state is donated
+    resize_fns: ResizeFns
+
+    def sample(self, weights: dict, request: SampleRequest) -> Rollout:
+        """Sample every row of a request with row arrays, in as many decode batches as it takes."""
+        M = request.group_size
+        per_batch, rollouts = self.config.prompts_per_batch(M), []
+        for start in range(0, len(request.prompts), per_batch):
+            rows = slice(start * M, (start + per_batch) * M)
+            batch = dataclasses.replace(
+                request,
+                prompts=request.prompts[start : start + per_batch],
+                max_new=request.max_new[rows],
+                row_numbers=request.row_numbers[rows],
+            )
+            rollouts.append(self._sample_batch(weights, batch))
+        return Rollout(
+            tokens=tuple(tokens for rollout in rollouts for tokens in rollout.tokens),
+            logps=tuple(logps for rollout in rollouts for logps in rollout.logps),
+            is_truncated_B=np.concatenate([rollout.is_truncated_B for rollout in rollouts]),
+            decode_steps=sum(rollout.decode_steps for rollout in rollouts),
+            row_steps=sum(rollout.row_steps for rollout in rollouts),
+        )
+
+    def warm_up(self, weights: dict, group_sizes: Sequence[int]) -> None:
+        """Compile everything that requests with these group sizes can need. Nothing is generated."""
+        for prompt_bucket in self.config.prompt_buckets:
+            for group_size in sorted(set(group_sizes)):
+                for num_prompts in self.config.prompt_counts(group_size):
+                    self._visit_shapes(weights, num_prompts, group_size, prompt_bucket)
+
+    def _sample_batch(self, weights: dict, request: SampleRequest) -> Rollout:
+        """One decode batch, from prefill until its last row has ended."""
+        config, num_rows = self.config, len(request.row_numbers)
+        num_prompts = config.padded_prompts(len(request.prompts), request.group_size)
+        batch = pad_request(request, num_prompts, config.prompt_bucket(max(map(len, request.prompts))))
+        sampling = sampling_params(request.temperature, request.top_p, request.top_k)
+        state = self.prefill_fn(weights, batch, sampling)
+
+        # Which row of the request each row of the state holds; NO_ROW for padding and for rows collected before.
+        row_B = np.arange(num_prompts * request.group_size)
+        row_B = np.where(row_B < num_rows, row_B, NO_ROW)
+        responses: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        step, row_steps = 1, len(row_B)  # prefill has sampled every row's first token
+        while True:
+            smaller = config.smaller_row_bucket(len(row_B))
+            state = self.decode_fn(weights, state, sampling, np.int32(smaller))
+            previous, step = step, int(state.step)
+            row_steps += len(row_B) * (step - previous)
+            is_alive_B = np.asarray(state.is_alive_B)
+            num_alive = is_alive_B.sum()
+            if num_alive == 0:
+                responses |= _collect(state, row_B)
+                break
+            if num_alive <= smaller:
+                responses |= _collect(state, np.where(is_alive_B, NO_ROW, row_B))
+                # Finished rows fill the smaller bucket up, because its size is fixed; they stay dead.
+                keep_B = np.argsort(~is_alive_B, kind="stable")[:smaller].astype(np.int32)
+                row_B = np.where(is_alive_B, row_B, NO_ROW)[keep_B]
+                state = compact_rows(self.resize_fns, state, keep_B)
+            else:
+                state = grow_cache(self.resize_fns, state, config.cache_bucket(step + 1))
+
+        tokens, logps = zip(*(responses[row] for row in range(num_rows)), strict=True)
+        check_finite(logps, request.temperature)
+        is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
+        return Rollout(tokens, logps, is_truncated_B, step, row_steps)
+
+    def _visit_shapes(self, weights: dict, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
+        """Run every shape that a decode batch of this size can take, with no row alive, so that nothing is sampled."""
+        empty = SampleRequest((), group_size, np.zeros((2,), np.uint32), 1.0, max_new=(), row_numbers=())
+        sampling = sampling_params(empty.temperature)
+        state = self.prefill_fn(weights, pad_request(empty, num_prompts, prompt_bucket), sampling)
+        # A stack of states to run and of states whose cache is to grow first. Growth waits for its turn, so that no
+        # more memory is taken than by a real batch.
+        pending, seen = [(state, False)], set()
+        while pending:
+            state, is_full = pending.pop()
+            if is_full:
+                state = grow_cache(self.resize_fns, state, self.config.cache_bucket(state.out_token_BS.shape[1] + 1))
+            shape = (state.out_token_BS.shape, state.prefix.length_P.shape)
+            if shape in seen:
+                continue
+            seen.add(shape)
+            state = self.decode_fn(weights, state, sampling, np.int32(0))
+            rows, length = state.out_token_BS.shape
+            has_larger = length < self.config.cache_buckets[-1]
+            if has_larger:
+                pending.append((state, True))
+            if smaller := self.config.smaller_row_bucket(rows):
+                keep_B = np.zeros((smaller,), np.int32)
+                pending.append((compact_rows(self.resize_fns, state, keep_B, is_last_use=not has_larger), False))
+
+
+def _collect(state: DecodeState, row_B: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """{row of the request: (tokens, log-probs)} of the rows of the state that are not NO_ROW."""
+    out_token_BS, out_logp_BS = np.asarray(state.out_token_BS), np.asarray(state.out_logp_BS)
+    length_B = np.asarray(state.length_B)
+    return {
+        int(row_B[b]): (out_token_BS[b, : length_B[b]].copy(), out_logp_BS[b, : length_B[b]].copy())
+        for b in np.flatnonzero(row_B != NO_ROW)
+    }

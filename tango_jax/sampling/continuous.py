@@ -1,0 +1,287 @@
+"""Continuous batching: sampling within a budget of cached tokens. `schedule.py` says what to do, and this does it.
+
+A row's tokens do not depend on the schedule. Its random numbers come from the key, its own number and its position, and
+its cache is never computed twice: a row that waits keeps the keys and values that it had. What may differ with the
+schedule is the order in which a product or a softmax sums: batches of another size, a cache bucket of another size,
+other columns of the ring. Two schedules therefore agree to rounding in every log-prob, and in every token unless its
+random number lies within rounding of the border between two tokens (for a greedy row: unless two logits do).
+
+Rows wait in host memory, and are not dropped and prefilled again from their tokens. A prefill would round differently
+from decoding, so that a row's tokens could depend on when it had to wait; and it would cost more. A token of an 8B
+model has 128 KiB of keys and values: at 20 GB/s they are in host memory and back after 13 us, and to compute them again
+takes 16 GFLOP, 100 us of an A100. (vLLM, which serves requests one by one, drops them by default.)
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from tango_jax.records import Rollout
+from tango_jax.sampling import schedule
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.decode import DecodeState, PromptBatch, StartedRows
+from tango_jax.sampling.logits import SamplingParams, sampling_params
+from tango_jax.sampling.request import SampleRequest, check_finite
+from tango_jax.sampling.resize import ResizeFns, compact_rows, grow_cache
+from tango_jax.sampling.schedule import NONE, Limits, Seat, Shape, Table
+from tango_jax.sampling.slots import NewRows, RowCache, SlotFns
+from tango_jax.text.tokenizer import PAD_ID
+
+
+@dataclasses.dataclass
+class _Run:
+    """Sampling of one request. What has been sampled is entered in place."""
+
+    weights: dict
+    request: SampleRequest  # with row arrays
+    sampling: SamplingParams
+    limits: Limits
+    prompt_bucket: int
+    token_BX: np.ndarray  # int32[B, largest cache bucket]
+    logp_BX: np.ndarray  # float32
+    saved: dict[int, RowCache] = dataclasses.field(default_factory=dict)  # by row, in host memory
+    state: DecodeState | None = None
+    step: int = 1  # state.step, as of the last time that it was changed
+    started: StartedRows | None = None
+    decode_steps: int = 0
+    row_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ContinuousDriver:
+    """Drives the jitted functions on the host."""
+
+    config: SamplerConfig
+    stop_ids: tuple[int, ...]
+    prefill_fn: Callable  # (weights, PromptBatch, SamplingParams) -> StartedRows
+    decode_fn: Callable  # (weights, DecodeState, SamplingParams, min_alive) -> DecodeState; the state is donated
+    resize_fns: ResizeFns
+    slot_fns: SlotFns
+
+    def sample(self, weights: dict, request: SampleRequest) -> Rollout:
+        """Sample every row of a request with row arrays."""
+        num_rows, longest = len(request.row_numbers), self.config.cache_buckets[-1]
+        prompt_bucket = self.config.prompt_bucket(max(map(len, request.prompts)))
+        run = _Run(
+            weights=weights,
+            request=request,
+            sampling=sampling_params(request.temperature, request.top_p, request.top_k),
+            limits=schedule.limits_of(self.config, prompt_bucket, request.group_size),
+            prompt_bucket=prompt_bucket,
+            token_BX=np.zeros((num_rows, longest), np.int32),
+            logp_BX=np.zeros((num_rows, longest), np.float32),
+        )
+        table = schedule.new_table(run.limits, num_rows)
+        while (action := schedule.next_action(run.limits, table)) is not None:
+            table = self._carry_out(run, table, action)
+        tokens = tuple(row[:length].copy() for row, length in zip(run.token_BX, table.length_B, strict=True))
+        logps = tuple(row[:length].copy() for row, length in zip(run.logp_BX, table.length_B, strict=True))
+        check_finite(logps, request.temperature)
+        is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
+        return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
+
+    def warm_up(self, weights: dict, group_sizes: Sequence[int]) -> None:
+        """Compile everything that requests with these group sizes can need. Nothing is generated."""
+        for prompt_bucket in self.config.prompt_buckets:
+            all_limits = [schedule.limits_of(self.config, prompt_bucket, M) for M in sorted(set(group_sizes))]
+            for rows in all_limits[0].row_buckets[0]:
+                self._visit_shapes(weights, all_limits, prompt_bucket, rows)
+
+    def _carry_out(self, run: _Run, table: Table, action: schedule.Action) -> Table:
+        after = schedule.apply(run.limits, table, action)
+        match action:
+            case schedule.Resize(shape, slot_ZR):
+                self._resize(run, table.shape, shape, slot_ZR)
+            case schedule.Save(seats):
+                self._save(run, table, seats)
+            case schedule.Restore(seats):
+                self._restore(run, table, seats)
+            case schedule.Insert(seats):
+                new = _new_rows(run, table, _inserted(run.limits, table, seats))
+                run.state = self.slot_fns.insert(run.state, run.started, new)
+            case schedule.Read(prompt_ZQ):
+                rows = schedule.new_rows(run.limits, table, prompt_ZQ)
+                return schedule.advance(after, after.length_B, self._read(run, table, prompt_ZQ, rows))
+            case schedule.Decode(min_alive):
+                return schedule.advance(after, *self._decode(run, table, min_alive))
+        return after
+
+    def _resize(self, run: _Run, old: Shape | None, shape: Shape, slot_ZR: np.ndarray) -> None:
+        """Fewer rows first, then a larger cache, through all buckets between: only these steps are compiled."""
+        if old is None:
+            run.state = self.slot_fns.make_empty(shape.rows, run.prompt_bucket, shape.cache)
+            return
+        rows = old.rows
+        while rows > shape.rows:
+            rows = self.config.smaller_row_bucket(rows)
+            # What fills a size in between is dropped again by the next step.
+            extra = rows // run.limits.shards - slot_ZR.shape[1]
+            keep_ZR = np.pad(slot_ZR, ((0, 0), (0, extra)), mode="edge")
+            run.state = compact_rows(self.resize_fns, run.state, keep_ZR.reshape(-1).astype(np.int32))
+            slot_ZR = np.broadcast_to(np.arange(slot_ZR.shape[1]), slot_ZR.shape)
+        for smaller, bucket in itertools.pairwise(self.config.cache_buckets):
+            if old.cache <= smaller < shape.cache:
+                run.state, run.step = grow_cache(self.resize_fns, run.state, bucket), smaller
+
+    def _save(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
+        for taken in _rounds(run.limits, seats):
+            slot_Z = _slots(run.limits, table, taken)
+            is_alive_B, cache = self.slot_fns.save(run.state, slot_Z)
+            run.state, cache = run.state.replace(is_alive_B=is_alive_B), jax.device_get(cache)
+            for seat in filter(None, taken):
+                run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1], cache)
+
+    def _restore(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
+        def bucket_of(seat: Seat) -> int:
+            return run.saved[seat.row].suffix_k.shape[-1]
+
+        for bucket, same in itertools.groupby(sorted(seats, key=bucket_of), key=bucket_of):
+            for taken in _rounds(run.limits, same):
+                some = run.saved[next(filter(None, taken)).row]  # stands in for shards without a row
+                caches = [run.saved.pop(seat.row) if seat else some for seat in taken]
+                cache = caches[0]
+                if len(caches) > 1:
+                    cache = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *caches)
+                cache = jax.device_put(cache, self.slot_fns.cache_sharding)
+                for wider in self.config.cache_buckets:
+                    if bucket < wider <= table.shape.cache:
+                        cache = self.slot_fns.widen(wider, cache)
+                run.state = self.slot_fns.restore(run.state, cache, _new_rows(run, table, taken))
+
+    def _read(self, run: _Run, table: Table, prompt_ZQ: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """bool[B]: the rows that have ended, with those of `rows` among them that end with their first token."""
+        M, place_P = run.limits.group_size, {int(prompt): place for place, prompt in enumerate(prompt_ZQ.flat)}
+        run.started = self.prefill_fn(run.weights, _prompt_batch(run, prompt_ZQ), run.sampling)
+        token_B, logp_B, is_alive_B = jax.device_get(
+            (run.started.token_B, run.started.logp_B, run.started.is_alive_B)
+        )
+        places = np.array([place_P[row // M] * M + row % M for row in rows], int)
+        run.token_BX[rows, 0], run.logp_BX[rows, 0] = token_B[places], logp_B[places]
+        run.decode_steps += 1
+        run.row_steps += len(token_B)
+        is_ended_B = table.status_B == schedule.DONE
+        is_ended_B[rows] = ~is_alive_B[places]
+        return is_ended_B
+
+    def _decode(self, run: _Run, table: Table, min_alive: int) -> tuple[np.ndarray, np.ndarray]:
+        """(length_B, is_ended_B) of all rows afterwards."""
+        run.state = state = self.decode_fn(run.weights, run.state, run.sampling, np.int32(min_alive))
+        step, length_R, is_alive_R, token_RS, logp_RS = jax.device_get(
+            (state.step, state.length_B, state.is_alive_B, state.out_token_BS, state.out_logp_BS)
+        )
+        columns, row_R = np.arange(run.step, step) % table.shape.cache, table.row_ZR.reshape(-1)
+        slots = np.flatnonzero(row_R != NONE)
+        rows, length_B = row_R[slots], table.length_B.copy()
+        # Every running row has sampled from the first step on, until it ended.
+        count = length_R[slots] - length_B[rows]
+        i, j = np.nonzero(np.arange(len(columns))[None, :] < count[:, None])
+        run.token_BX[rows[i], length_B[rows[i]] + j] = token_RS[slots[i], columns[j]]
+        run.logp_BX[rows[i], length_B[rows[i]] + j] = logp_RS[slots[i], columns[j]]
+        run.decode_steps += len(columns)
+        run.row_steps += len(columns) * table.shape.rows
+        run.step = int(step)
+        length_B[rows] = length_R[slots]
+        is_ended_B = table.status_B == schedule.DONE
+        is_ended_B[rows] = ~is_alive_R[slots]
+        return length_B, is_ended_B
+
+    def _visit_shapes(self, weights: dict, all_limits: Sequence[Limits], prompt_bucket: int, rows: int) -> None:
+        """Run a batch of `rows` in every cache bucket that holds it, with no row alive, so that nothing is sampled."""
+        fns, sampling, shards = self.slot_fns, sampling_params(1.0), self.config.row_multiple
+        buckets = [
+            bucket for bucket in self.config.cache_buckets if rows in self.config.rows_within(prompt_bucket, bucket)
+        ]
+        state = fns.make_empty(rows, prompt_bucket, buckets[0])
+        # With one cache bucket no row outgrows its slot, and on one shard none has to move.
+        may_wait = len(self.config.cache_buckets) > 1 or shards > 1
+        for bucket, larger in itertools.zip_longest(buckets, buckets[1:]):
+            for limits in all_limits:
+                started = self.prefill_fn(weights, _no_prompts(limits, prompt_bucket), sampling)
+                state = fns.insert(state, started, _no_rows(limits.chunk_prompts * limits.group_size, rows))
+            if may_wait:
+                is_alive_B, cache = fns.save(state, np.full((shards,), rows, np.int32))
+                cache = jax.device_put(jax.device_get(cache), fns.cache_sharding)
+                state = fns.restore(state.replace(is_alive_B=is_alive_B), cache, _no_rows(shards, rows))
+                if bucket < self.config.cache_buckets[-1]:
+                    fns.widen(self.config.cache_bucket(bucket + 1), cache)
+            state = self.decode_fn(weights, state, sampling, np.int32(0))
+            if smaller := self.config.smaller_row_bucket(rows):
+                compact_rows(self.resize_fns, state, np.zeros((smaller,), np.int32), is_last_use=larger is None)
+            if larger:
+                state = grow_cache(self.resize_fns, state, larger)
+
+
+def _rounds(limits: Limits, seats: Iterable[Seat]) -> Iterator[tuple[Seat | None, ...]]:
+    """The seats in rounds of at most one on each shard, in the order of the shards; None: none there."""
+    by_shard = [[] for _ in range(limits.shards)]
+    for seat in seats:
+        by_shard[seat.shard].append(seat)
+    return itertools.zip_longest(*by_shard)
+
+
+def _slots(limits: Limits, table: Table, taken: Sequence[Seat | None]) -> np.ndarray:
+    """int32[B]: each seat's slot on its shard; where there is no seat, a number that no slot has."""
+    free = table.shape.rows // limits.shards
+    return np.array([seat.slot if seat else free for seat in taken], np.int32)
+
+
+def _new_rows(run: _Run, table: Table, taken: Sequence[Seat | None]) -> NewRows:
+    """What enters a state with the rows of these seats."""
+    row_B = np.array([seat.row if seat else 0 for seat in taken])
+    length_B = np.maximum(1, table.length_B[row_B])
+    prompt_length_B = np.array([len(run.request.prompts[row // run.limits.group_size]) for row in row_B])
+    return NewRows(
+        slot_B=_slots(run.limits, table, taken),
+        token_B=run.token_BX[row_B, length_B - 1],
+        length_B=length_B.astype(np.int32),
+        limit_B=run.request.max_new[row_B].astype(np.int32),
+        number_B=run.request.row_numbers[row_B].astype(np.int32),
+        prompt_length_B=prompt_length_B.astype(np.int32),
+        key_data=run.request.key_data,
+    )
+
+
+def _no_rows(count: int, slot: int) -> NewRows:
+    zeros = np.zeros((count,), np.int32)
+    return NewRows(np.full_like(zeros, slot), zeros, zeros, zeros, zeros, zeros, np.zeros((2,), np.uint32))
+
+
+def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat | None]:
+    """The seats at the places of their rows in the chunk of prompts that was read last."""
+    M, shards = limits.group_size, np.repeat(np.arange(limits.shards), limits.chunk_prompts // limits.shards)
+    place_of = {
+        (int(z), int(prompt)): place
+        for place, (z, prompt) in enumerate(zip(shards, table.prompt_ZQ.flat, strict=True))
+    }
+    taken: list[Seat | None] = [None] * (limits.chunk_prompts * M)
+    for seat in seats:
+        taken[place_of[seat.shard, seat.row // M] * M + seat.row % M] = seat
+    return taken
+
+
+def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
+    P, B = limits.chunk_prompts, limits.chunk_prompts * limits.group_size
+    return PromptBatch(
+        token_PS=np.full((P, prompt_bucket), PAD_ID, np.int32),
+        length_P=np.ones((P,), np.int32),
+        limit_B=np.zeros((B,), np.int32),
+        number_B=np.zeros((B,), np.int32),
+        key_data=np.zeros((2,), np.uint32),
+    )
+
+
+def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray) -> PromptBatch:
+    """The prompts at their places of a chunk."""
+    M, request = run.limits.group_size, run.request
+    batch = _no_prompts(run.limits, run.prompt_bucket).replace(key_data=request.key_data)
+    for place, index in enumerate(prompt_ZQ.flat):
+        if index != NONE:
+            prompt, rows = request.prompts[index], slice(index * M, (index + 1) * M)
+            batch.token_PS[place, : len(prompt)] = prompt
+            batch.length_P[place] = len(prompt)
+            batch.limit_B[place * M : (place + 1) * M] = request.max_new[rows]
+            batch.number_B[place * M : (place + 1) * M] = request.row_numbers[rows]
+    return batch

@@ -1,0 +1,135 @@
+"""Changes of a decode state's shape: a larger cache, fewer rows.
+
+The cache is nearly all of a state, and a copy of it in another shape is made layer by layer: beside the cache there is
+then one layer twice, never the whole.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from tango_jax.models import cache as kv
+from tango_jax.sampling.decode import DecodeState, shardings_of, state_specs
+
+Layer = tuple[jax.Array, ...]  # keys and values of a layer
+
+
+@dataclasses.dataclass(frozen=True)
+class ResizeFns:
+    """Jitted functions of one layer's cache, and of everything else in a state; made by `make_resize_fns`."""
+
+    grow_layer: Callable  # (cache bucket, suffix k and v, step) -> suffix k and v
+    grow_rest: Callable  # (cache bucket, DecodeState without caches) -> the same
+    compact_layer: Callable  # (prefix and suffix k and v, prompt_B, keep_B) -> the same
+    compact_rest: Callable  # (DecodeState without caches, prompt_B, keep_B) -> the same
+
+
+def make_resize_fns(mesh: Mesh | None, has_slots: bool) -> ResizeFns:
+    """The functions for states on the mesh, or on the default device.
+
+    Args:
+        has_slots: rows have begun at different steps, so that the ring may have wrapped; and rows that are kept stay on
+            their shard, where `keep_B` counts them. Otherwise it counts those of the whole batch.
+    """
+    specs, heads = state_specs(), P("rows", "tensor")
+    rest_specs = _without_caches(specs)
+    compact_layer, compact_rest = _compact_layer, _compact_rest
+    if mesh is not None and has_slots:
+        rows = P("rows")
+        compact_layer = jax.shard_map(
+            _compact_layer, mesh=mesh, in_specs=(heads, rows, rows), out_specs=heads, check_vma=False
+        )
+        compact_rest = jax.shard_map(
+            _compact_rest, mesh=mesh, in_specs=(rest_specs, rows, rows), out_specs=rest_specs, check_vma=False
+        )
+    # Pinned, so that each function takes what any other one has made without compiling once more.
+    of_layer, of_rest = shardings_of(mesh, heads), shardings_of(mesh, rest_specs)
+    return ResizeFns(
+        grow_layer=jax.jit(_grow_ring if has_slots else _grow_layer, static_argnums=0, out_shardings=of_layer),
+        grow_rest=jax.jit(_grow_ring_rest if has_slots else _grow_rest, static_argnums=0, out_shardings=of_rest),
+        compact_layer=jax.jit(compact_layer, out_shardings=of_layer),
+        compact_rest=jax.jit(compact_rest, out_shardings=of_rest),
+    )
+
+
+def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
+    """The same rows with room for `bucket` new tokens. The old suffix is deleted."""
+    layers = list(zip(state.suffix.k, state.suffix.v, strict=True))
+    rest = fns.grow_rest(bucket, _without_caches(state))
+    _replace_layers(layers, lambda layer: fns.grow_layer(bucket, layer, state.step), is_last_use=True)
+    k, v = zip(*layers, strict=True)
+    return rest.replace(prefix=state.prefix, suffix=kv.Suffix(k=k, v=v))
+
+
+def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray, is_last_use: bool = True) -> DecodeState:
+    """The rows `keep_B` alone, each with its own copy of its prompt's keys and values (P becomes B).
+
+    With `is_last_use` the old cache is deleted.
+    """
+    # The rows that are left need not come in equal groups, so that they can no longer share prompts by reshaping.
+    prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
+    layers = list(zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True))
+    rest = fns.compact_rest(_without_caches(state), prompt_B, keep_B)
+    _replace_layers(layers, lambda layer: fns.compact_layer(layer, prompt_B, keep_B), is_last_use)
+    prefix_k, prefix_v, suffix_k, suffix_v = zip(*layers, strict=True)
+    prefix = kv.Prefix(k=prefix_k, v=prefix_v, length_P=rest.prefix.length_P)
+    return rest.replace(prefix=prefix, suffix=kv.Suffix(k=suffix_k, v=suffix_v))
+
+
+def _replace_layers(layers: list[Layer], layer_fn: Callable, is_last_use: bool) -> None:
+    """Replace every layer of the list by its new shape."""
+    for index, layer in enumerate(layers):
+        # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
+        layers[index] = jax.block_until_ready(layer_fn(layer))
+        if is_last_use:
+            for array in layer:
+                array.delete()
+
+
+def _without_caches(state: DecodeState) -> DecodeState:
+    return state.replace(prefix=kv.Prefix(k=(), v=(), length_P=state.prefix.length_P), suffix=kv.Suffix(k=(), v=()))
+
+
+def _grow_layer(bucket: int, layer: Layer, step: jax.Array) -> Layer:
+    k, v = layer
+    extra = bucket - k.shape[-1]
+    return jnp.pad(k, ((0, 0), (0, 0), (0, 0), (0, extra))), jnp.pad(v, ((0, 0), (0, 0), (0, extra), (0, 0)))
+
+
+def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:
+    """The column that is written next is moved to the end of the ring before columns are appended."""
+    k, v = layer
+    shift = k.shape[-1] - step
+    return _grow_layer(bucket, (jnp.roll(k, shift, axis=-1), jnp.roll(v, shift, axis=-2)), step)
+
+
+def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:
+    extra = bucket - rest.out_token_BS.shape[1]
+    return rest.replace(
+        out_token_BS=jnp.pad(rest.out_token_BS, ((0, 0), (0, extra))),
+        out_logp_BS=jnp.pad(rest.out_logp_BS, ((0, 0), (0, extra))),
+    )
+
+
+def _grow_ring_rest(bucket: int, rest: DecodeState) -> DecodeState:
+    """What was sampled has been collected: `out` arrays need not be moved with the cache."""
+    return _grow_rest(bucket, rest).replace(step=jnp.full((), rest.out_token_BS.shape[1], jnp.int32))
+
+
+def _compact_layer(layer: Layer, prompt_B: jax.Array, keep_B: jax.Array) -> Layer:
+    prefix, suffix = layer[:2], layer[2:]
+    return (*(jnp.take(x, prompt_B, axis=0) for x in prefix), *(jnp.take(x, keep_B, axis=0) for x in suffix))
+
+
+def _compact_rest(rest: DecodeState, prompt_B: jax.Array, keep_B: jax.Array) -> DecodeState:
+    kept = {
+        field.name: getattr(rest, field.name)[keep_B]
+        for field in dataclasses.fields(rest)
+        if field.name not in ("prefix", "suffix", "step")
+    }
+    return rest.replace(prefix=rest.prefix.replace(length_P=rest.prefix.length_P[prompt_B]), **kept)

@@ -1,0 +1,186 @@
+"""Continuous batching gives the tokens of plain batches, whatever the budget, and runs the steps that its schedule
+says; nothing compiles late; rows may lie on several devices; a cache in a new shape is made layer by layer."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.tiny_sampler import MODEL, STOP_IDS, assert_same, random_params
+from tango_jax.config import default_config
+from tango_jax.runtime.rng import step_key
+from tango_jax.runtime.timers import CompileCounter
+from tango_jax.sampling import resize
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.resize import compact_rows, grow_cache, make_resize_fns
+from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
+from tango_jax.sampling.schedule import limits_of, replay
+from tango_jax.sampling.slots import empty_state
+from tango_jax.sharding.placement import make_placement
+
+LIMIT = 16
+BUCKETS = SamplerConfig(prompt_buckets=(8,), cache_buckets=(3, 7, LIMIT), row_buckets=(1, 2, 4, 8), cache_tokens=88)
+TEMPERATURE = 1.25
+GROUP_SIZES = (1, 3)
+
+
+class Setup(NamedTuple):
+    params: dict
+    weights: dict
+    plain: Sampler
+    continuous: Sampler
+    compiles_before: int  # while warming up
+
+
+@pytest.fixture(scope="module")
+def setup():
+    params = random_params()
+    plain = make_sampler(MODEL, dataclasses.replace(BUCKETS, row_buckets=(12,), cache_tokens=0), STOP_IDS)
+    continuous = make_sampler(MODEL, BUCKETS, STOP_IDS)
+    weights = plain.layout(params)
+    with CompileCounter() as counter:
+        continuous.warm_up(weights, GROUP_SIZES)
+    return Setup(params, weights, plain, continuous, counter.total)
+
+
+def with_config(sampler, config):
+    """The same jitted functions in other sizes."""
+    return dataclasses.replace(sampler, config=config, driver=dataclasses.replace(sampler.driver, config=config))
+
+
+def check(setup, config, request):
+    """Sample with a budget and without, compare, and return the schedule that was followed."""
+    sampler = with_config(setup.continuous, config)
+    result, expected = sampler.sample(setup.weights, request), setup.plain.sample(setup.weights, request)
+    assert_same(result, expected)
+    limits = limits_of(config, config.prompt_bucket(max(map(len, request.prompts))), request.group_size)
+    done = replay(limits, [len(tokens) for tokens in result.tokens])
+    assert (result.decode_steps, result.row_steps) == (done.decode_steps, done.row_steps)
+    return done
+
+
+def some_prompts(count):
+    return [[10 + (7 * p + i) % 50 for i in range(1 + 3 * p % 8)] for p in range(count)]
+
+
+def test_rows_wait_and_go_on_where_they_were(setup):
+    done = check(setup, BUCKETS, SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE))
+    assert done.saved > 5 and done.chunks == 9
+    assert {(shape.rows, shape.cache) for shape, _ in done.segments} >= {(8, 3), (4, 7), (2, 16)}
+    # The first row bucket has room at last: rows beyond it wait until then.
+    assert done.segments[-1].shape.cache == LIMIT
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    cache_tokens=st.integers(24, 8 * 24),
+    cache_buckets=st.sampled_from([(LIMIT,), (3, LIMIT), (7, LIMIT), (3, 7, LIMIT)]),
+    smallest=st.integers(0, 3),
+    prompts=st.integers(1, 7),
+    group_size=st.sampled_from(GROUP_SIZES),
+    seed=st.integers(0, 1000),
+    temperature=st.sampled_from((0.0, TEMPERATURE)),
+    data=st.data(),
+)
+def test_no_budget_changes_a_token(
+    setup, cache_tokens, cache_buckets, smallest, prompts, group_size, seed, temperature, data
+):
+    row_buckets = BUCKETS.row_buckets[smallest:]
+    cache_tokens = max(cache_tokens, row_buckets[0] * 24)
+    config = SamplerConfig((8,), cache_buckets, row_buckets, cache_tokens)
+    size = prompts * group_size
+    limits = data.draw(st.one_of(st.none(), st.lists(st.integers(1, LIMIT), min_size=size, max_size=size)))
+    numbers = np.random.default_rng(seed).permutation(1000)[:size]
+    check(setup, config, SampleRequest(
+        some_prompts(prompts), group_size, step_key(seed, "test"), temperature, max_new=limits, row_numbers=numbers
+    ))  # fmt: skip
+
+
+def test_a_request_that_fits_runs_the_steps_of_a_plain_batch(setup):
+    config = dataclasses.replace(BUCKETS, row_buckets=(4,), cache_tokens=4 * 24)
+    lengths = [2, 16, 5, 9]
+    request = SampleRequest(some_prompts(4), 1, step_key(5, "test"), 0.0, max_new=lengths)
+    plain = with_config(setup.plain, dataclasses.replace(config, cache_tokens=0))
+    expected = plain.sample(setup.weights, request)
+    result = with_config(setup.continuous, config).sample(setup.weights, request)
+    assert_same(result, expected)
+    longest = max(len(tokens) for tokens in result.tokens)
+    assert expected.row_steps == 4 * longest
+    assert result.row_steps == 4 + 4 * (longest - 1)  # prompts are read one by one
+
+
+def test_nothing_compiles_after_warm_up(setup):
+    assert setup.compiles_before > 10
+    with CompileCounter() as counter:
+        for number, (count, group_size) in enumerate([(1, 1), (5, 1), (14, 1), (1, 3), (2, 3), (7, 3)]):
+            setup.continuous.sample(setup.weights, SampleRequest(
+                some_prompts(count), group_size, step_key(number), 0.5 * number, top_p=1 - 0.1 * number, top_k=number,
+                max_new=(None, 2, 7)[number % 3],
+            ))  # fmt: skip
+        assert counter.compilations == []
+
+
+def test_logits_that_are_not_finite_end_the_call(setup):
+    embed_VD = setup.params["embed"].copy()
+    embed_VD[7] = np.nan
+    weights = setup.continuous.layout(setup.params | {"embed": embed_VD})
+    with pytest.raises(FloatingPointError, match="logits are NaN or infinite at new token 1 of row 0, and in 9 of 9"):
+        setup.continuous.sample(weights, SampleRequest(some_prompts(3), 3, step_key(0), TEMPERATURE))
+
+
+@pytest.mark.parametrize("decode_tensor", [1, 2])
+def test_rows_on_several_devices(setup, decode_tensor):
+    """Each has its own slots; a row that has to wait may go on on another."""
+    mesh = default_config().generator.mesh.copy_and_resolve_references()
+    mesh.decode_tensor = decode_tensor
+    placement = make_placement(mesh, jax.devices()[:4])
+    shards = 4 // decode_tensor
+    config = SamplerConfig((8,), (4, LIMIT), (shards, 2 * shards), cache_tokens=30)
+    sampler = make_sampler(MODEL, config, STOP_IDS, placement)
+    weights = sampler.layout(setup.params)
+    sampler.warm_up(weights, (3,))
+    with CompileCounter() as counter:
+        request = SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE)
+        result = sampler.sample(weights, request)
+    assert counter.compilations == []
+    assert_same(result, setup.plain.sample(setup.weights, request))
+    limits = limits_of(sampler.config, 8, 3)
+    done = replay(limits, [len(tokens) for tokens in result.tokens])
+    assert limits.shards == shards and done.saved > shards
+    assert (result.decode_steps, result.row_steps) == (done.decode_steps, done.row_steps)
+
+
+def nbytes(tree):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("has_slots", [False, True])
+def test_a_cache_changes_its_shape_layer_by_layer(has_slots, monkeypatch):
+    model = dataclasses.replace(MODEL, num_layers=8)
+    fns, peaks = make_resize_fns(None, has_slots), []
+    replace_layers = resize._replace_layers
+
+    def watched(layers, layer_fn, is_last_use):
+        def fn(layer):
+            new = layer_fn(layer)
+            peaks.append(nbytes(jax.live_arrays()))
+            return new
+
+        replace_layers(layers, fn, is_last_use)
+
+    monkeypatch.setattr(resize, "_replace_layers", watched)
+    others = nbytes(jax.live_arrays())
+    state = empty_state(model, 64, 16, 8, 32)
+    for change in (
+        lambda state: grow_cache(fns, state, 64), lambda state: compact_rows(fns, state, np.arange(8, dtype=np.int32))
+    ):  # fmt: skip
+        before, peaks[:] = nbytes((state.prefix, state.suffix)), []
+        state = change(state)
+        after = nbytes((state.prefix, state.suffix))
+        rest = 4 * nbytes(state.replace(prefix=None, suffix=None))
+        assert len(peaks) == 8
+        assert max(peaks) - others < max(before, after) * (1 + 1 / 8) + rest < before + after
