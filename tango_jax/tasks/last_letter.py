@@ -16,20 +16,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
+from tango_jax.tasks.example_rng import example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 
-SPLITS = {
-    "rl": 1,
-    "test": 2,
-    "pool": 3,
-    "sft_generator": 4,
-    "sft_verifier": 5,
-    "sft_generator_heldout": 6,
-    "sft_verifier_heldout": 7,
-    "rl_verifier": 8,
-    "rl_curriculum": 9,
-}
 SIZES = ("words", "letters")  # what a problem has a number of: task.sft_words, task.sft_letters and so on
 ALPHABET = string.ascii_lowercase + string.digits + "}\n "
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
@@ -86,10 +76,6 @@ def confuse(letter: str) -> str:
     return chr((ord(letter) - ord("a") + 1) % 26 + ord("a"))
 
 
-def _rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
-    return np.random.default_rng((seed, SPLITS[split], index, stream))
-
-
 def _words(rng: np.random.Generator, config: LastLetterConfig) -> list[str]:
     count = rng.integers(config.words[0], config.words[1] + 1)
     lengths = rng.integers(config.letters[0], config.letters[1] + 1, size=count)
@@ -108,7 +94,7 @@ def _problem(words: list[str], problem_id: str) -> Problem:
 def problem(config: LastLetterConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
     """Return problem number `index` of a split. It is deterministic in the arguments; a run with another `stream` sees
     other problems of the same kind."""
-    return _problem(_words(_rng(seed, split, index, stream), config), f"last_letter/{split}/{index}")
+    return _problem(_words(example_rng(seed, split, index, stream), config), f"last_letter/{split}/{index}")
 
 
 def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
@@ -167,7 +153,7 @@ def verification_text(readings: list[str], claims: list[str]) -> str:
 
 def generator_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
     """Return (problem, the teacher's solution) for SFT of the generator."""
-    rng = _rng(seed, split, index)
+    rng = example_rng(seed, split, index)
     words = _words(rng, config)
     letters = [_named_letter(rng, word[-1], config.hard_error, config.easy_error) for word in words]
     return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters)
@@ -182,7 +168,7 @@ def mixed_solution(
     meant for stage 1: if nearly every claim is correct, copying the claim is as good as reading the word, and some
     models learn to copy.
     """
-    rng = _rng(seed, split, index)
+    rng = example_rng(seed, split, index)
     words = _words(rng, config)
     hard_error = rng.random() if rng.random() < 0.5 else 0.0
     letters = [_named_letter(rng, word[-1], hard_error, config.easy_error) for word in words]

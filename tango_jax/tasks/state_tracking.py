@@ -21,20 +21,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
+from tango_jax.tasks.example_rng import example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 
-SPLITS = {
-    "rl": 1,
-    "test": 2,
-    "pool": 3,
-    "sft_generator": 4,
-    "sft_verifier": 5,
-    "sft_generator_heldout": 6,
-    "sft_verifier_heldout": 7,
-    "rl_verifier": 8,
-    "rl_curriculum": 9,
-}
 SIZES = ("swaps",)  # what a problem has a number of: task.sft_swaps, task.rl_swaps, task.test_swaps
 LETTERS = "abcde"
 Swap = tuple[int, int]  # two positions of the state, counted from 1, the lower one first
@@ -108,10 +98,6 @@ def is_hard(swap: Swap) -> bool:
     return swap[1] - swap[0] >= HARD_DISTANCE
 
 
-def _rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
-    return np.random.default_rng((seed, SPLITS[split], index, stream))
-
-
 def _random_state(rng: np.random.Generator) -> str:
     return "".join(LETTERS[place] for place in rng.permutation(len(LETTERS)))
 
@@ -141,7 +127,7 @@ def _problem(start: str, swaps: list[Swap], problem_id: str) -> Problem:
 def problem(config: StateTrackingConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
     """Return problem number `index` of a split. It is deterministic in the arguments; a run with another `stream` sees
     other problems of the same kind."""
-    return _problem(*_draw(_rng(seed, split, index, stream), config), f"state_tracking/{split}/{index}")
+    return _problem(*_draw(example_rng(seed, split, index, stream), config), f"state_tracking/{split}/{index}")
 
 
 def gold_steps(problem: Problem, steps: tuple[str, ...], is_strict: bool = False) -> tuple[bool, ...]:
@@ -224,7 +210,7 @@ def _written_states(
 
 def generator_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
     """Return (problem, the teacher's solution) for SFT of the generator."""
-    rng = _rng(seed, split, index)
+    rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
     states = _written_states(rng, start, swaps, config.hard_error, config.easy_error, claim_noise=0.0)
     return _problem(start, swaps, f"state_tracking/{split}/{index}"), solution_text(swaps, states)
@@ -239,7 +225,7 @@ def mixed_solution(
     meant for stage 1: if nearly every claim is correct, copying the claim is as good as making the swap, and some
     models learn to copy.
     """
-    rng = _rng(seed, split, index)
+    rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
     hard_error = rng.random() if rng.random() < 0.5 else 0.0
     states = _written_states(rng, start, swaps, hard_error, config.easy_error, config.claim_noise)

@@ -11,6 +11,7 @@ from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
+from tango_jax.tasks.example_rng import SPLITS
 from tango_jax.tasks.last_letter import LastLetterConfig, tokenizer_model
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.character_tokenizer import train_sentencepiece
@@ -50,7 +51,7 @@ def test_examples_are_functions_of_seed_split_and_index(make):
 def test_splits_share_no_problem():
     # 3 to 5 random letters a word: two equal questions mean equal random streams, not chance.
     questions = [
-        last_letter.problem(CONFIG, 0, split, index).question for split in last_letter.SPLITS for index in range(50)
+        last_letter.problem(CONFIG, 0, split, index).question for split in SPLITS for index in range(50)
     ]
     assert len(set(questions)) == len(questions)
 

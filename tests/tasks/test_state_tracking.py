@@ -14,6 +14,7 @@ from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks import state_tracking
+from tango_jax.tasks.example_rng import SPLITS
 from tango_jax.tasks.registry import make_task, tokenizer_model
 from tango_jax.tasks.state_tracking import StateTrackingConfig, apply_mistaken, apply_swap
 from tango_jax.tasks.task import STREAMS
@@ -75,10 +76,10 @@ def test_splits_share_no_problem():
     config = StateTrackingConfig((8, 8), 0.8, 0.05, 0.6)
     questions = [
         state_tracking.problem(config, 0, split, index, stream).question
-        for split in state_tracking.SPLITS for index in range(50) for stream in (0, 1)
+        for split in SPLITS for index in range(50) for stream in (0, 1)
     ]  # fmt: skip
     assert len(set(questions)) == len(questions)
-    assert "rl_verifier" in state_tracking.SPLITS
+    assert "rl_verifier" in SPLITS
 
 
 def test_problems_keep_to_their_range_and_reach_both_ends():

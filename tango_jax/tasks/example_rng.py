@@ -1,0 +1,20 @@
+"""Random numbers of the synthetic tasks: a seed and the place of an example in; its random number generator out."""
+
+import numpy as np
+
+SPLITS = {
+    "rl": 1,
+    "test": 2,
+    "pool": 3,
+    "sft_generator": 4,
+    "sft_verifier": 5,
+    "sft_generator_heldout": 6,
+    "sft_verifier_heldout": 7,
+    "rl_verifier": 8,
+    "rl_curriculum": 9,
+}
+
+
+def example_rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
+    """The generator of example number `index` of one of SPLITS; another `stream` has other examples."""
+    return np.random.default_rng((seed, SPLITS[split], index, stream))
