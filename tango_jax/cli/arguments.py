@@ -35,7 +35,7 @@ COMMON_KEYS = {
     "ROLE.rows_per_micro_batch=2": "rows of a forward and backward pass; less needs less memory",
     "rl.generator_steps=100": "length of the run, in turns of the generator",
     "rl.prompts_per_step=64": "problems of a turn; likewise rl.samples_per_prompt, solutions of each",
-    "task.train=FILE": "problems; likewise task.test",
+    "task.train=FILE": "problems of task.name=math (own_problems sets it); likewise task.test",
     "eval.every=20": "generator steps between evaluations; likewise checkpoint.every, rollouts.every",
     "loggers.wandb=PROJECT": "also log to Weights & Biases; likewise loggers.tensorboard=true",
 }
@@ -62,8 +62,9 @@ class Parser(argparse.ArgumentParser):
         described = f"; default: {default}" if default else ""
         self.add_argument("--config", metavar="FILE", default=default,
                           help="a Python file, the config.json of a run, or the name of a shipped configuration "
-                          f"({', '.join(shipped_configs())}); FILE:arg hands arg to its get_config, as --NAME=VALUE "
-                          f"does for an argument that this has by name{described}")
+                          f"({', '.join(shipped_configs())}). own_problems needs --model=MODEL and --problems=FILE; so "
+                          "may a file of your own, whose get_config has arguments by name only. FILE:arg passes arg to "
+                          f"get_config{described}")
         # Shown in the help; any of these is left over by `parse_known_args`.
         width = max(map(len, COMMON_KEYS))
         keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
@@ -138,8 +139,9 @@ class Parser(argparse.ArgumentParser):
                 return f"--config={key}"
             keys = [*flatten(default_config())]
             near = [key] if key in keys else "." in key and difflib.get_close_matches(key, keys, n=1)
+            near = near or [one for one in keys if one.rpartition(".")[2] == _attribute(key)]
             if near:
-                return f"{OVERRIDE}{near[0]}"
+                return f"{OVERRIDE}{min(near, key=len)}"
         flags = [flag for flag in (*self._option_string_actions, *others) if flag.startswith("--") and flag != "--help"]
         near = difflib.get_close_matches(f"--{key}", flags, n=1)
         return near[0] if near else ""

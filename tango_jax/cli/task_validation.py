@@ -15,6 +15,7 @@ from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 
+FILE_KEYS = ("train", "test", "stage_one", "row_format")  # of task; for problems from files
 # Settings that the lengths of synthetic problems are compared with.
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
@@ -27,6 +28,12 @@ def check_task(config: ConfigDict, mistakes: Mistakes) -> None:
     elif not mistakes.one_of("task.name", config.task.name, TASKS):
         return
     elif config.task.name in SYNTHETIC:
+        for key in FILE_KEYS:
+            mistakes.require(
+                not config.task[key], f"task.{key}={config.task[key]} is not read by task.name={config.task.name}, "
+                "which makes its own problems: leave it out, set task.name=math, or use --config=own_problems "
+                "--model=MODEL --problems=FILE"
+            )
         _check_sizes(config, mistakes)
         if not mistakes.is_about("task.", *LENGTHS):
             _check_lengths(config, mistakes)

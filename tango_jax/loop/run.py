@@ -166,7 +166,8 @@ def run_turns(run: Run, start: Start) -> States:
         if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
             with run.record.explained(f"the check of the parameters that turn {index + 1} would save", config):
                 check_params(states)
-            run.record.save(counters, states, owes_evaluation)
+            with run.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
+                run.record.save(counters, states, owes_evaluation)
             if must_stop:
                 raise hosts.Preempted
             preemption.saved()

@@ -24,7 +24,7 @@ from tango_jax.data.rows import read_rows
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checks import Mistakes
+from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.runtime.machine import device_memory
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
@@ -113,6 +113,11 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     problems: tuple[Problem, ...] = ()
     with mistakes.collected("task.train: "):
         problems = load_task_problems(config.task.train, config.task.row_format).problems
+    if not problems:  # told before the tokenizers are read, which takes a while
+        for checkpoint in dict.fromkeys(config[role].checkpoint for role in ROLES):
+            with mistakes.collected():
+                kind_of(checkpoint)
+        mistakes.raise_all()
     if machine is None:
         machine = this_machine(config)
     if not machine.is_cpu:
@@ -123,7 +128,8 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     scale = CPU if machine.is_cpu else ACCELERATOR
     models = {role: source.model_config for role, source in sources.items()}
     lengths = prompt_lengths(config, problems, {role: source.tokenizer for role, source in sources.items()})
-    set_lengths(settings, scale, lengths, models, worked_answer(config, sources["generator"].tokenizer), mistakes)
+    row_format, worked = read_as(config, sources["generator"].tokenizer)
+    set_lengths(settings, scale, lengths, models, worked, mistakes)
     mistakes.raise_all()
     training, heldout = set_split(settings, scale, problems, lengths, mistakes)
     mistakes.raise_all()
@@ -131,7 +137,8 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     set_batches(settings, scale, models, machine, mistakes)
     mistakes.raise_all()
     lines = (
-        f"problems: {training} for training and {heldout} held out, of {len(problems)} in {config.task.train}; "
+        f"problems: {training} for training and {heldout} held out, of {len(problems)} in {config.task.train}, read "
+        f"as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
         + " and ".join(f"the {role}'s prompts are {'chat turns' if config[role].use_chat else 'raw text'}"
                        for role in ROLES),
         *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
@@ -192,13 +199,16 @@ def usual_limit(counts: list[int]) -> int:
     return max(counts) if max(counts) <= 2 * usual else usual
 
 
-def worked_answer(config: ConfigDict, tokenizer: Tokenizer) -> int:
-    """Tokens of nearly all worked answers, those that end in #### n; 0 where the file has none."""
+def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
+    """The row format of the problems, and the tokens of nearly all worked answers, those that end in #### n; 0 where
+    the file has none."""
     source, row_format = resolve(config.task.train, config.task.row_format or None)
     rows = read_rows(source)
-    if (row_format or detect_format(rows[0].fields)) != "gsm8k":
-        return 0
-    return math.ceil(np.percentile([len(tokenizer.encode_fn(str(row.fields["answer"]))) for row in rows], 99))
+    row_format = row_format or detect_format(rows[0].fields)
+    if row_format != "gsm8k":
+        return row_format, 0
+    tokens = [len(tokenizer.encode_fn(str(row.fields["answer"]))) for row in rows]
+    return row_format, math.ceil(np.percentile(tokens, 99))
 
 
 def rounded(tokens: float) -> int:

@@ -21,6 +21,7 @@ PREEMPTED = 75  # exit code: the state is saved, run the command again (EX_TEMPF
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells count it
 
 _MESSAGE = "told to stop (SIGTERM): everything is saved; run the same command again to resume\n"
+_TERMINATED_AT_START = "told to stop (SIGTERM) before anything was done; run the same command again\n"
 _INTERRUPTED_AT_START = "interrupted before anything was done; run the same command again\n"
 _SAVING = "interrupted: this step is finished and saved first; press Ctrl-C again to stop without it\n"
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
@@ -34,7 +35,7 @@ class _Watch:
         self.is_terminated = False  # SIGTERM came
         self.is_interrupted = False  # Ctrl-C came while there was unsaved work
         self.is_held = False
-        self.is_starting = True  # nobody catches a KeyboardInterrupt yet
+        self.is_starting = True  # nothing has been done, and nobody catches a KeyboardInterrupt yet
 
     def on_signal(self, *_) -> None:
         with self.lock:
@@ -51,7 +52,7 @@ class _Watch:
 
     def end_if_free(self) -> None:
         if self.is_terminated and not self.is_held:
-            _end(_MESSAGE, PREEMPTED)
+            _end(_TERMINATED_AT_START if self.is_starting else _MESSAGE, PREEMPTED)
 
 
 _watch = _Watch()

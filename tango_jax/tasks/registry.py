@@ -21,13 +21,14 @@ from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.templates import TEMPLATES
-from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.text.tokenizer import Tokenizer, unknown_characters
 
 # Tasks that make their own problems and text to imitate; the modules have the same functions.
 SYNTHETIC: Mapping[str, ModuleType] = {"last_letter": last_letter, "state_tracking": state_tracking}
 TASKS = (*SYNTHETIC, "math")
 ROLES = ("generator", "verifier")
-LOOKED_AT = 64  # problems whose prompt lengths are checked at the start, where no bound is known
+LOOKED_AT = 64  # problems whose characters, and where no bound is known prompt lengths, are checked at the start
+SHOWN = 5  # characters that a warning shows
 
 
 def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -48,7 +49,20 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
-    return task
+    return task._replace(notes=(*task.notes, *_unknown_notes(task, tokenizers)))
+
+
+def _unknown_notes(task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
+    """A warning for each role whose tokenizer has no token for characters of the first problems."""
+    if not tokenizers:
+        return []
+    problems = [task.train_problem(index) for index in range(LOOKED_AT)]
+    texts, notes = [text for problem in problems for text in (problem.question, problem.answer)], []
+    for role, tokenizer in tokenizers.items():
+        if unknown := unknown_characters(tokenizer, texts):
+            notes.append(f"warning: the {role}'s tokenizer has no token for {len(unknown)} characters of the problems, "
+                         f"such as {', '.join(map(repr, unknown[:SHOWN]))}: its model can neither read nor write them")
+    return notes
 
 
 def tokenizer_model(config: ConfigDict) -> bytes:

@@ -28,6 +28,7 @@ def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
     It has one piece per letter of `alphabet` and one per symbol. Symbols may contain spaces; they are matched longest
     first, before anything else.
     """
+    assert not alphabet.endswith("\n"), "SentencePiece drops a line break at the end of a text"
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([alphabet] * 2),
@@ -51,7 +52,7 @@ def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
 
 def printable_model() -> bytes:
     """Return a SentencePiece model of the printable ASCII characters and the symbols of the text contract."""
-    return train_sentencepiece(string.printable[:95] + "\n", CONTRACT_SYMBOLS)
+    return train_sentencepiece("\n" + string.printable[:95], CONTRACT_SYMBOLS)
 
 
 def write_character_tokenizer(model: bytes, folder: Path) -> None:

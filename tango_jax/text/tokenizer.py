@@ -9,7 +9,7 @@ import bisect
 import codecs
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import sentencepiece
 
@@ -61,6 +61,12 @@ class Tokenizer:
             pieces.append(tail)
             ends[-1] += len(tail)
         return "".join(pieces), ends
+
+
+def unknown_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """The characters of the texts that the tokenizer has no token for, each once, in the order of the alphabet."""
+    known = "\ufffd"  # what an unknown character is decoded to, and so the one character that cannot be told from it
+    return [c for c in sorted(set().union(*texts)) if c != known and known in tokenizer.decode(tokenizer.encode_fn(c))]
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:

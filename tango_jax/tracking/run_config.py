@@ -28,6 +28,8 @@ ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes")
 # Nor does a time limit, other than by an error.
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
 ANY_EXPERIMENT = ("ablation.",)
+_LONGER = ("; to train on from its weights, choose another --workdir and set generator.checkpoint and "
+           "verifier.checkpoint to this one")  # fmt: skip
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
@@ -111,6 +113,7 @@ def check_same_settings(
         raise ValueError(
             f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
             f"resume with the same ones (--config={path} has them), or choose another --workdir"
+            f"{_LONGER if any(line.startswith('rl.generator_steps:') for line in changed) else ''}"
         )
 
 

@@ -37,6 +37,10 @@ GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a
 OVERLAYS = (
     Overlay("Generator: share of correct answers, sampled", "In training.", "generator/reward/outcome", GENERATOR,
             True),
+    Overlay("Generator: own reward", "Mean of the function that generator.reward names.", "generator/reward/own",
+            GENERATOR),
+    Overlay("Verifier: own reward", "Mean of the function that verifier.reward names.", "verifier/reward/own",
+            VERIFIER),
     Overlay("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR),
     Overlay("Verifier: entropy", "Nats per token.", "verifier/entropy", VERIFIER),
     Overlay("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR),
@@ -55,15 +59,16 @@ OVERLAYS = (
 def comparison(lines: Sequence[Line]) -> dict:
     """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}."""
     scores, turns = [], []
+    over_seeds_caption = OVER_SEEDS if _have_seeds(lines) else "One seed of each."
     for cell, members in _by_cell(lines).items():
         for title, name in SCORES.items():
-            caption = f"{OVER_SEEDS} Greedy. Negative steps are the warm-up."
+            caption = f"{over_seeds_caption} Greedy. Negative steps are the warm-up."
             traces = _traces(members, lambda runs, name=name: over_seeds([run.rows for run in runs], name), line)
             scores.append(panel(_in_cell(title, cell), caption, traces, "generator step", score=True))
         for item in OVERLAYS:
             x = "generator step" if item.x == "generator_step" else "turn (both roles)"
             traces = _traces(members, lambda runs, item=item: _of_turns(runs, item), _plain)
-            caption = f"{item.caption} Running mean. {OVER_SEEDS}"
+            caption = f"{item.caption} Running mean. {over_seeds_caption}"
             turns.append(panel(_in_cell(item.title, cell), caption, traces, x, score=item.is_share))
     return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines)}
 
@@ -80,11 +85,16 @@ def table(lines: Sequence[Line]) -> dict | None:
     if not columns:
         return None
     differing = list(lines[0].settings)
-    head = ["runs", "seeds", *columns, *differing]
+    head = ["runs", "seeds" if _have_seeds(lines) else "seed", *columns, *differing]
     body = [[label, seeds, *(_shown(found[column]) for column in columns), *(settings[key] for key in differing)]
             for label, seeds, found, settings in rows]  # fmt: skip
-    caption = "Last evaluation, greedy: mean over seeds, with each seed in brackets; and the settings that differ."
+    means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
+    caption = f"Last evaluation, greedy{means}; and the settings that differ."
     return {"caption": caption, "head": head, "rows": body}
+
+
+def _have_seeds(lines: Sequence[Line]) -> bool:
+    return any(len(item.runs) > 1 for item in lines)
 
 
 def _shown(seeds: list[float]) -> str:

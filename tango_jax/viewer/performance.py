@@ -63,6 +63,7 @@ def speed_table(run: Run) -> dict | None:
     caption = "Mean seconds by phase, without the first turn."
     caption += " Reshard is included in sample and verify." * ("reshard" in timed)
     caption += " Evaluate is the total time of an evaluation." * ("evaluate" in timed)
+    caption += " Checkpoint is the save before, which the total leaves out." * ("checkpoint" in timed)
     return {"caption": caption, "head": ["mean seconds", *timed, "all"], "rows": rows} if rows else None
 
 

@@ -275,6 +275,7 @@ MISTAKES = [
     ("rl.dynamic_sampling=-1", r"rl\.dynamic_sampling=-1 must be at least 0"),
     (f"{MATH} arm=gold_steps", r"step labels; task\.name=math has none: .* task\.name=last_letter or state_tracking"),
     (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
+    ("task.train=rows.jsonl", r"task\.train=rows\.jsonl is not read by task\.name=last_letter, which makes"),
     (f"{MATH} task.row_format=csv", r"task\.row_format='csv' is not one of math, gsm8k, verl"),
     (f"{MATH} task.row_format=verl",
      r"task\.train: .*line 1: .*; task\.row_format=verl sets the format: leave it empty to detect it, or choose"),
@@ -447,6 +448,8 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
         save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
     assert path.read_text() == written
     assert json.loads(written)["generator.cache_buckets"] == [16, 24]
+    with pytest.raises(ValueError, match="to train on from its weights, choose another --workdir and set generator"):
+        save_config(load_config(small, ["rl.generator_steps=500"]), path)
 
 
 def test_seeds_may_be_added_to_an_experiment(small, tmp_path):
@@ -554,6 +557,7 @@ def test_command_line(small):
     ("--zzz=x", r"unknown argument '--zzz=x'; --help shows the usage"),
     ("--rl.gamma=1", r"unknown argument '--rl\.gamma=1'; did you mean --config\.rl\.gamma\? --help shows"),
     ("--rl.gama=1", r"did you mean --config\.rl\.gamma\?"),
+    ("--generator-steps=3", r"did you mean --config\.rl\.generator_steps\?"),
     ("seed=1", r"unknown argument 'seed=1'; did you mean --config\.seed\?"),
     ("--model=x", r"unknown argument '--model=x'"),  # of own_problems alone
     ("--print_config=maybe", r"argument --print-config: 'maybe' must be true or false"),

@@ -57,7 +57,7 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     assert (rl.prompts_per_step, rl.samples_per_prompt, rl.generator_steps) == (4, 4, 45)
     assert (config.task.validation, config.eval.problems) == (20, 20)
     notes = config.notes.splitlines()
-    assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}; ")
+    assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}, read as ")
     assert len(notes) == 6
     assert f"max_prompt={config.generator.max_prompt}" in notes[1] and "rl.generator_steps=45" in notes[4]
 

@@ -106,6 +106,12 @@ def test_ctrl_c_during_the_imports_ends_with_one_line():
     assert done.stderr == "interrupted before anything was done; run the same command again\n"
 
 
+def test_sigterm_during_the_imports_claims_nothing():
+    done = run_python("termination.watch(is_starting=True)\nos.kill(os.getpid(), signal.SIGTERM)\nprint(1, flush=True)")
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr == "told to stop (SIGTERM) before anything was done; run the same command again\n"
+
+
 def test_ctrl_c_is_left_to_whoever_has_it():
     done = run_python("""
         handler = signal.getsignal(signal.SIGINT)

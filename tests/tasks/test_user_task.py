@@ -51,6 +51,13 @@ def test_a_task_is_what_its_functions_say(config, tokenizers, tmp_path):
         assert task.sft_example("generator", "train", 1) == SftExample(task.train_problem(1), "", 0, "generatortrain")
 
 
+def test_characters_without_a_token_are_told(config, tokenizers, tmp_path):
+    (tmp_path / "own.py").write_text((HEAD + WHOLE).replace("1+1?", "1+1\N{EURO SIGN}?\\n"))
+    said = ("warning: the {}'s tokenizer has no token for 1 characters of the problems, such as '\N{EURO SIGN}': its "
+            "model can neither read nor write them")  # fmt: skip
+    assert make_task(config, tokenizers).notes[-2:] == (said.format("generator"), said.format("verifier"))
+
+
 # The rest of own.py, from line 5, and the error.
 MISTAKES = {
     "no argument": ("def f(): return 1", "line 5: too many positional arguments; it is called as f(config)"),
@@ -72,7 +79,7 @@ MISTAKES = {
                "line 5: train_problem(0) returned two different problems; the index alone must determine a problem, or "
                "no run could be resumed: seed random numbers with it"),
     "too long": ("def f(config): return Task('own', 'math', 1, problem, lambda i: Problem('p', '1' * 3000, '2'))",
-                 "task.name=own.py:f makes prompts of 3005 tokens, more than generator.max_prompt=2048, or exceeds"),
+                 "task.name=own.py:f makes prompts of 3006 tokens, more than generator.max_prompt=2048, or exceeds"),
 }  # fmt: skip
 
 

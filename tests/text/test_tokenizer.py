@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import string
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,11 +12,17 @@ import sentencepiece
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
-from tango_jax.text.character_tokenizer import train_sentencepiece
-from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character
+from tango_jax.text.character_tokenizer import printable_model, train_sentencepiece
+from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character, unknown_characters
 
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 GEQ = "\N{GREATER-THAN OR EQUAL TO}"  # e2 89 a5
+
+
+def test_every_printable_character_and_the_line_break_have_a_token():
+    tokenizer, text = load_sentencepiece(printable_model()), f"{string.printable[:95]}\n"
+    assert tokenizer.decode(tokenizer.encode_fn(f"a{text}b\n")) == f"a{text}b\n"
+    assert unknown_characters(tokenizer, [text, f"b{GEQ}a{GEQ}", "\t"]) == ["\t", GEQ]
 
 
 def by_hand(*token_bytes: bytes) -> Tokenizer:

@@ -63,6 +63,7 @@ WRITTEN = (
     # ---- names and words
     ("train", "--config.arm=tangos", "tangos"),
     ("train", "--config.task.name=sums", "sums"),
+    ("train", "--config.task.train={files}/rows.jsonl", "is not read by task.name=last_letter"),
     ("sft", "--config.generator.model.remat=some", "remat='some'"),
     ("train", "--config.generator.template=nothing.txt", "nothing.txt"),
     ("train", "--config.generator.checkpoint=nothing.gguf", "nothing.gguf"),
