@@ -395,7 +395,7 @@ def planned_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: M
 
 
 def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
-    sizes = dict.fromkeys(f"{num_parameters(model):,} parameters" for model in models.values())
+    sizes = dict.fromkeys(f"{num_parameters(model) / 1e6:.3g} M parameters" for model in models.values())
     rl = config.rl
     decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)
     trained = " and ".join(str(config[role].rows_per_micro_batch) for role in ROLES)
