@@ -58,7 +58,7 @@ WRITTEN = (
     ("ablate", "--config.ablation.arms=('tango','tangos')", "tangos"),
     ("ablate", "--config.ablation.workers=0", "ablation.workers=0"),
     ("ablate", "--config.ablation.grid={'task.rl_wordz':[(1,1)]}", "did you mean task.rl_words?"),
-    ("ablate", "--config.ablation.grid={'task.rl_words':[(1,1),(9,9)]}", "cell rl_words=9-9"),
+    ("ablate", "--config.ablation.grid={'task.rl_words':[(1,1),(3,2)]}", "cell rl_words=3-2"),
     ("ablate", "--config.ablation.grid={'words':{'a':{'arm':'grpo'}}}", "ablation.grid['words'] sets 'arm'"),
     # ---- names and words
     ("train", "--config.arm=tangos", "tangos"),
