@@ -246,4 +246,4 @@ def _no_config(text: str) -> str:
     near = difflib.get_close_matches(Path(text).stem, names, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
     return (f"config {cut(repr(text), MAX_PATH)} is not a Python file that exists, nor a shipped config{meant}; "
-            f"the shipped ones are {', '.join(names)}")
+            f"choose one of the shipped ones: {', '.join(names)}")

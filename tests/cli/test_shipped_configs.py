@@ -55,7 +55,7 @@ def test_an_unknown_config_is_answered_with_the_shipped_ones(text, meant):
         parse_command_line("train", "doc", [f"--config={text}:rloo"], "runs/x")
     assert stopped.value.code == 2 and str(stopped.value) == (
         f"error: config {text!r} is not a Python file that exists, nor a shipped config{meant}; "
-        f"the shipped ones are {', '.join(NAMES)}"
+        f"choose one of the shipped ones: {', '.join(NAMES)}"
     )
 
 
