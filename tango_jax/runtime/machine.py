@@ -90,25 +90,27 @@ def matmul_rate(dtype: str, is_highest: bool = False, size: int = 0) -> float:
     precision = jax.lax.Precision.HIGHEST if is_highest else None
     multiply = jax.jit(lambda x, w: jnp.matmul(x, w, precision=precision))
     scaled = w * jnp.asarray(size**-0.5, w.dtype)
-    return 2 * size**3 / _seconds_in_a_chain(lambda y: multiply(y, scaled), x)
+    return 2 * size**3 / _seconds_in_a_chain(lambda y: multiply(y, scaled), lambda: x)
 
 
 def copy_rate(size: int = 0) -> float:
-    """Bytes per second of a device's memory, read and written together, while a large array is copied. `size` is that
-    of the array in bytes; 0: one far larger than any cache."""
+    """Bytes per second of a device's memory, read and written together, while a large array is read once and written
+    once. `size` is that of the array in bytes; 0: one far larger than any cache."""
     size = size or (2**28 if jax.default_backend() == "cpu" else 2**30)
-    x = jnp.ones((size // 4,), jnp.float32)
-    return 2 * x.nbytes / _seconds_in_a_chain(jax.jit(jnp.negative), x)  # jax may answer a plain copy without one
+    # Written in place: on a CPU, a new array would first have to be given to the process, page by page.
+    negate = jax.jit(jnp.negative, donate_argnums=0)
+    return 2 * size / _seconds_in_a_chain(negate, lambda: jnp.ones((size // 4,), jnp.float32))
 
 
-def _seconds_in_a_chain(fn: Callable[[jax.Array], jax.Array], x: jax.Array, length: int = 8) -> float:
+def _seconds_in_a_chain(
+    fn: Callable[[jax.Array], jax.Array], make_x: Callable[[], jax.Array], length: int = 8
+) -> float:
     """Seconds of a call. Each takes the result of the one before, and only the last is waited for: an accelerator then
     never idles between them."""
 
-    def chain(_: int) -> jax.Array:
-        y = x
+    def chain(y: jax.Array) -> jax.Array:
         for _ in range(length):
             y = fn(y)
         return y
 
-    return median_seconds(chain, 5) / length
+    return median_seconds(chain, 5, lambda _: make_x()) / length
