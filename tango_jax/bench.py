@@ -40,8 +40,8 @@ from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
-from tango_jax.planning.bench_phases import PHASES, bench_phases
-from tango_jax.planning.bench_sizes import BenchOptions, describe_sizes, open_bench
+from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
+from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
 from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
@@ -236,21 +236,6 @@ def run_model(options: argparse.Namespace, names: tuple[str, ...]) -> None:
         log(f"the most memory in use on a device: {report['peak_memory_gib']:.1f} of {memory / 2**30:.1f} GiB")
 
 
-def phase_line(name: str, found: dict) -> str:
-    """The figures of a phase, or of the machine, in one line."""
-    if name == "machine":
-        rates = f"{found['matmul_flops_per_s'] / 1e12:.3g} TFLOP/s (head {found['head_matmul_flops_per_s'] / 1e12:.3g})"
-        return (f"machine: {found['description']}, {found['memory_gib']:.1f} GiB each, matmul {rates}, copy "
-                f"{found['copy_bytes_per_s'] / 1e9:.3g} GB/s")
-    parts = [f"{name}: {found['seconds']:.4g} s"]
-    if found["flops"]:  # the optimizer's step has neither tokens nor products
-        parts.append(f"{found['tokens_per_s']:,.0f} tokens/s")
-        parts.append(f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s ({found['share_of_matmul']:.1%} of the matmul rate, "
-                     f"{found['mfu']:.1%} without what remat computes again)")
-    parts.append(f"{found['bytes_per_s'] / 1e9:.3g} GB/s ({found['share_of_copy']:.1%} of the copy rate)")
-    return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s"
-
-
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
     """The options, and the names of what is to be timed. Raises ValueError on a mistake."""
     parser = Parser("bench", __doc__)
@@ -263,8 +248,8 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     group.add_argument("--head_dtype", choices=DTYPES, help="of the output projection; default: float32, as in a run")
     group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")
     group.add_argument("--remat", choices=REMAT_MODES, help="what an update computes again; default: full")
-    group.add_argument("--mesh", metavar="AXIS:SIZE,...", help="of data, fsdp, tensor and decode_tensor; default: all "
-                       "devices on fsdp")
+    group.add_argument("--mesh", metavar="AXIS:SIZE,...", help=f"of {', '.join(MESH_AXES)}; default: fsdp:-1, which "
+                       "is all devices")
     for name, what in (
         ("layers", "layers of the model, to cut its depth; default: all"),
         ("rows", "responses decoded at once"),

@@ -150,6 +150,21 @@ def figures(work: Work, timed: Timed, rates: Rates) -> dict[str, float]:
     }
 
 
+def phase_line(name: str, found: dict) -> str:
+    """The figures of a phase, or of the machine, in one line."""
+    if name == "machine":
+        rates = f"{found['matmul_flops_per_s'] / 1e12:.3g} TFLOP/s (head {found['head_matmul_flops_per_s'] / 1e12:.3g})"
+        return (f"machine: {found['description']}, {found['memory_gib']:.1f} GiB each, matmul {rates}, copy "
+                f"{found['copy_bytes_per_s'] / 1e9:.3g} GB/s")
+    parts = [f"{name}: {found['seconds']:.4g} s"]
+    if found["flops"]:  # the optimizer's step has neither tokens nor products
+        parts.append(f"{found['tokens_per_s']:,.0f} tokens/s")
+        parts.append(f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s ({found['share_of_matmul']:.1%} of the matmul rate, "
+                     f"{found['mfu']:.1%} without what remat computes again)")
+    parts.append(f"{found['bytes_per_s'] / 1e9:.3g} GB/s ({found['share_of_copy']:.1%} of the copy rate)")
+    return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s"
+
+
 def matmul_seconds(flops: Flops, rates: Rates) -> float:
     return flops.layers / rates.matmul + flops.head / rates.head
 

@@ -46,7 +46,7 @@ class BenchOptions(NamedTuple):
     head_dtype: str = "float32"
     attention: str = "auto"
     remat: str = "full"
-    mesh: str = ""  # axis:size,axis:size
+    mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
     layers: int = 0  # 0: all
     rows: int = 0
     prompt: int = 0
@@ -119,7 +119,7 @@ def parse_mesh(text: str) -> ConfigDict:
         ValueError: another axis, or a size that is no whole number.
     """
     settings = role_config().mesh
-    for part in text.split(",") if text else ():
+    for part in text.split(","):
         axis, _, size = part.partition(":")
         is_number = size.removeprefix("-").isdecimal() and len(size) < 8
         if axis not in MESH_AXES or not is_number:

@@ -16,8 +16,8 @@ from tango_jax.planning.needs import Flops
 from tango_jax.planning.own_problems import GIB, Machine
 from tango_jax.weights.presets import CONFIG_JSON, short_names
 
-# Of a token: 240 FLOPs of a layer, 16 of a query-key pair, 80 of the head, 8 bytes of the cache in bfloat16. 120 weights
-# a layer and 40 of the head (see test_flops_by_hand and test_bytes_by_hand).
+# A layer takes 240 FLOPs a token and 16 a query-key pair, the head 80 a token; a cached token takes 8 bytes in bf16.
+# A layer has 120 weights, the head 40 (see test_flops_by_hand and test_bytes_by_hand).
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 10, "hidden_size": 4,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 6,
@@ -50,9 +50,9 @@ def test_each_phase_with_work_by_hand(model, capsys):
     assert report["model"]["layers"] == 1 and report["model"]["parameters"] == 120 + 40
     assert report["sizes"]["micro_batch"] == {"rows": 2, "row_length": 4, "prefixes": 1, "prefix_length": 3}
     assert report["sizes"]["micro_batches"] == 2 and report["sizes"]["prompts"] == 2
-    # Prefill of 2 x 3 tokens, 9 pairs each. Two steps of 4 rows, each with the 3 + 3 keys that the cache has room for.
-    # Two micro-batches of 8 + 3 tokens, of which 8 are scored: 3 x 3 pairs, and 8 x (3 + 4). An update takes three times
-    # that, and once more all products of a layer but the last, 2 x 4 x 6 a token.
+    # Prefill: 2 prompts of 3 tokens and 9 pairs. Decode: 2 steps of 4 rows, each with the 3 + 3 keys that the cache has
+    # room for. Score: 2 micro-batches of 3 + 8 tokens, of which 8 are scored; 3 x 3 and 8 x (3 + 4) pairs. An update
+    # takes three times that, and once more all products of a layer but the last, 2 x 4 x 6 a token.
     layers = {"prefill": 6 * 240 + 18 * 16, "decode": 2 * (4 * 240 + 24 * 16), "score": 2 * (11 * 240 + 65 * 16)}
     layers["update"] = 4 * layers["score"] - 2 * 11 * 48
     heads = {"prefill": 2 * 80, "decode": 2 * 4 * 80, "score": 2 * 8 * 80, "update": 3 * 2 * 8 * 80}
@@ -132,8 +132,10 @@ def test_mistakes_end_in_one_line(model, capsys, monkeypatch):
         ([big, "--layers=29"], "--layers=29 is more than the 28 of Qwen/Qwen2.5-1.5B"),
         ([tiny, "--rows=0", "--new=1"], "--rows=0 must be at least 1"),
         ([tiny, "--new=1"], "--new=1 must be at least 2"),
-        ([tiny, "--prompt=60", "--new=5"], "--prompt=60 and --new=5 are 65 tokens, more than the 64 positions"),
+        ([tiny, "--mesh=fsdp:1", "--prompt=60", "--new=5"],
+         "--prompt=60 and --new=5 are 65 tokens, more than the 64 positions"),
         ([tiny, "--mesh=fsdp:1", "--rows=3", "--samples=2"], "--rows=3 must be a multiple of 2: 2 samples of a prompt"),
+        ([tiny], "--mesh=fsdp:-1: mesh fsdp=8 does not divide the model's width=4"),
         ([tiny, "--mesh=rows:2"], "--mesh=rows:2: 'rows:2' is not AXIS:SIZE"),
         ([tiny, "--mesh=fsdp:x"], "--mesh=fsdp:x: 'fsdp:x' is not AXIS:SIZE"),
         ([tiny, "--mesh=fsdp:16"], "--mesh=fsdp:16: mesh axes data=1, fsdp=16, tensor=1 need 16 devices"),
