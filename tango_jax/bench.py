@@ -239,7 +239,7 @@ def run_model(options: argparse.Namespace, names: tuple[str, ...]) -> None:
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
     """The options, and the names of what is to be timed. Raises ValueError on a mistake."""
     parser = Parser("bench", __doc__)
-    parser.add_flag("--json", "print one JSON object and nothing else")
+    parser.add_flag("--json", "print one JSON object on standard output and nothing else")
     parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --model, of {','.join(PHASES)}")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
     parser.add_argument("--model", metavar="NAME", help=f"{', '.join(short_names())}, or a folder with a config.json")
