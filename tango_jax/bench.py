@@ -1,7 +1,9 @@
-"""Speed on fixed reference shapes, with random weights: sampling, update, GRPO step, ragged sampling, Tango cycle.
+"""Speed with random weights: of fixed reference shapes, or of a published model's sizes on this machine.
 
-    python -m tango_jax.bench [--json] [--only R1,R2] [--runs 5]
+    python -m tango_jax.bench [--json] [--only=R1,R2] [--runs=5]
+    python -m tango_jax.bench --model=qwen2_5_1_5b [--dtype=bfloat16] [--layers=4] [--rows=256 ...] [--json]
 
+Without --model, reference shapes: sampling, update, GRPO step, ragged sampling and Tango cycle of one small model.
 Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied head (4.07 M parameters), float32.
     R1  sample: 64 rows = 8 prompts x 8 samples, prompt 64, 128 new tokens each. New tokens per second.
     R2  update: forward, backward and AdamW on 64 x (64 + 128) tokens, clipped policy loss, no reference. Seconds.
@@ -10,8 +12,18 @@ Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied
         second, and their share of R1's rate.
     R5  Tango cycle: 3 generator steps and 1 verifier step at R1's sizes (verifier: prompt 256, response 128). Seconds.
 Figures are medians after warm-up. The machine's own rates (float32 matmul, memory read) stand beside them.
+
+With --model, the phases of a turn at the model's own widths; nothing is downloaded.
+    prefill, decode      sampling: the prompts' pass, and all tokens after the first
+    score                log-probs of a packed batch
+    update, optimizer    gradients of the same batch and the optimizer's step; the step alone
+Each in seconds, tokens per second, and FLOP/s and bytes/s of a device, which are counted by arithmetic: products with
+what remat computes again; weights, caches, gradients and optimizer state, but no activations. Shares are of rates that
+are measured first on the same device: matmul in each dtype that the products have, and copy. Sizes that are not given
+follow from the device's memory and are printed before the first phase; sizes that do not fit are refused.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -23,10 +35,13 @@ import jax
 import numpy as np
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.cli.ranges import Range, check_options
+from tango_jax.cli.ranges import COUNT, LARGEST_INT, Range, check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
-from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.models.attention import ATTENTION_KINDS
+from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
+from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
+from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
 from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
@@ -36,9 +51,16 @@ from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_u
 from tango_jax.runtime import rng
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import ends_in_one_line
-from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
+from tango_jax.runtime.machine import (
+    describe_machine,
+    device_memory,
+    machine_rates,
+    median_seconds,
+    medians_of_alternating_runs,
+)
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import SampleRequest, make_sampler
+from tango_jax.weights.presets import short_names
 
 MODEL = ModelConfig(
     vocab_size=512,
@@ -55,6 +77,11 @@ P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
 RANGES = {"runs": Range(1, 10_000)}
+DTYPES = ("float32", "bfloat16")
+# Options of --model. The second of `new` is the first that decode makes.
+NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
+           "micro_rows": COUNT, "logp_chunk": COUNT}  # fmt: skip
+MODEL_OPTIONS = ("dtype", "head_dtype", "attention", "remat", "mesh", *NUMBERS)
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -194,20 +221,67 @@ def show(report: dict) -> None:
     sys.stdout.flush()
 
 
+def run_model(options: argparse.Namespace, names: tuple[str, ...]) -> None:
+    """Time the phases of --model and print them: each as it is done, and with --json one object at the end."""
+    given = {name: getattr(options, name) for name in MODEL_OPTIONS if getattr(options, name) is not None}
+    # With --json, what happens meanwhile is told on standard error: a run that is cut off leaves its figures there.
+    log = functools.partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    memory = device_memory()
+    policy, sizes = open_bench(BenchOptions(options.model, **given), memory)
+    log(describe_sizes(policy, sizes))
+    report = bench_phases(policy, sizes, names, options.runs, memory, lambda *found: log(phase_line(*found)))
+    if options.json:
+        print(json.dumps({"model": {"name": options.model} | report.pop("model")} | report), flush=True)
+    elif report["peak_memory_gib"] is not None:
+        log(f"the most memory in use on a device: {report['peak_memory_gib']:.1f} of {memory / 2**30:.1f} GiB")
+
+
+def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The options, and the names of what is to be timed. Raises ValueError on a mistake."""
+    parser = Parser("bench", __doc__)
+    parser.add_flag("--json", "print one JSON object on standard output and nothing else")
+    parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --model, of {','.join(PHASES)}")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
+    parser.add_argument("--model", metavar="NAME", help=f"{', '.join(short_names())}, or a folder with a config.json")
+    group = parser.add_argument_group("options of --model")
+    group.add_argument("--dtype", choices=DTYPES, help="of products and cache; default: bfloat16")
+    group.add_argument("--head_dtype", choices=DTYPES, help="of the output projection; default: float32, as in a run")
+    group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")
+    group.add_argument("--remat", choices=REMAT_MODES, help="what an update computes again; default: full")
+    group.add_argument("--mesh", metavar="AXIS:SIZE,...", help=f"of {', '.join(MESH_AXES)}; default: fsdp:-1, which "
+                       "is all devices")
+    for name, what in (
+        ("layers", "layers of the model, to cut its depth; default: all"),
+        ("rows", "responses decoded at once"),
+        ("prompt", "tokens of a prompt"),
+        ("new", "tokens of a response"),
+        ("samples", "responses to a prompt, which share its cache"),
+        ("micro_rows", "responses in a micro-batch of an update"),
+        ("logp_chunk", "tokens of a micro-batch whose logits exist at a time"),
+    ):
+        group.add_argument(f"--{name}", metavar="N", type=int, help=what)
+    options = parser.parse_args(argv)
+    others = [name for name in MODEL_OPTIONS if getattr(options, name) is not None]
+    if options.model is None and others:
+        raise ValueError(f"--{others[0]} is an option of --model, and the reference shapes are fixed: name a model, or "
+                         "leave it out")
+    known = BENCHES if options.model is None else PHASES
+    names = known if options.only is None else tuple(options.only.split(","))
+    if not set(names) <= set(known):
+        raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(known)}, separated by commas")
+    check_options(options, RANGES | {name: allowed for name, allowed in NUMBERS.items() if name in others})
+    return options, names
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    parser = Parser("bench", __doc__)
-    parser.add_flag("--json", "print one JSON object and nothing else")
-    parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated, such as R1,R2")
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
     with ends_in_one_line():
-        options = parser.parse_args(argv)
-        names = tuple(options.only.split(","))
-        if not set(names) <= set(BENCHES):
-            raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(BENCHES)}, separated by commas")
-        check_options(options, RANGES)
+        options, names = parse_options(argv)
         if warning := configure(default_config()):
             print(warning, file=sys.stderr)
+        if options.model is not None:
+            run_model(options, names)
+            return
         report = run(names, options.runs)
         if options.json:
             print(json.dumps(report), flush=True)

@@ -1,7 +1,9 @@
-"""What a function must compute and send, by arithmetic alone: FLOPs of the matrix products, bytes of the collectives.
+"""What a function must compute, read and send, by arithmetic alone: FLOPs of the matrix products, bytes of memory and
+of the collectives.
 
 In: a model, its mesh and the tokens of one micro-batch of a shard. Out: numbers per device. `plan` holds the compiled
-programs against them: FLOPs because XLA counts the body of a loop once, bytes because a compiler may send more.
+programs against them: FLOPs because XLA counts the body of a loop once, bytes because a compiler may send more. `bench`
+divides them by measured seconds.
 
 FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group, per device and token:
     layer      2 D E (H + 2K) + 2 H E D + 6 D F, over t
@@ -10,6 +12,9 @@ FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group,
                the diagonal
 A backward pass costs twice its forward pass. What remat computes again: with `full` a layer but for its last product,
 whose result nothing asks for; with `dots` attention; and the head, where log-probs are made in chunks.
+
+Memory. Counted is what cannot stay on the chip: weights once a pass in the dtype of their use, the cache, gradients and
+the optimizer's state. Activations and logits are not.
 """
 
 from typing import NamedTuple
@@ -100,6 +105,51 @@ def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, 
     pairs = prompts * MicroBatchShape(1, length).pairs(attention)
     layers = layer_flops(model, prompts * length, pairs) / tensor
     return Flops(layers, head_flops(model, prompts) / _head_parts(model, tensor))
+
+
+def weight_bytes(model: ModelConfig, tensor: int) -> float:
+    """The matrices that a pass over the model reads, in the dtype of their use; not the embedding, of which it looks up
+    a few rows."""
+    # A token takes a product and a sum for each weight.
+    layers, head = layer_flops(model, 1, 0) / 2, head_flops(model, 1) / 2
+    parts = _head_parts(model, tensor)
+    return _itemsize(model.compute_dtype) * layers / tensor + _itemsize(model.head_dtype) * head / parts
+
+
+def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
+    """Keys and values of one token."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _itemsize(model.compute_dtype) / tensor
+
+
+def prefill_bytes(model: ModelConfig, prompts: float, length: int, tensor: int) -> float:
+    """Weights read and the prompts' cache written."""
+    return weight_bytes(model, tensor) + prompts * length * cached_token_bytes(model, tensor)
+
+
+def decode_bytes(
+    model: ModelConfig, prompts: float, prompt_length: int, rows: float, cache: int, tensor: int
+) -> float:
+    """Read in one step of `rows` rows: the weights, the cache of `prompts` prompts, and each row's cache of new tokens,
+    all `cache` of them whether they are there yet or not."""
+    cached = prompts * prompt_length + rows * cache
+    return weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
+
+
+def update_bytes(model: ModelConfig, micro_batches: int, tensor: int, gradients: float) -> float:
+    """Weights read by the forward pass, by the backward pass, and by what remat computes again; the accumulated
+    gradients, of so many bytes, read and written for each micro-batch."""
+    passes = 3 if model.remat == "full" else 2
+    return micro_batches * (passes * weight_bytes(model, tensor) + 2 * gradients)
+
+
+def optimizer_bytes(state: float, params: float) -> float:
+    """One optimizer step: the state, which is the parameters with both moments, read and written; the gradients, of the
+    size of `params`, read for their norm and for the step."""
+    return 2 * state + 2 * params
+
+
+def _itemsize(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
 
 
 def _head_parts(model: ModelConfig, tensor: int) -> int:

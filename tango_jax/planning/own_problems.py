@@ -364,8 +364,7 @@ def set_batches(
     whole = config.rl.prompts_per_step * M
     for role, model in models.items():
         own = config[role]
-        # The logits of so many tokens exist at a time; small vocabularies need no chunks.
-        chunk = 2 ** int(math.log2(max(scale.logits // (4 * model.vocab_size), 16)))
+        chunk = logits_chunk(scale, model)  # small vocabularies need no chunks
         settings.put(f"{role}.logp_chunk", chunk if chunk < 4 * own.max_response else 0)
         settings.put(f"{role}.prompts_per_micro_batch", 1)
         rows = next((rows for rows in halved(whole, M) if sampling_bytes(own, model, rows) <= free), M)
@@ -373,6 +372,11 @@ def set_batches(
         micro = (8, 4, 2, 1) if not machine.is_cpu else (4, 2, 1)
         settings.put(f"{role}.rows_per_micro_batch",
                      next((rows for rows in micro if update_bytes(own, model, rows, machine) <= free), 1))
+
+
+def logits_chunk(scale: Scale, model: ModelConfig) -> int:
+    """Tokens whose logits exist at a time."""
+    return 2 ** int(math.log2(max(scale.logits // (4 * model.vocab_size), 16)))
 
 
 def halved(most: int, multiple: int) -> list[int]:

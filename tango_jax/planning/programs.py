@@ -31,11 +31,7 @@ from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.slots import empty_state
 from tango_jax.sharding.layouts import batch_sharding, decode_shardings, with_shardings
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.weights.from_gguf import model_config_from_gguf
-from tango_jax.weights.from_hf import model_config_from_hf
-from tango_jax.weights.gguf_file import open_gguf
-from tango_jax.weights.presets import preset_model
-from tango_jax.weights.source import NUMERICS, Source, kind_of
+from tango_jax.weights.source import NUMERICS, Source, kind_of, published_model
 from tango_jax.weights.workdir import read_config, start_source
 
 ROLES = ("generator", "verifier")
@@ -100,16 +96,10 @@ def plan_source(config: ConfigDict, role: str) -> Source:
     if not name:
         return start_source(config, role)
     numerics = {key: config[role].model[key] for key in NUMERICS}
-    kind = kind_of(name)
-    if kind == "workdir":
+    if kind_of(name) == "workdir":
         source = plan_source(read_config(Path(name).expanduser()), role)
         return dataclasses.replace(source, model_config=dataclasses.replace(source.model_config, **numerics))
-    if kind == "gguf":
-        model = model_config_from_gguf(open_gguf(Path(name).expanduser()), **numerics)
-    elif kind == "folder":
-        model = model_config_from_hf(Path(name).expanduser(), **numerics)
-    else:
-        model = preset_model(name, **numerics)
+    model = published_model(name, **numerics)
     return Source(name, model, blank_tokenizer(model), None, lambda folder: None, {})
 
 

@@ -16,8 +16,16 @@ from typing import NamedTuple
 from tango_jax.arms import ARMS
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, ring_bytes
-from tango_jax.planning.needs import Flops, decode_flops, prefill_flops, score_flops, update_flops
-from tango_jax.planning.programs import Job, Program, SamplingShapes, device_bytes
+from tango_jax.planning.needs import (
+    Flops,
+    decode_bytes,
+    decode_flops,
+    optimizer_bytes,
+    prefill_flops,
+    score_flops,
+    update_flops,
+)
+from tango_jax.planning.programs import Job, Program, device_bytes
 from tango_jax.planning.targets import Target
 from tango_jax.planning.workload import SamplingWorkload, UpdateWorkload, sampling_workload, update_workload
 from tango_jax.rl.policy import Policy
@@ -65,7 +73,7 @@ class TimeModel(NamedTuple):
         outside = calls * sum(self.transfer_seconds(item) for item in overlapped if not item.in_pass)
         return count * max(self.matmul_seconds(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
 
-    def sampling_seconds(self, policy: Policy, shapes: SamplingShapes, done: SamplingWorkload) -> float:
+    def sampling_seconds(self, policy: Policy, done: SamplingWorkload) -> float:
         """All decode batches of a phase. Copies of rows to host memory and back are not counted."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
@@ -73,18 +81,14 @@ class TimeModel(NamedTuple):
         prompts = done.prompts / groups
         prefill = prefill_flops(model, prompts, done.prompt_length, tensor, model.attention)
         seconds = done.passes * self.matmul_seconds(prefill, *dtypes)
-        weights = device_bytes({name: part for name, part in shapes.weights.items() if name != "embed"})
-        state, config = shapes.states[-1], policy.config
-        of_prompt_token = device_bytes(state.prefix) / state.prefix.length_P.shape[0] / config.max_prompt * groups
-        of_token = device_bytes(state.suffix) / state.out_token_BS.shape[0] / config.max_response * groups
         for segment in done.segments:
             rows = segment.rows / groups
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
-            cache = prefixes * done.prompt_length * of_prompt_token + rows * segment.cache * of_token
+            size = decode_bytes(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
             flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
-            step = max(self.read_seconds(weights + cache), self.matmul_seconds(flops, *dtypes))
+            step = max(self.read_seconds(size), self.matmul_seconds(flops, *dtypes))
             seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
         return done.batches * seconds
 
@@ -123,12 +127,10 @@ def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str,
     seconds = {"reshard": sum(reshard_seconds(times, programs[f"{name}/layout"]) for name in sampled)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
-            seconds[phase] = times.sampling_seconds(job.policies[name], job.sampling[name], sampled[name])
+            seconds[phase] = times.sampling_seconds(job.policies[name], sampled[name])
     seconds["score"] = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes)
     state = job.states[role]
-    # Of each parameter and its two moments: read and written; of the gradient: read for its norm and for the step.
-    touched = 2 * device_bytes(state) + 2 * device_bytes(state.params)
-    step = loss.minibatches * times.read_seconds(touched)
+    step = loss.minibatches * times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
     update_s = times.training_seconds(policy, programs[f"{role}/update"], update, passes)
     seconds["update"] = loss.epochs * (update_s + step)
     return TurnPlan(role, passes, sampled, seconds)

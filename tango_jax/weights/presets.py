@@ -3,6 +3,8 @@
 Takes a hub id; returns a ModelConfig. The values are those published with each model.
 """
 
+import re
+
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.weights.from_hf import model_config_from_json
 
@@ -45,6 +47,11 @@ CONFIG_JSON = {
         "rope_theta": 100000,
     },
 }  # fmt: skip
+
+
+def short_names() -> dict[str, str]:
+    """{"qwen2_5_1_5b": "Qwen/Qwen2.5-1.5B", ...}: the hub ids of the table by names that a shell leaves alone."""
+    return {re.sub(r"[^a-z0-9]+", "_", hub_id.split("/")[1].lower()): hub_id for hub_id in CONFIG_JSON}
 
 
 def preset_model(name: str, **numerics) -> ModelConfig:

@@ -21,6 +21,7 @@ from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
+from tango_jax.weights.presets import preset_model
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
 # Fields of ModelConfig that no checkpoint determines.
@@ -100,6 +101,24 @@ def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
         base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
     )
+
+
+def published_model(name: str, **numerics) -> ModelConfig:
+    """The sizes of a published checkpoint: a folder with its config.json, a .gguf file, or a hub id in the table of
+    presets. Nothing is downloaded, and neither weights nor tokenizers are read.
+
+    Args:
+        numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
+
+    Raises:
+        ValueError: there is no checkpoint of that name, its sizes are not known here, or this project cannot run it.
+    """
+    kind = kind_of(name)
+    if kind == "gguf":
+        return model_config_from_gguf(open_gguf(Path(name).expanduser()), **numerics)
+    if kind == "hub":
+        return preset_model(name, **numerics)
+    return model_config_from_hf(Path(name).expanduser(), **numerics)
 
 
 def has_chat_template(name: str) -> bool:

@@ -1,4 +1,5 @@
 """The plan's figures for small models against what runs here: memory within 20 %, FLOPs within 5 %."""
+import dataclasses
 import json
 import os
 import subprocess
@@ -95,3 +96,20 @@ def test_flops_by_hand():
     # Again with remat: all but the last product, 5 tokens x 2 * 4 * 6; the head a fourth time where it is chunked.
     update = needs.update_flops(model, tokens, 1, "xla", is_chunked=True)
     assert update == (4 * forward.layers - 5 * 48, 4 * forward.head)
+
+
+def test_bytes_by_hand():
+    # As above: 120 weights a layer, 40 of the head; keys and values of a token 2 * 1 * 1 * 2 numbers.
+    model = ModelConfig(vocab_size=10, width=4, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, mlp_width=6,
+                        compute_dtype="bfloat16")  # fmt: skip
+    assert needs.weight_bytes(model, tensor=1) == 2 * 120 + 4 * 40  # the head is float32
+    assert needs.weight_bytes(model, tensor=2) == 2 * 60 + 4 * 20
+    assert needs.weight_bytes(model, tensor=4) == 2 * 30 + 4 * 40  # 4 does not divide the vocabulary
+    assert needs.cached_token_bytes(model, tensor=1) == 2 * 4
+    assert needs.prefill_bytes(model, prompts=3, length=5, tensor=1) == 400 + 15 * 8
+    # 2 prompts of 5 tokens, and 6 rows with room for 7 new ones.
+    assert needs.decode_bytes(model, 2, 5, 6, 7, tensor=1) == 400 + (10 + 42) * 8
+    assert needs.update_bytes(model, micro_batches=2, tensor=1, gradients=1000) == 2 * (3 * 400 + 2000)
+    kept = dataclasses.replace(model, remat="dots")  # no product is made twice
+    assert needs.update_bytes(kept, micro_batches=2, tensor=1, gradients=1000) == 2 * (2 * 400 + 2000)
+    assert needs.optimizer_bytes(state=3000, params=1000) == 8000

@@ -1,0 +1,257 @@
+"""Sizes at which a model is timed: how much of the model, on which mesh, and how many rows and tokens.
+
+In: the options of `bench --model=...`, and this machine. Out: a policy with random weights, and its sizes. Stage: the
+start of `bench`. Sizes that the user leaves open follow from the device's memory; whether all of them fit is worked out
+before anything is allocated.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from tango_jax.config import role_config
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning import needs
+from tango_jax.planning.own_problems import (
+    ACCELERATOR,
+    CPU,
+    GIB,
+    Machine,
+    halved,
+    logits_chunk,
+    resident_bytes,
+    sampling_bytes,
+    update_bytes,
+)
+from tango_jax.planning.programs import abstract_sampling, blank_tokenizer, device_bytes
+from tango_jax.rl.policy import Policy, make_policy
+from tango_jax.runtime.checks import cut, local_path
+from tango_jax.sharding.placement import Placement, check_model, make_placement
+from tango_jax.weights.presets import CONFIG_JSON, short_names
+from tango_jax.weights.source import Source, published_model
+
+SAMPLES = 8  # responses to a prompt
+MICRO_BATCHES = 2  # of an update on each shard, so that gradients are accumulated as in a run
+MESH_AXES = ("data", "fsdp", "tensor", "decode_tensor")
+
+
+class BenchOptions(NamedTuple):
+    """What the command line says. 0 stands for a size that it leaves open."""
+
+    model: str  # a preset, by its short name or hub id, or a folder with a config.json
+    dtype: str = "bfloat16"  # of products and of the cache; parameters are float32, as in a run
+    head_dtype: str = "float32"
+    attention: str = "auto"
+    remat: str = "full"
+    mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
+    layers: int = 0  # 0: all
+    rows: int = 0
+    prompt: int = 0
+    new: int = 0
+    samples: int = 0
+    micro_rows: int = 0
+    logp_chunk: int = 0
+
+
+class Sizes(NamedTuple):
+    """Rows and tokens."""
+
+    rows: int  # decoded at once, on all devices
+    samples: int  # rows that continue the same prompt
+    prompt: int  # tokens of each prompt
+    new: int  # tokens of each response
+    micro_rows: int  # responses in a micro-batch of a shard
+    logp_chunk: int  # tokens of a micro-batch whose logits exist at a time
+
+    @property
+    def prompts(self) -> int:
+        return self.rows // self.samples
+
+    @property
+    def micro_samples(self) -> int:
+        """Responses to a prompt in the batch that is trained on: a small micro-batch has room for fewer."""
+        return min(self.samples, self.micro_rows)
+
+    @property
+    def micro_prompts(self) -> int:
+        return math.ceil(self.micro_rows / self.micro_samples)
+
+
+class Usual(NamedTuple):
+    """Sizes to try where the user says nothing."""
+
+    rows: int
+    prompt: int
+    new: int
+    micro_tokens: int  # of a micro-batch
+
+
+USUAL_CPU = Usual(rows=8, prompt=64, new=32, micro_tokens=512)
+USUAL_ACCELERATOR = Usual(rows=256, prompt=512, new=512, micro_tokens=16_384)
+
+
+def open_model(options: BenchOptions) -> ModelConfig:
+    """The model that the options name, cut to `layers`. Nothing is downloaded.
+
+    Raises:
+        ValueError: there is no such model, this project cannot run it, or it has fewer layers.
+    """
+    known = short_names()
+    name = known.get(options.model, options.model)
+    if name not in CONFIG_JSON and not local_path("--model", name).exists():
+        raise ValueError(f"--model={cut(name)} is neither a preset nor a folder: choose one of {', '.join(known)}, or "
+                         "give a folder that contains a config.json (weights are not read)")
+    numerics = {"compute_dtype": options.dtype, "head_dtype": options.head_dtype, "remat": options.remat}
+    model = published_model(name, attention=options.attention, **numerics)
+    if options.layers > model.num_layers:
+        raise ValueError(f"--layers={options.layers} is more than the {model.num_layers} of {cut(name)}: choose at "
+                         f"most {model.num_layers}, or leave the option out for all of them")
+    return dataclasses.replace(model, num_layers=options.layers or model.num_layers)
+
+
+def parse_mesh(text: str) -> ConfigDict:
+    """`fsdp:4,decode_tensor:2` -> the `mesh` settings of a role; axes that are not named keep their defaults.
+
+    Raises:
+        ValueError: another axis, or a size that is no whole number.
+    """
+    settings = role_config().mesh
+    for part in text.split(","):
+        axis, _, size = part.partition(":")
+        is_number = size.removeprefix("-").isdecimal() and len(size) < 8
+        if axis not in MESH_AXES or not is_number:
+            raise ValueError(f"--mesh={cut(text)}: {cut(part)!r} is not AXIS:SIZE, such as fsdp:4; the axes are "
+                             f"{', '.join(MESH_AXES)}")
+        settings[axis] = int(size)
+    return settings
+
+
+def place_model(options: BenchOptions, model: ModelConfig) -> tuple[ConfigDict, Placement]:
+    """The `mesh` settings of the options, and the meshes on this machine's devices.
+
+    Raises:
+        ValueError: they fit neither the devices nor the model.
+    """
+    settings = parse_mesh(options.mesh)
+    try:
+        placement = make_placement(settings)
+        check_model(model, settings, placement)
+    except ValueError as error:
+        raise ValueError(f"--mesh={cut(options.mesh)}: {error}") from error
+    return settings, placement
+
+
+def choose_sizes(options: BenchOptions, model: ModelConfig, groups: int, machine: Machine) -> Sizes:
+    """The sizes of the options, and for the others the largest usual ones that should fit.
+
+    Args:
+        groups: device groups that share the rows of a decode batch.
+        machine: its devices are those that split a train state.
+
+    Raises:
+        ValueError: sizes that do not go together, or that exceed the model's positions.
+    """
+    usual, scale = (USUAL_CPU, CPU) if machine.is_cpu else (USUAL_ACCELERATOR, ACCELERATOR)
+    half = model.max_position // 2
+    prompt, new = options.prompt or min(usual.prompt, half), options.new or min(usual.new, half)
+    if prompt + new > model.max_position:
+        raise ValueError(f"--prompt={prompt} and --new={new} are {prompt + new} tokens, more than the "
+                         f"{model.max_position} positions of the model: lower one of them")
+    most = options.rows or max(usual.rows, groups)
+    samples = options.samples or math.gcd(SAMPLES, max(1, most // groups))
+    if options.rows % (samples * groups):
+        raise ValueError(f"--rows={options.rows} must be a multiple of {samples * groups}: {samples} samples of a "
+                         f"prompt on each of {groups} device groups; change it, or --samples")
+    sizes = Sizes(most, samples, prompt, new, 1, options.logp_chunk or logits_chunk(scale, model))
+    free = scale.memory * machine.memory - resident_bytes({"bench": role_settings(sizes)}, {"bench": model}, machine)
+    tried = [options.rows] if options.rows else halved(most, samples * groups)
+    rows = next((n for n in tried if sampling_bytes(role_settings(sizes), model, n // groups) <= free),
+                options.rows or samples * groups)
+    micro_rows = options.micro_rows or 1
+    while not options.micro_rows:
+        larger = sizes._replace(micro_rows=2 * micro_rows)
+        tokens = larger.micro_rows * (new + 1) + larger.micro_prompts * prompt
+        needed = update_bytes(role_settings(larger), model, larger.micro_rows, machine)
+        if tokens > usual.micro_tokens or needed > free:
+            break
+        micro_rows = larger.micro_rows
+    return sizes._replace(rows=rows, micro_rows=micro_rows)
+
+
+def role_settings(sizes: Sizes) -> ConfigDict:
+    """A role's configuration of these sizes, without a reference policy."""
+    config = role_config()
+    config.max_prompt, config.max_response, config.row_buckets = sizes.prompt, sizes.new, (sizes.rows,)
+    config.rows_per_micro_batch, config.prompts_per_micro_batch = sizes.micro_rows, sizes.micro_prompts
+    config.logp_chunk, config.loss.kl_coef = sizes.logp_chunk, 0.0
+    return config
+
+
+def make_bench_policy(model: ModelConfig, sizes: Sizes, mesh: ConfigDict) -> Policy:
+    """The jitted functions of a policy of these sizes. No token ends its responses, and its weights are random.
+
+    Raises:
+        ValueError: the devices cannot run the attention that is asked for.
+    """
+    config = role_settings(sizes)
+    config.mesh = mesh
+    tokenizer = dataclasses.replace(blank_tokenizer(model), stop_ids=(model.vocab_size,))
+    return make_policy("generator", config, Source("", model, tokenizer, None, lambda folder: None, {}))
+
+
+def open_bench(options: BenchOptions, memory: int) -> tuple[Policy, Sizes]:
+    """The policy and the sizes that are timed, on devices of `memory` bytes each.
+
+    Raises:
+        ValueError: the options do not fit the model, the devices or their memory.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(f"--model is timed in one process, and there are {jax.process_count()}: start one, with all "
+                         "devices of a machine")
+    model = open_model(options)
+    mesh, placement = place_model(options, model)
+    split = placement.train.shape["fsdp"] * placement.train.shape["tensor"]
+    machine = Machine(jax.default_backend(), split, memory)
+    sizes = choose_sizes(options, model, placement.row_multiple, machine)
+    policy = make_bench_policy(model, sizes, mesh)
+    check_memory(policy, sizes, memory)
+    return policy, sizes
+
+
+def check_memory(policy: Policy, sizes: Sizes, memory: int) -> None:
+    """Raises ValueError where the largest arrays alone, without any temporary ones, exceed a device's memory."""
+    state, placement = policy.abstract_state(), policy.placement
+    held, gradients = device_bytes(state), device_bytes(state.params)
+    weights = device_bytes(abstract_sampling(policy).weights)
+    tokens = (sizes.prompts * sizes.prompt + sizes.rows * sizes.new) / placement.row_multiple
+    cache = tokens * needs.cached_token_bytes(policy.model_config, placement.local.shape["tensor"])
+    _check("an update", {"parameters and moments": held, "gradients": gradients}, memory, "--layers")
+    parts = {"parameters and moments": held, "weights to sample with": weights, "keys and values": cache}
+    _check(f"sampling {sizes.rows} rows of {sizes.prompt} + {sizes.new} tokens", parts, memory,
+           "--rows, --prompt, --new or --layers")
+
+
+def _check(what: str, parts: dict[str, float], memory: int, options: str) -> None:
+    total = sum(parts.values())
+    if total > memory:
+        shown = ", ".join(f"{size / GIB:.1f} of {name}" for name, size in parts.items())
+        raise ValueError(f"{what} takes at least {total / GIB:.1f} GiB of each device ({shown}), which has "
+                         f"{memory / GIB:.1f} GiB: lower {options}, or split the model over more devices with --mesh")
+
+
+def describe_sizes(policy: Policy, sizes: Sizes) -> str:
+    """One line, before anything is timed."""
+    model, shape = policy.model_config, policy.placement.train.shape
+    mesh = " x ".join(f"{axis} {size}" for axis, size in shape.items())
+    tokens = sizes.micro_rows * (sizes.new + 1) + sizes.micro_prompts * sizes.prompt
+    return (
+        f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}, "
+        f"attention {model.attention}, mesh {mesh}, decoding weights on {policy.config.mesh.decode_tensor} device(s) "
+        f"each; sampling {sizes.rows} rows ({sizes.prompts} prompts of {sizes.prompt} tokens x {sizes.samples} samples "
+        f"of {sizes.new}); training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
+        f"{policy.placement.num_shards} shard(s) ({sizes.micro_rows} responses, {sizes.micro_prompts} prompts, logits "
+        f"of {sizes.logp_chunk} tokens at a time, remat {model.remat})"
+    )
