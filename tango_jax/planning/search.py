@@ -38,7 +38,9 @@ SHOWN_MESHES = 12
 # After each compiled setting that did not fit although its estimate did, estimates must stay below so much of what is
 # left.
 CAUTION = 0.96
-LEAST_GAIN = 0.01  # share of the time that a setting must be estimated to save before it is compiled
+# Share of the time that a setting must be estimated to save: before it is compiled, and before it is preferred to one
+# that changes less of the configuration.
+LEAST_GAIN = 0.01
 
 Factors = dict[str, float]  # function -> by what its estimate of what a compiler needs is multiplied
 
@@ -84,7 +86,7 @@ class Search(NamedTuple):
     options: Options
     given: Candidate  # the configuration as it is, compiled
     compiled: list[Candidate]  # in the order in which they were; without `given`
-    estimated: list[Candidate]  # one for each pair of meshes that fits, the quickest first
+    estimated: list[Candidate]  # one for each pair of meshes that fits, in the order in which they would be compiled
     parts: list[tuple[Part, float]]  # everything that was priced, and the bytes that it needs
     refused: list[tuple[dict[str, Settings], str]]  # settings that validation or a mesh does not allow, with the reason
 
@@ -115,6 +117,7 @@ def search(options: Options, console: Console) -> Search:
     for _ in range(MOST_COMPILED):
         failures = sum(not item.plan.fits for item in compiled)
         ranking = pricing.ranking(parts, compiler.factors, CAUTION**failures, [settings for settings, _ in refused])
+        ranking = simplest_first(options.config, ranking)
         quickest = min((item.seconds for item in (given, *compiled) if item.plan.fits), default=math.inf)
         known = [item.settings for item in compiled]
         if not ranking or ranking[0].settings in known or ranking[0].seconds > (1 - LEAST_GAIN) * quickest:
@@ -144,6 +147,13 @@ def applied(config: ConfigDict, settings: dict[str, Settings]) -> ConfigDict:
             else:
                 config[role][node] = value
     return config
+
+
+def simplest_first(config: ConfigDict, ranking: list[Candidate]) -> list[Candidate]:
+    """The same, but at the head the one that changes least, of all that are about as quick as the quickest."""
+    near = [item for item in ranking if item.seconds <= (1 + LEAST_GAIN) * ranking[0].seconds]
+    near.sort(key=lambda item: (len(overrides(config, item.settings)), item.peak))
+    return near[:1] + [item for item in ranking if item is not near[0]]
 
 
 def overrides(config: ConfigDict, settings: dict[str, Settings]) -> list[str]:
@@ -284,6 +294,8 @@ class Pricing:
         """The quickest settings for each pair of meshes that fit, the quickest first."""
         needs = {id(part): part.needs(factors) for found in parts.values() for part in found if not part.reason}
         by_mesh = {role: _by_mesh(parts[role, "training"]) for role in ROLES}
+        changes = {id(part): len(overrides(self.options.config, {part.role: part.settings}))
+                   for found in parts.values() for part in found}
         memory, found = caution * self.options.target.memory, []
         for meshes in itertools.product(*(by_mesh[role] for role in ROLES)):
             trained = dict(zip(ROLES, meshes, strict=True))
@@ -291,9 +303,9 @@ class Pricing:
             picked = {}
             for role, mesh in trained.items():
                 for kind, items in (("sampling", parts[role, "sampling"]), ("training", by_mesh[role][mesh])):
-                    picked[role, kind] = next(
-                        (part for part in items if not part.reason and needs[id(part)] <= room), None
-                    )
+                    fitting = [part for part in items if not part.reason and needs[id(part)] <= room]
+                    near = [part for part in fitting if part.seconds <= (1 + LEAST_GAIN) * fitting[0].seconds]
+                    picked[role, kind] = min(near, key=lambda part: (changes[id(part)], needs[id(part)]), default=None)
             if all(picked.values()):
                 settings = {role: picked[role, "sampling"].settings | picked[role, "training"].settings
                             for role in ROLES}
