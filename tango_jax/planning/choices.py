@@ -75,7 +75,8 @@ def _within_a_budget(
     shortest = sizes.prompt_buckets[0] + sizes.cache_buckets[0]
     most = min(budget // shortest, -(-needed_rows // groups))
     if most > rows:  # otherwise nothing is gained by it
-        yield _sampling(tensor, tuple(size * groups for size in _ladder(max(1, rows // 2), most)), budget)
+        low = max(1, min(rows, most // 8))
+        yield _sampling(tensor, tuple(size * groups for size in _ladder(low, most)), budget)
 
 
 def _ladder(low: int, high: int) -> list[int]:

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -31,9 +32,11 @@ from tango_jax.planning.targets import Devices, open_devices
 from tango_jax.planning.times import TimeModel, sampled_requests, trained_seconds
 from tango_jax.planning.workload import UpdateWorkload, sampling_workload, update_workload
 from tango_jax.rl.schedule import make_schedule
-from tango_jax.runtime.console import Console
+from tango_jax.runtime.console import Console, format_seconds
 
 MOST_COMPILED = 4  # settings, beside the configuration's own
+# No further setting is compiled where it would end later than this, going by the last one. One is in any case.
+MOST_SECONDS = 15 * 60
 SHOWN_MESHES = 12
 # After each compiled setting that did not fit although its estimate did, estimates must stay below so much of what is
 # left.
@@ -103,6 +106,7 @@ def search(options: Options, console: Console) -> Search:
     Raises:
         ValueError: see `make_plan`.
     """
+    began = time.monotonic()
     devices = open_devices(options.target, options.devices)
     job = make_job(options.config, devices, options.per_process)
     compiler = _Compiler(options, devices, console)
@@ -113,27 +117,40 @@ def search(options: Options, console: Console) -> Search:
         for role, kind in itertools.product(ROLES, ("sampling", "training")):
             parts[role, kind] = pricing.parts(role, kind)
             progress.advance(phase=f"{role}, {kind}")
-    compiled, refused, ranking = [], [], []
-    for _ in range(MOST_COMPILED):
+    compiled, refused = [], []
+    while True:
         failures = sum(not item.plan.fits for item in compiled)
         ranking = pricing.ranking(parts, compiler.factors, CAUTION**failures, [settings for settings, _ in refused])
         ranking = simplest_first(options.config, ranking)
-        quickest = min((item.seconds for item in (given, *compiled) if item.plan.fits), default=math.inf)
-        known = [item.settings for item in compiled]
-        if not ranking or ranking[0].settings in known or ranking[0].seconds > (1 - LEAST_GAIN) * quickest:
+        if not _is_worth_compiling(ranking, given, compiled):
+            break
+        if compiled and time.monotonic() - began + compiler.last_seconds > MOST_SECONDS:
+            console.log(f"compiling one more would take longer than {format_seconds(MOST_SECONDS)} in all")
             break
         settings = ranking[0].settings
         config = applied(options.config, settings)
         try:
             validate(config)
-            item = compiler.compiled(config, settings, make_job(config, devices, options.per_process))
+            own_job = make_job(config, devices, options.per_process)
         except ValueError as error:
             refused.append((settings, str(error)))
-            continue
-        compiled.append(item)
-    refused += [({part.role: part.settings}, part.reason) for found in parts.values() for part in found if part.reason]
-    priced = [(part, part.needs(compiler.factors)) for found in parts.values() for part in found if not part.reason]
+        else:
+            compiled.append(compiler.compiled(config, settings, own_job))
+    everything = [part for found in parts.values() for part in found]
+    refused += [({part.role: part.settings}, part.reason) for part in everything if part.reason]
+    priced = [(part, part.needs(compiler.factors)) for part in everything if not part.reason]
     return Search(options, given, compiled, ranking, priced, refused)
+
+
+def _is_worth_compiling(ranking: list[Candidate], given: Candidate, compiled: list[Candidate]) -> bool:
+    """Whether the first of the ranking may be quicker than what has been compiled and fits."""
+    quickest = min((item.seconds for item in (given, *compiled) if item.plan.fits), default=math.inf)
+    return (
+        len(compiled) < MOST_COMPILED
+        and bool(ranking)
+        and ranking[0].settings not in [item.settings for item in compiled]
+        and ranking[0].seconds <= (1 - LEAST_GAIN) * quickest
+    )
 
 
 def applied(config: ConfigDict, settings: dict[str, Settings]) -> ConfigDict:
@@ -186,6 +203,7 @@ class _Compiler:
     def __init__(self, options: Options, devices: Devices, console: Console):
         self.options, self.devices, self.console = options, devices, console
         self.factors: Factors = {}
+        self.last_seconds = 0.0
         self._known: dict[tuple, Program] = {}
 
     def compiled(self, config: ConfigDict, settings: dict[str, Settings], job: Job) -> Candidate:
@@ -193,9 +211,11 @@ class _Compiler:
         missing = [name for name, key in keys.items() if key not in self._known]
         title = " ".join(overrides(self.options.config, settings)) or "the configuration as it is"
         self.console.log(f"compiling {title}")
+        began = time.monotonic()
         with self.console.stage("Compiling", total=len(missing)) as progress:
             found = compile_job(job, self.devices, lambda name, seconds: progress.advance(phase=name, seconds=seconds),
                                 missing)
+        self.last_seconds = time.monotonic() - began
         self._known |= {keys[name]: program for name, program in found.items()}
         programs = {name: self._known[key] for name, key in keys.items()}
         for role in ROLES:

@@ -60,9 +60,7 @@ def show_search(found: Search, console: Console) -> None:
         for kind in ("sampling", "training"):
             _show_parts([item for item in found.parts if (item[0].role, item[0].kind) == (role, kind)], console)
     if found.refused:
-        rows = [("; ".join(f"{role} {_words(settings)}" for role, settings in values.items()), reason)
-                for values, reason in found.refused]
-        console.table("Refused", ("settings", "reason"), rows)
+        _show_refused(found, console)
     rows = [_row(found, item, f"estimated, {_fits(item)}") for item in found.estimated]
     rows += [_row(found, item, f"compiled, {_fits(item)}") for item in (found.given, *found.compiled)]
     title = f"Whole settings: hours of a run, and GiB of each device, of {memory:.1f} that a program may use"
@@ -103,6 +101,16 @@ def _show_parts(parts: list[tuple[Part, float]], console: Console) -> None:
     console.table(f"{kind.capitalize()} of the {role}: hours of a run, and GiB of a device beside what is resident; "
                   f"{len(rows)} quickest" + (f", {rest} others in --json" if rest else ""),
                   (*(key.split(".")[-1] for key in keys), "hours", "GiB"), rows)
+
+
+def _show_refused(found: Search, console: Console) -> None:
+    """The first of each reason."""
+    by_reason = {}
+    for settings, reason in found.refused:
+        by_reason.setdefault(reason, []).append(settings)
+    rows = [("; ".join(f"{role} {_words(values)}" for role, values in first.items()), 1 + len(others), reason)
+            for reason, (first, *others) in by_reason.items()]
+    console.table("Refused", ("the first such settings", "of", "reason"), rows)
 
 
 def _words(settings: Settings) -> str:
