@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
 from tango_jax.cli.validation import validate
@@ -119,23 +120,24 @@ def search(options: Options, console: Console) -> Search:
             progress.advance(phase=f"{role}, {kind}")
     compiled, refused = [], []
     while True:
-        failures = sum(not item.plan.fits for item in compiled)
-        ranking = pricing.ranking(parts, compiler.factors, CAUTION**failures, [settings for settings, _ in refused])
+        failed = [item.settings for item in compiled if not item.plan.fits]
+        hopeless = [*failed, *(settings for settings, _ in refused)]
+        ranking = pricing.ranking(parts, compiler.factors, CAUTION ** len(failed), hopeless)
         ranking = simplest_first(options.config, ranking)
         if not _is_worth_compiling(ranking, given, compiled):
             break
-        if compiled and time.monotonic() - began + compiler.last_seconds > MOST_SECONDS:
+        if (compiled or refused) and time.monotonic() - began + compiler.last_seconds > MOST_SECONDS:
             console.log(f"compiling one more would take longer than {format_seconds(MOST_SECONDS)} in all")
             break
         settings = ranking[0].settings
         config = applied(options.config, settings)
         try:
             validate(config)
-            own_job = make_job(config, devices, options.per_process)
+            compiled.append(compiler.compiled(config, settings, make_job(config, devices, options.per_process)))
         except ValueError as error:
             refused.append((settings, str(error)))
-        else:
-            compiled.append(compiler.compiled(config, settings, own_job))
+        except jax.errors.JaxRuntimeError as error:  # a fault of the compiler, which other settings may not run into
+            refused.append((settings, f"does not compile: {str(error).splitlines()[0]}"))
     everything = [part for found in parts.values() for part in found]
     refused += [({part.role: part.settings}, part.reason) for part in everything if part.reason]
     priced = [(part, part.needs(compiler.factors)) for part in everything if not part.reason]
@@ -309,9 +311,14 @@ class Pricing:
 
     def ranking(
         self, parts: dict[tuple[str, str], list[Part]], factors: Factors, caution: float,
-        refused: Iterable[dict[str, Settings]],
+        hopeless: Iterable[dict[str, Settings]],
     ) -> list[Candidate]:
-        """The quickest settings for each pair of meshes that fit, the quickest first."""
+        """The quickest settings for each pair of meshes that fit, the quickest first, without those in `hopeless`.
+
+        Args:
+            parts: by role and kind, the quickest first.
+            caution: share of the memory that may be used.
+        """
         needs = {id(part): part.needs(factors) for found in parts.values() for part in found if not part.reason}
         by_mesh = {role: _by_mesh(parts[role, "training"]) for role in ROLES}
         changes = {id(part): len(overrides(self.options.config, {part.role: part.settings}))
@@ -329,7 +336,7 @@ class Pricing:
             if all(picked.values()):
                 settings = {role: picked[role, "sampling"].settings | picked[role, "training"].settings
                             for role in ROLES}
-                if settings not in refused:
+                if settings not in hopeless:
                     found.append((sum(part.seconds for part in picked.values()), settings))
         found.sort(key=lambda item: item[0])
         shown = [self.estimated(settings, factors) for _, settings in found[:SHOWN_MESHES]]

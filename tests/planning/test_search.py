@@ -326,3 +326,31 @@ def test_the_command_searches(found, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["found"] is True
     plan.main([f"--config={TINY}", "--target=a100-80gb:8", "--search"])
     assert "instead of" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_or_compile_is_not_tried_again(pricing, monkeypatch):
+    """The first turns out not to fit, the second does not compile, the third is fine."""
+    outcomes = iter(["given", "does not fit", "does not compile", "fits", "fits"])
+
+    class Compiler:
+        factors, last_seconds = {}, 0.0
+
+        def __init__(self, options, devices, console):
+            pass
+
+        def compiled(self, config, settings, job):
+            outcome = next(outcomes)
+            if outcome == "does not compile":
+                raise jax.errors.JaxRuntimeError("INTERNAL: a fault\nmore")
+            item = pricing.estimated(settings, {})._replace(is_compiled=True)
+            failed = item.plan._replace(advice=["generator/update needs more"])
+            return item._replace(plan=failed) if outcome == "does not fit" else item
+
+    monkeypatch.setattr(search, "_Compiler", Compiler)
+    monkeypatch.setattr(search, "LEAST_GAIN", 1e-9)
+    found = search.search(pricing.options, Console(enabled=False))
+    assert [item.plan.fits for item in found.compiled[:2]] == [False, True]
+    settings = [item.settings for item in found.compiled] + [values for values, _ in found.refused]
+    assert len({str(values) for values in settings}) == len(settings)
+    assert [reason for _, reason in found.refused] == ["does not compile: INTERNAL: a fault"]
+    assert found.best in found.compiled[1:]
