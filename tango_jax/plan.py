@@ -6,6 +6,10 @@ compiles the run's own jitted functions for the target from shapes alone: no wei
 the target's compiler, which is a package: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for
 TPUs, in the release of the installed jax. Without it, virtual CPU devices stand in, and memory is roughly right only.
 
+With --search it looks for quicker settings that fit: meshes, offload, decode_tensor, row_buckets, cache_tokens, remat
+and micro-batches of both roles. It counts hundreds, compiles the configuration and the best few, and prints these as
+--config.key=value, with all that it tried.
+
 Exit code 0, also where the run does not fit (`fits` says so); 2 for a mistake.
 """
 
@@ -19,6 +23,8 @@ from tango_jax.cli.command_line import load_options
 from tango_jax.cli.ranges import SHARE_ABOVE_ZERO, check_options
 from tango_jax.cli.validation import validate
 from tango_jax.planning.planner import Options, make_plan
+from tango_jax.planning.search import search
+from tango_jax.planning.search_tables import search_as_json, show_search
 from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import TARGETS, parse_target
 from tango_jax.runtime.checks import shortened
@@ -30,10 +36,10 @@ RANGES = {
 }
 
 
-def parse_options(argv: Sequence[str] | None) -> Options:
-    """Raises ValueError on a mistake."""
+def parse_options(argv: Sequence[str] | None) -> tuple[Options, bool]:
+    """The options, and whether to search. Raises ValueError on a mistake."""
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
-             "[--filled=SHARE] [--json]")
+             "[--filled=SHARE] [--search] [--json]")
     parser = Parser("plan", __doc__, usage)
     parser.add_config()
     parser.add_argument("--target", metavar="NAME:DEVICES", default="cpu:1",
@@ -42,6 +48,7 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--filled", metavar="SHARE", type=float, default=0.5,
                         help="mean length of prompts and responses, as a share of the longest allowed; only the times "
                         "depend on it; default: %(default)s")
+    parser.add_flag("--search", "look for quicker settings that fit")
     parser.add_flag("--json", "print one JSON object and nothing else")
     args, overrides = parser.parse_overrides(argv)
     check_options(args, RANGES)
@@ -52,7 +59,7 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     if per_process < 1 or devices % per_process or per_process > kind.per_host:
         raise ValueError(f"--per-process={shortened(per_process)}: choose a number of devices that divides {devices} "
                          f"and is at most the {kind.per_host} of a host")
-    return Options(config, kind, devices, per_process, args.filled, args.json)
+    return Options(config, kind, devices, per_process, args.filled, args.json), args.search
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,8 +67,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Before any backend starts: compilers are used, devices that may be here are not.
     jax.config.update("jax_platforms", "cpu")
     with ends_in_one_line():
-        options = parse_options(argv)
+        options, is_search = parse_options(argv)
         console = Console(enabled=not options.is_json)
+        if is_search:
+            found = search(options, console)
+            if options.is_json:
+                print(json.dumps(search_as_json(found)), flush=True)
+            else:
+                show_search(found, console)
+            return
         plan = make_plan(options, console)
         if options.is_json:
             print(json.dumps(as_json(plan)), flush=True)

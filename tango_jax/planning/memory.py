@@ -31,19 +31,22 @@ class Phase(NamedTuple):
 
 def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
     """Every phase of the roles whose functions are given, in the order of a turn."""
-    return [
-        phase
-        for role in dict.fromkeys(name.split("/")[0] for name in programs)
-        for phase in (
-            _reshard(job, programs, role),
-            _sample(job, programs, role),
-            _score(job, programs, role),
-            _update(job, programs, role),
-        )
-    ]
+    roles = dict.fromkeys(name.split("/")[0] for name in programs)
+    return [phase for role in roles for phase in (*sampling_phases(job, programs, role),
+                                                  *training_phases(job, programs, role))]
 
 
-def _resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
+def sampling_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
+    """What depends on how the role samples, beside what is resident."""
+    return [_reshard(job, programs, role), _sample(job, programs, role)]
+
+
+def training_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
+    """What depends on how the role is trained, beside what is resident."""
+    return [_score(job, programs, role), _update(job, programs, role)]
+
+
+def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
     """What is on a device whatever runs. With `mesh.offload` a role's moments and reference are there when needed."""
     parameters = optimizer = 0
     for role, policy in job.policies.items():
@@ -59,7 +62,7 @@ def _resident(job: Job, name: str, busy: str = "", with_reference: bool = False,
 
 def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
     layout = programs[f"{role}/layout"]
-    phase = _resident(job, f"{role}/reshard")
+    phase = resident(job, f"{role}/reshard")
     return phase._replace(weights=layout.output, temporaries=layout.temp, error=layout.error)
 
 
@@ -70,7 +73,7 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     shapes = job.sampling[role]
     caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
     rests = [device_bytes(state) - cache for state, cache in zip(shapes.states, caches, strict=True)]
-    phase = _resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
+    phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
     sizes, num_layers = job.policies[role].sampler.config, job.policies[role].model_config.num_layers
     if sizes.cache_tokens:  # a chunk of prompts is read beside the cache that it will enter
         read = phase._replace(cache=caches[0], temporaries=prefill.added + rests[0], error=prefill.error)
@@ -91,7 +94,7 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 def _score(job: Job, programs: dict[str, Program], role: str) -> Phase:
     score = programs[f"{role}/score"]
-    phase = _resident(job, f"{role}/score", role, with_reference=True)
+    phase = resident(job, f"{role}/score", role, with_reference=True)
     return phase._replace(temporaries=score.added + _batches(job, role), error=score.error)
 
 
@@ -101,7 +104,7 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
     update = programs[f"{role}/update"]
     gradients = device_bytes(job.states[role].params)
     kept = saved_activations(job, role)
-    phase = _resident(job, f"{role}/update", role, with_moments=True)
+    phase = resident(job, f"{role}/update", role, with_moments=True)
     # It is compiled with a state of its own, before any other has moments. Where those do not count, parameters do.
     twice = gradients if job.policies[role].config.mesh.offload else 0
     return phase._replace(

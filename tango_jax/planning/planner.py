@@ -58,11 +58,22 @@ def make_plan(options: Options, console: Console) -> Plan:
     job = make_job(config, devices, options.per_process)
     with console.stage("Compiling", total=5 * len(ROLES)) as progress:
         programs = compile_job(job, devices, lambda name, seconds: progress.advance(phase=name, seconds=seconds))
+    return plan_of(options, job, programs, devices.is_target)
+
+
+def plan_of(options: Options, job: Job, programs: dict[str, Program], is_target: bool) -> Plan:
+    """The plan of a job whose functions have been compiled, or estimated."""
+    config = job.config
     found = phases(job, programs)
     counts = Counter(turn.role for turn in make_schedule(config).turns())
     turns = {role: plan_turn(job, programs, options.target, role, options.filled) for role in ROLES if counts[role]}
     hints = advice(job, found, options.target)
-    return Plan(options, job, devices.is_target, programs, found, turns, counts, hints)
+    return Plan(options, job, is_target, programs, found, turns, counts, hints)
+
+
+def run_seconds(plan: Plan) -> float:
+    """All turns of the run."""
+    return sum(plan.counts[role] * turn.total for role, turn in plan.turns.items())
 
 
 def comparison(plan: Plan, role: str) -> dict[str, tuple[float, float]]:

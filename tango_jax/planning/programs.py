@@ -9,7 +9,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,10 +150,13 @@ def abstract_batch(policy: Policy, rl: ConfigDict, processes: int) -> Batch:
 
 def abstract_sampling(policy: Policy) -> SamplingShapes:
     """Shapes and shardings of the largest decode batch that the role can sample."""
-    sampler, placement = policy.sampler, policy.placement
-    weights = jax.eval_shape(sampler.layout_fn, policy.abstract_state().params)
-    weights = with_shardings(weights, decode_shardings(placement.local, weights))
-    sizes, longest = sampler.config, sampler.config.prompt_buckets[-1]
+    return sampling_shapes(policy, jax.eval_shape(policy.sampler.layout_fn, policy.abstract_state().params))
+
+
+def sampling_shapes(policy: Policy, weights: dict) -> SamplingShapes:
+    """The same, with the weights as the sampler's layout has them."""
+    placement, sizes = policy.placement, policy.sampler.config
+    weights, longest = with_shardings(weights, decode_shardings(placement.local, weights)), sizes.prompt_buckets[-1]
     if sizes.cache_tokens:
         prompts = sizes.prompts_per_chunk(longest, 1)
         rows = [sizes.rows_within(longest, bucket)[-1] for bucket in sizes.cache_buckets]
@@ -176,10 +179,20 @@ def abstract_sampling(policy: Policy) -> SamplingShapes:
     places = decode.shardings_of(placement.local, decode.state_specs())
     states = []
     for count, bucket in zip(rows, sizes.cache_buckets, strict=True):
-        empty_fn = functools.partial(empty_state, policy.model_config, sizes.cache_buckets[-1], count, longest, bucket)
-        state = jax.eval_shape(empty_fn)
+        state = _state_shapes(policy.model_config, sizes.cache_buckets[-1], count, longest, bucket)
         states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
     return SamplingShapes(weights, arguments, tuple(states), sampling)
+
+
+def _state_shapes(model: ModelConfig, max_new: int, rows: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
+    """Rows come first in every array of a state."""
+    state = _state_of_one_row(dataclasses.replace(model, remat="none"), max_new, prompt_bucket, cache_bucket)
+    return jax.tree.map(lambda leaf: leaf.update(shape=(rows, *leaf.shape[1:])) if leaf.ndim else leaf, state)
+
+
+@functools.cache
+def _state_of_one_row(model: ModelConfig, max_new: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
+    return jax.eval_shape(functools.partial(empty_state, model, max_new, 1, prompt_bucket, cache_bucket))
 
 
 def _placed(place: NamedSharding, tree: Any) -> Any:
@@ -207,8 +220,13 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     }
 
 
-def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]) -> dict[str, Program]:
-    """{"generator/update": Program, ...}; `report(name, seconds)` hears of each as it is done."""
+FUNCTIONS = tuple(f"{role}/{name}" for role in ROLES for name in ("update", "score", "layout", "prefill", "decode"))
+
+
+def compile_job(
+    job: Job, devices: Devices, report: Callable[[str, float], None], names: Collection[str] = FUNCTIONS
+) -> dict[str, Program]:
+    """{"generator/update": Program, ...} for these names; `report(name, seconds)` hears of each as it is done."""
 
     def compiled(name: str, lowered: jax.stages.Lowered) -> Program:
         began = time.monotonic()
@@ -221,6 +239,7 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
             f"{role}/{name}": pool.submit(compiled, f"{role}/{name}", lower())
             for role in ROLES
             for name, lower in lowered_functions(job, role).items()
+            if f"{role}/{name}" in names
         }
         return {name: future.result() for name, future in pending.items()}
 

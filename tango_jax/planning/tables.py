@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tango_jax.planning import times
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import decode_flops, prefill_flops
-from tango_jax.planning.planner import Plan, comparison
+from tango_jax.planning.planner import Plan, comparison, run_seconds
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
 from tango_jax.planning.times import TurnPlan, function_flops, scores_of
 from tango_jax.planning.workload import SamplingWorkload
@@ -61,10 +61,6 @@ def as_json(plan: Plan) -> dict:
 
 def errors(plan: Plan) -> list[str]:
     return [name for name, program in plan.programs.items() if program.error]
-
-
-def run_seconds(plan: Plan) -> float:
-    return sum(plan.counts[role] * turn.total for role, turn in plan.turns.items())
 
 
 def work(plan: Plan) -> dict[str, Work]:

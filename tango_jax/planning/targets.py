@@ -33,6 +33,7 @@ class Target:
     read: float  # bytes per second from memory
     link: float  # bytes per second that a device receives from others of its host (TPUs: of its slice)
     network: float  # bytes per second that a device receives from other hosts
+    host: float  # bytes per second between a device and the memory of its host
     per_host: int
     compilers: tuple[str, ...] = ()  # modules that compile for it; none: always at hand
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
@@ -46,18 +47,21 @@ _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nv
 TARGETS = {
     target.name: target
     for target in (
-        # NVLink 3 and 200 Gb/s of InfiniBand for each GPU; NVLink 4 and 400 Gb/s.
+        # NVLink 3, 200 Gb/s of InfiniBand for each GPU and PCIe 4.0; NVLink 4, 400 Gb/s and PCIe 5.0.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
-               flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, **_GPU),
+               flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,
-               flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, **_GPU),
-        # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use.
+               flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, **_GPU),
+        # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use. How
+        # fast a chip reaches its host is not published: taken as PCIe 3.0.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
-               flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, per_host=4, compilers=("libtpu",),
+               flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
+               compilers=("libtpu",),
                shapes=((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"),
                        (256, "4x8x8"), (512, "8x8x8"))),
         Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12,
-               flops_highest=32.8e12, read=0.82e12, link=90e9, network=90e9, per_host=4, compilers=("libtpu",),
+               flops_highest=32.8e12, read=0.82e12, link=90e9, network=90e9, host=16e9, per_host=4,
+               compilers=("libtpu",),
                shapes=((4, "2x2"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"), (256, "16x16"))),
     )
 }  # fmt: skip
@@ -121,7 +125,8 @@ def cpu_target(count: int) -> Target:
     cpu_devices(count)  # before anything is measured, or there would be one
     rates = machine_rates()
     flops, read = rates["matmul_gflops"] * 1e9 / count, rates["read_gb_s"] * 1e9 / count
-    return Target("cpu", "cpu", memory, flops, flops, flops, read, link=read / 2, network=read / 2, per_host=count)
+    return Target("cpu", "cpu", memory, flops, flops, flops, read, link=read / 2, network=read / 2, host=read / 2,
+                  per_host=count)
 
 
 def missing_compilers(target: Target) -> list[str]:

@@ -7,7 +7,9 @@ In: the job, its compiled functions, what a turn does (workload.py). Out: {phase
     sending     bytes received at SHARE_OF_LINK of the link's rate: between hosts, each device of a group has a network
                 card, and those of a host share what the host receives
 An update or a score takes the longer of its products and its gathers and scatters, which run beside them, and then its
-sums. A decode step takes the longer of reading weights and cache and of its products, and STEP_OVERHEAD a layer.
+sums. A decode step takes the longer of reading weights and cache and of its products, and STEP_OVERHEAD a layer. What
+waits in host memory (rows that make room for others; moments and references with `mesh.offload`) takes SHARE_OF_LINK of
+the rate between a device and its host, while nothing else is done.
 Parsing, grading and evaluation are not in it.
 """
 
@@ -18,6 +20,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, ring_bytes
 from tango_jax.planning.needs import (
     Flops,
+    cached_token_bytes,
     decode_bytes,
     decode_flops,
     optimizer_bytes,
@@ -56,6 +59,9 @@ class TimeModel(NamedTuple):
     def transfer_seconds(self, item: Collective) -> float:
         return item.wire_bytes / (self.bandwidth(item.members) * SHARE_OF_LINK)
 
+    def host_seconds(self, size: float) -> float:
+        return size / (self.target.host * SHARE_OF_LINK)
+
     def bandwidth(self, members: tuple[int, ...]) -> float:
         """Bytes per second that a device of the group receives."""
         hosts = [member // self.target.per_host for member in members]
@@ -74,7 +80,7 @@ class TimeModel(NamedTuple):
         return count * max(self.matmul_seconds(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
 
     def sampling_seconds(self, policy: Policy, done: SamplingWorkload) -> float:
-        """All decode batches of a phase. Copies of rows to host memory and back are not counted."""
+        """All decode batches of a phase."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
         dtypes = (model.compute_dtype, model.head_dtype)
@@ -90,6 +96,9 @@ class TimeModel(NamedTuple):
             flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
             step = max(self.read_seconds(size), self.matmul_seconds(flops, *dtypes))
             seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
+        if done.saved:  # there and back, from one bucket of the cache to a larger one
+            tokens = done.prompt_length + max(segment.cache for segment in done.segments)
+            seconds += 2 * done.saved / groups * self.host_seconds(tokens * cached_token_bytes(model, tensor))
         return done.batches * seconds
 
     def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
@@ -115,25 +124,42 @@ class TurnPlan(NamedTuple):
 
 def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnPlan:
     """The turn in which `role` is updated."""
-    times, rl, policy = TimeModel(target), job.config.rl, job.policies[role]
-    M, is_generator = rl.samples_per_prompt, role == "generator"
-    judged = (job.prompts * M, rl.verifications_per_solution) if is_generator else (job.prompts, M)
-    sampled = {"generator": sampling_workload(job, "generator", job.prompts, M if is_generator else 1, filled)}
-    if "verifier" in {call.role for call in ARMS[job.config.arm].turns[role].calls}:
-        sampled["verifier"] = sampling_workload(job, "verifier", *judged, filled)
+    times = TimeModel(target)
+    requests = sampled_requests(job, role)
+    sampled = {name: sampling_workload(job, name, *request, filled) for name, request in requests.items()}
     passes = update_workload(job, role, filled)
-    loss = policy.config.loss
-    score, update = function_flops(policy, passes)
     seconds = {"reshard": sum(reshard_seconds(times, programs[f"{name}/layout"]) for name in sampled)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
             seconds[phase] = times.sampling_seconds(job.policies[name], sampled[name])
-    seconds["score"] = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes)
-    state = job.states[role]
-    step = loss.minibatches * times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
-    update_s = times.training_seconds(policy, programs[f"{role}/update"], update, passes)
-    seconds["update"] = loss.epochs * (update_s + step)
+    seconds |= trained_seconds(job, programs, target, role, passes)
     return TurnPlan(role, passes, sampled, seconds)
+
+
+def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
+    """{role that samples: (prompts, responses of each)} in the turn in which `role` is updated."""
+    rl, prompts, is_generator = job.config.rl, job.prompts, role == "generator"
+    M = rl.samples_per_prompt
+    requests = {"generator": (prompts, M if is_generator else 1)}
+    if "verifier" in {call.role for call in ARMS[job.config.arm].turns[role].calls}:
+        requests["verifier"] = (prompts * M, rl.verifications_per_solution) if is_generator else (prompts, M)
+    return requests
+
+
+def trained_seconds(
+    job: Job, programs: dict[str, Program], target: Target, role: str, passes: UpdateWorkload
+) -> dict[str, float]:
+    """Scoring and updating, and what has to come from host memory for it and go back."""
+    times, policy, state = TimeModel(target), job.policies[role], job.states[role]
+    loss, is_offloaded = policy.config.loss, policy.config.mesh.offload
+    score, update = function_flops(policy, passes)
+    score_s = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes)
+    step = loss.minibatches * times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
+    update_s = loss.epochs * (times.training_seconds(policy, programs[f"{role}/update"], update, passes) + step)
+    if is_offloaded:
+        score_s += (loss.kl_coef > 0) * loss.minibatches * times.host_seconds(device_bytes(state.params))
+        update_s += 2 * times.host_seconds(device_bytes(state.opt_state))
+    return {"score": score_s, "update": update_s}
 
 
 def scores_of(policy: Policy) -> int:

@@ -45,6 +45,7 @@ class SamplingWorkload(NamedTuple):
     prompt_length: int  # bucket
     segments: tuple[DecodeSegment, ...]
     passes: int = 1  # of prompts, for each batch
+    saved: int = 0  # how often a row is copied to host memory, and later back
     shares_prompts: bool = True  # samples share the cache of their prompt until rows are compacted into a smaller batch
 
 
@@ -108,6 +109,7 @@ def _refilled_batch(
         prompt_length=prompt_bucket,
         segments=tuple(DecodeSegment(*segment.shape, segment.steps) for segment in done.segments),
         passes=done.chunks,
+        saved=done.saved,
         shares_prompts=False,
     )
 

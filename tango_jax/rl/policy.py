@@ -85,12 +85,7 @@ def make_policy(
             f"{role}: max_prompt {config.max_prompt} + max_response {config.max_response} = {total} exceeds the "
             f"{model.max_position} positions of {source.name or 'the model'}: lower one of them"
         )
-    sampler_config = SamplerConfig(
-        prompt_buckets=(*config.prompt_buckets, config.max_prompt),
-        cache_buckets=(*config.cache_buckets, config.max_response),
-        row_buckets=tuple(config.row_buckets),
-        cache_tokens=config.cache_tokens,
-    )
+    sampler_config = sampler_sizes(config)
     try:
         placement = make_placement(config.mesh, devices, num_local)
         check_model(model, config.mesh, placement)
@@ -121,6 +116,16 @@ def make_policy(
         score=make_score(model, config.temperature, config.logp_chunk, mesh),
         update=make_update(optimizer, make_policy_loss(model, loss_config(config), mesh), shardings),
         shardings=shardings,
+    )
+
+
+def sampler_sizes(config: ConfigDict) -> SamplerConfig:
+    """The sizes that a role samples in, before its row buckets are rounded up to what the devices share."""
+    return SamplerConfig(
+        prompt_buckets=(*config.prompt_buckets, config.max_prompt),
+        cache_buckets=(*config.cache_buckets, config.max_response),
+        row_buckets=tuple(config.row_buckets),
+        cache_tokens=config.cache_tokens,
     )
 
 

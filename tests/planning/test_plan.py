@@ -152,8 +152,9 @@ def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
     monkeypatch.setattr(plan, "make_plan", lambda options, console: tiny_plan)
     plan.main([f"--config={ROOT / 'configs/tiny.py'}", "--target=h100:16", "--per-process=1", "--json"])
     assert json.loads(capsys.readouterr().out)["fits"] is True
-    options = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
+    options, is_search = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
     assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
+    assert not is_search
 
 
 def test_this_machine_as_a_target(monkeypatch):

@@ -1,0 +1,154 @@
+"""What a compiled function would say of itself, by arithmetic: memory of a device, and collectives.
+
+In: a job, as shapes. Out: one `Estimate` for each of its functions, which stands in for a compiled `Program`. Stage:
+`plan --search`, which counts hundreds of settings and compiles a few of them.
+
+What shapes tell is exact: states, weights, caches, gradients, saved activations. What a compiler needs for itself is
+not: the arrays of one layer, the parameters that it gathers, a few copies of the logits. They are added up here, and a
+program of the same function that has been compiled tells by what factor the sum is off.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.hlo import Collective
+from tango_jax.planning.memory import saved_activations
+from tango_jax.planning.needs import (
+    SKIPPING,
+    MicroBatchShape,
+    axis_members,
+    cached_token_bytes,
+    dtype_widths,
+    param_sizes,
+    score_traffic,
+    update_traffic,
+)
+from tango_jax.planning.programs import Job, Program, device_bytes
+from tango_jax.rl.score import is_chunked
+
+# A compiled program may need so much less or more than the sum.
+LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0
+LOGITS_FORWARD, LOGITS_BACKWARD = 3, 5  # arrays of the size of the logits that exist at once
+
+
+class Estimate(NamedTuple):
+    """One function; bytes of a device."""
+
+    known: float  # beside arguments and result, as far as shapes tell
+    rough: float  # what else it needs, to a factor
+    output: float = 0.0  # the result, where it takes no argument's place
+    argument: float = 0.0
+    traffic: list[Collective] = []  # noqa: RUF012
+
+    def program(self, factor: float = 1.0) -> Program:
+        """As if it had been compiled."""
+        temp = round(self.known + factor * self.rough)
+        return Program(round(self.argument), round(self.output), alias=0, temp=temp, collectives=self.traffic)
+
+    def factor(self, program: Program) -> float | None:
+        """By what `rough` must be multiplied to give this compiled program; None where that says nothing."""
+        if program.error or not self.rough:
+            return None
+        return min(MOST_FACTOR, max(LEAST_FACTOR, (program.added - self.output - self.known) / self.rough))
+
+
+def training_estimates(job: Job, role: str, platform: str) -> dict[str, Estimate]:
+    """{"score": ..., "update": ...} of one role."""
+    policy, batch = job.policies[role], job.batches[role]
+    model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
+    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
+    tokens, tensor = MicroBatchShape(R, T, Q, X), mesh.shape["tensor"]
+    params = device_bytes(job.states[role].params)
+    layer = layer_bytes(model, tokens.total, tokens.pairs(model.attention), tensor)
+    logits = logits_bytes(model, chunk if is_chunked(tokens.scored, chunk) else tokens.scored, tensor)
+    gathered, gradients = gathered_bytes(model, tensor)
+    kept = saved_activations(job, role)
+    unsaved = model.num_layers * layer if model.remat == "none" else 0.0
+    traffic = [_moved_out(item, platform, mesh) for item in update_traffic(model, mesh, tokens, chunk)]
+    # Gradients of one micro-batch are made beside their sum.
+    working = params + unsaved + 2 * layer + LOGITS_BACKWARD * logits + gathered + gradients
+    return {
+        "score": Estimate(
+            known=0.0,
+            rough=layer + LOGITS_FORWARD * logits + gathered,
+            output=device_bytes(batch.ref_logp_NZRT),
+            traffic=score_traffic(model, mesh, tokens, chunk),
+        ),
+        "update": Estimate(known=params + kept, rough=working, traffic=traffic),
+    }
+
+
+def sampling_estimates(job: Job, role: str) -> dict[str, Estimate]:
+    """{"layout": ..., "prefill": ..., "decode": ...} of one role."""
+    policy, shapes = job.policies[role], job.sampling[role]
+    model, placement, sizes = policy.model_config, policy.placement, policy.sampler.config
+    tensor, groups = placement.local.shape["tensor"], placement.row_multiple
+    weights = device_bytes(shapes.weights)
+    prompts, length = (size / share for size, share in zip(shapes.prefill[1].token_PS.shape, (groups, 1), strict=True))
+    pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
+    of_prompts = prompts * length * cached_token_bytes(model, tensor)
+    # A chunk of prompts is a result of its own; otherwise the result is a whole state in the first cache bucket.
+    output = of_prompts if sizes.cache_tokens else device_bytes(shapes.states[0])
+    rows = shapes.states[-1].out_token_BS.shape[0] / groups
+    scores = rows * (sizes.prompt_buckets[-1] + sizes.cache_buckets[-1]) * model.num_heads / tensor * 4
+    train = placement.train
+    received = Collective("all-gather", weights, axis_members(train, "fsdp", "tensor"), 1, in_pass=False)
+    widest = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+                 for leaf in jax.tree.leaves(shapes.weights))
+    return {
+        "layout": Estimate(
+            known=0.0, rough=2 * widest, output=weights, argument=device_bytes(job.states[role].params),
+            traffic=[received] if len(received.members) > 1 else [],
+        ),
+        "prefill": Estimate(
+            known=0.0, output=output,
+            rough=layer_bytes(model, prompts * length, pairs, tensor) + of_prompts
+            + LOGITS_FORWARD * logits_bytes(model, prompts, tensor),
+        ),
+        "decode": Estimate(
+            known=0.0, rough=LOGITS_FORWARD * logits_bytes(model, rows, tensor) + 2 * scores
+            + layer_bytes(model, rows, 0, tensor),
+        ),
+    }  # fmt: skip
+
+
+def layer_bytes(model: ModelConfig, tokens: float, pairs: float, tensor: int) -> float:
+    """Arrays of the forward pass of one layer: four of [tokens, D]; queries, keys and values, before and after they are
+    rotated, and what attention gives; three of [tokens, F]. Plain attention has its scores twice, in float32."""
+    D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
+    numbers = tokens * (4 * D + (2 * (H + 2 * K) * E + H * E + 3 * F) / tensor)
+    scores = 0.0 if model.attention in SKIPPING else 2 * 4 * pairs * H / tensor
+    return numbers * np.dtype(model.compute_dtype).itemsize + scores
+
+
+def logits_bytes(model: ModelConfig, tokens: float, tensor: int) -> float:
+    """float32[tokens, V], of which a device of a tensor group has its part where that divides V."""
+    return 4 * tokens * model.vocab_size / (tensor if model.vocab_size % tensor == 0 else 1)
+
+
+def gathered_bytes(model: ModelConfig, tensor: int) -> tuple[float, float]:
+    """(parameters, gradients) in the layout of use: two layers, of which one is on its way, embedding and head."""
+    width, parameters, gradients = dtype_widths(model), 0.0, 0.0
+    for name, size in param_sizes(model):
+        part = math.prod(size) / tensor
+        if name.startswith("layers/"):
+            part /= model.num_layers
+            parameters += 2 * part * width["compute"]
+            gradients += part * max(width["compute"], width["grad_reduce"])
+        elif len(size) > 1:
+            is_head = name == "head" or model.tied_head
+            parameters += part * width["head" if is_head else "compute"]
+            gradients += part * max(width["head" if is_head else "compute"], width["grad_reduce"])
+    return parameters, gradients
+
+
+def _moved_out(item: Collective, platform: str, mesh: jax.sharding.Mesh) -> Collective:
+    """XLA for GPUs sums gradients over data once, after the loop over micro-batches; for TPUs in each of them."""
+    if platform == "gpu" and item.kind == "all-reduce" and item.members == axis_members(mesh, "data"):
+        return dataclasses.replace(item, in_pass=False)
+    return item
