@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -447,6 +448,16 @@ def test_light_dark_and_narrow(page, report, rollouts, tmp_path, scheme, width, 
     side, rollout = (page.js(f"document.querySelector('{name}').getBoundingClientRect().top")
                      for name in (".side", "#rollout"))  # fmt: skip
     assert (rollout > side) == (width < 900)
+
+
+def test_charts_of_runs_with_long_names_fit_a_narrow_page(page, runs, tmp_path):
+    for start in "01":
+        shutil.copytree(runs, tmp_path / "runs" / f"{'words=12,prompts=12,' * 5}data_seed={start}")
+    build_page(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    page.size(390, 900)
+    page.open(tmp_path / "report.html")
+    assert page.js("document.querySelector('#chart-run').options[0].text.length") > 100
+    assert page.js("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_toggle_overrides_what_the_system_prefers(page):
