@@ -157,7 +157,7 @@ def test_an_installed_command_that_is_still_importing_ends_at_once(installed, tm
     finally:
         process.kill()
     assert (process.returncode, stdout) == (75, "")
-    assert stderr.startswith("told to stop (SIGTERM): ") and stderr.count("\n") == 1
+    assert stderr.startswith("told to stop (SIGTERM)") and stderr.count("\n") == 1
 
 
 def catches_sigterm(pid: int) -> bool:

@@ -35,9 +35,9 @@ def test_a_name_takes_an_argument_and_overrides():
 
 def test_every_command_takes_a_name(tmp_path, capsys):
     config, _ = parse_command_line("train", "doc", ["--config=tiny"], "runs/x")
-    assert config == load_config("tiny") == plan.parse_options(["--config=tiny"]).config
+    assert config == load_config("tiny") == plan.parse_options(["--config=tiny"])[0].config
     config, _ = parse_command_line("train", "doc", [], "runs/x")
-    assert config == load_config("last_letter") == plan.parse_options([]).config
+    assert config == load_config("last_letter") == plan.parse_options([])[0].config
     with pytest.raises(SystemExit):
         export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"])
     assert "config 'tinny' is not a Python file" in capsys.readouterr().err

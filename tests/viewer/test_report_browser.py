@@ -107,7 +107,7 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
     assert browser.js("document.querySelectorAll('#compare .plot:first-of-type .scatterlayer .trace').length") >= 2
     # A chart is told in words, and its legend has lines and symbols besides colours.
     assert browser.js("document.querySelector('#compare .plot').ariaLabel").startswith(
-        "Generator: accuracy. Mean over seeds; the band spans the lowest to the highest seed."
+        "Generator: accuracy. One seed of each. Greedy."
     )
     told = [f"{mark}{name}, verifications_per_solution={count}" for mark, name, count in (
         ("●", "Tango (trained together)", 1), ("■", "Tango (trained together)", 2), ("▲", "GRPO (no verifier)", 1))]
