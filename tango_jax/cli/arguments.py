@@ -62,8 +62,8 @@ class Parser(argparse.ArgumentParser):
         described = f"; default: {default}" if default else ""
         self.add_argument("--config", metavar="FILE", default=default,
                           help="a Python file, the config.json of a run, or the name of a shipped configuration "
-                          f"({', '.join(shipped_configs())}). own_problems needs --model=MODEL and --problems=FILE; so "
-                          "may a file of your own, whose get_config has arguments by name only. FILE:arg passes arg to "
+                          f"({', '.join(shipped_configs())}). own_problems needs --model=MODEL and --problems=FILE: "
+                          "keyword-only arguments of a file's get_config are options. FILE:arg passes arg to "
                           f"get_config{described}")
         # Shown in the help; any of these is left over by `parse_known_args`.
         width = max(map(len, COMMON_KEYS))

@@ -171,7 +171,7 @@ def update_traffic(
     """What devices must send each other for one micro-batch of an update.
 
     all-gather      each matrix over fsdp, in the dtype of its use; twice for layers (the backward pass does it again
-                    unless nothing is rematerialised); embedding and head once, both for a tied table
+                    unless nothing is rematerialised); embedding and head once, a tied table once for each dtype
     reduce-scatter  their gradients, once, in grad_reduce_dtype or the dtype of use, whichever is wider
     all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: that of what is not
                     split over fsdp. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more
@@ -240,9 +240,10 @@ def _gathers(model: ModelConfig, mesh: Mesh | AbstractMesh, layer_times: int) ->
         if "fsdp" not in stored:
             continue
         part = math.prod(size) / (mesh.shape["tensor"] if "tensor" in stored else 1)
-        for dtype in _uses(model, name):
+        # A tied table that both of its uses take in the same dtype is gathered once for the two.
+        for use in {getattr(model, f"{use}_dtype"): use for use in _uses(model, name)}.values():
             times = layer_times if name.startswith("layers/") else 1
-            found.append(_in_pass("all-gather", part * width[dtype], axis_members(mesh, "fsdp"), times))
+            found.append(_in_pass("all-gather", part * width[use], axis_members(mesh, "fsdp"), times))
     return found
 
 

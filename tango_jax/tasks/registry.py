@@ -60,8 +60,9 @@ def _unknown_notes(task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
     texts, notes = [text for problem in problems for text in (problem.question, problem.answer)], []
     for role, tokenizer in tokenizers.items():
         if unknown := unknown_characters(tokenizer, texts):
-            notes.append(f"warning: the {role}'s tokenizer has no token for {len(unknown)} characters of the problems, "
-                         f"such as {', '.join(map(repr, unknown[:SHOWN]))}: its model can neither read nor write them")
+            more = f" and {len(unknown) - SHOWN} more characters" if len(unknown) > SHOWN else ""
+            notes.append(f"warning: the problems have {', '.join(map(repr, unknown[:SHOWN]))}{more}, for which the "
+                         f"{role}'s tokenizer has no token: its model can neither read nor write them")
     return notes
 
 

@@ -53,8 +53,8 @@ def test_a_task_is_what_its_functions_say(config, tokenizers, tmp_path):
 
 def test_characters_without_a_token_are_told(config, tokenizers, tmp_path):
     (tmp_path / "own.py").write_text((HEAD + WHOLE).replace("1+1?", "1+1\N{EURO SIGN}?\\n"))
-    said = ("warning: the {}'s tokenizer has no token for 1 characters of the problems, such as '\N{EURO SIGN}': its "
-            "model can neither read nor write them")  # fmt: skip
+    said = ("warning: the problems have '\N{EURO SIGN}', for which the {}'s tokenizer has no token: its model can "
+            "neither read nor write them")  # fmt: skip
     assert make_task(config, tokenizers).notes[-2:] == (said.format("generator"), said.format("verifier"))
 
 
