@@ -86,6 +86,26 @@ def attention_of(config: Any, device: jax.Device | None = None) -> str:
     return resolve_attention(config.attention, device.platform, config.compute_dtype, config.head_dim, number)
 
 
+def num_query_blocks(T: int) -> int:
+    """In how many blocks T queries attend, each without the keys that come after it. More are slower to compile."""
+    return min(max(2, T // 256), 8) if T >= 96 else 1
+
+
+def attend_causally(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """`attend` where the last T of the S keys are the queries' own tokens, and none sees a later one.
+
+    Half of the scores are of keys that lie in a query's future. Blocks of queries leave out most of them.
+    """
+    T, S = q_BTHE.shape[1], k_BSKE.shape[1]
+    size = -(-T // num_query_blocks(T))
+    blocks = []
+    for start in range(0, T, size):
+        queries, keys = slice(start, start + size), slice(S - T + start + size)
+        block = attend(q_BTHE[:, queries], k_BSKE[:, keys], v_BSKE[:, keys], mask_BTS[:, queries, keys])
+        blocks.append(block)
+    return jnp.concatenate(blocks, axis=1)
+
+
 def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array) -> jax.Array:
     """Grouped-query attention of T queries over S keys: [B, T, H, E]."""
     B, T, H, E = q_BTHE.shape
@@ -132,7 +152,7 @@ def make_row_attention(
     """
     if implementation == "xla":
         mask_BTS = _mask(segment_BT, is_prefix_BX)
-        return lambda q, k, v: attend(q, k, v, _causal_mask(q.shape[1]) if mask_BTS is None else mask_BTS)
+        return lambda q, k, v: attend_causally(q, k, v, _causal_mask(q.shape[1]) if mask_BTS is None else mask_BTS)
     if implementation == "cudnn":
         mask, kernel_fn = _pad_mask(_mask(segment_BT, is_prefix_BX)), _cudnn_attend
     elif implementation in ("splash", "splash_interpret"):

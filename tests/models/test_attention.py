@@ -16,10 +16,14 @@ from jax.sharding import PartitionSpec as P
 from tango_jax.config import default_config
 from tango_jax.models import attention, transformer
 from tango_jax.models.attention import (
+    attend,
+    attend_causally,
     attention_of,
     make_packed_attention,
     make_row_attention,
     make_shared_prefix_attention,
+    num_query_blocks,
+    packed_mask,
     resolve_attention,
 )
 from tango_jax.models.splash import block_size
@@ -94,6 +98,28 @@ def test_who_sees_whom_by_hand(implementation):
     np.testing.assert_allclose(own[0, :4, 0, 0], [8, 12, 32, 48], rtol=1e-5)
     causal = np.asarray(make_row_attention(None, None, implementation)(q_BTHE, k_BSKE[:, 3:], v_BSKE[:, 3:]))
     np.testing.assert_allclose(causal[0, :, 0, 0], [8, 12, 56 / 3, 30, 49.6], rtol=1e-5)
+
+
+@pytest.mark.parametrize("T, X, num_blocks", [(95, 8, 1), (101, 37, 2), (513, 0, 2), (1030, 0, 4)])
+def test_blocks_of_queries_change_nothing(T, X, num_blocks):
+    assert num_query_blocks(T) == num_blocks
+    rng = np.random.default_rng(3)
+    arrays = [rng.normal(size=(1, length, heads, E)) for length, heads in ((T, H), (X + T, K), (X + T, K))]
+    own_BTT = packed_mask(jnp.asarray(np.sort(rng.integers(1, 4, (1, T)))))
+    mask_BTS = jnp.concatenate([jnp.asarray(rng.random((1, T, X)) < 0.5), own_BTT], axis=-1)
+    wanted, got = (
+        results(lambda *qkv, fn=fn: (fn(*qkv, mask_BTS), None), np.ones((1, T)), [jnp.float32(x) for x in arrays])
+        for fn in (attend, attend_causally)
+    )
+    assert_close(got, wanted, 1e-5)
+
+
+def test_scores_of_the_future_are_not_computed():
+    q_BTHE, k_BSKE = (jax.ShapeDtypeStruct((1, 256, heads, E), jnp.float32) for heads in (H, K))
+    mask_BTS = jax.ShapeDtypeStruct((1, 256, 256), bool)
+    lowered = (jax.jit(fn).lower(q_BTHE, k_BSKE, k_BSKE, mask_BTS) for fn in (attend, attend_causally))
+    every_key, no_future = (program.compile().cost_analysis()["flops"] for program in lowered)
+    assert no_future < 0.8 * every_key  # two blocks: 3/4
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
