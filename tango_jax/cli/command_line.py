@@ -16,6 +16,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime.checks import Mistakes, cut, folder_to_write
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
+from tango_jax.weights.source import NUMERICS
 
 # Of each role: sizes of compiled shapes, and the limit that they must stay below.
 BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
@@ -128,10 +129,15 @@ def add_note(config: ConfigDict, line: str) -> None:
 
 
 def print_config(config: ConfigDict) -> None:
-    """Print every setting as key=value, and the default of those that differ from it."""
+    """Print every setting as key=value, the default of those that differ from it, and what a checkpoint overrules."""
     defaults, lines = flatten(default_config()), []
     for key, value in flatten(config).items():
-        lines.append(f"{key}={value!r}" + (f"  # default: {defaults[key]!r}" if value != defaults[key] else ""))
+        role, _, field = key.partition(".model.")
+        if field and field not in NUMERICS and role in ROLES and config[role].checkpoint:
+            comment = f"  # not used: read from {role}.checkpoint"
+        else:
+            comment = f"  # default: {defaults[key]!r}" if value != defaults[key] else ""
+        lines.append(f"{key}={value!r}{comment}")
     sys.stdout.write("\n".join([*lines, ""]))
     drop_broken_output()  # `--print-config | head` closes the pipe
 

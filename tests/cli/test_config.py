@@ -659,6 +659,15 @@ def test_every_setting_is_printed_and_nothing_is_done(small, tmp_path, capsys):
     assert stopped.value.code == 2 and "rl.gamma=-1.0" in printed.out and printed.err.startswith("error: rl.gamma=-1.0")
 
 
+def test_printed_sizes_of_a_model_with_a_checkpoint_say_that_they_are_not_used(small, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main([f"--config={small}", "--print-config", f"--config.generator.checkpoint={tmp_path}"])
+    lines = capsys.readouterr().out.splitlines()
+    told = {line.partition("=")[0] for line in lines if line.endswith("  # not used: read from generator.checkpoint")}
+    own = {"param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention"}
+    assert told == {f"generator.model.{name}" for name in default_config().generator.model if name not in own}
+
+
 def test_a_run_is_in_the_folder_of_its_configs_name_by_default(small):
     assert parse_command_line("train", "doc", [f"--config={small}"], "runs/NAME")[1] == Path("runs/small")
     assert parse_command_line("train", "doc", [], "runs/NAME")[1] == Path("runs/last_letter")
