@@ -113,10 +113,16 @@ def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, 
 def weight_bytes(model: ModelConfig, tensor: int) -> float:
     """The matrices that a pass over the model reads, in the dtype of their use; not the embedding, of which it looks up
     a few rows."""
+    return layer_weight_bytes(model, tensor) + head_weight_bytes(model, tensor)
+
+
+def layer_weight_bytes(model: ModelConfig, tensor: int) -> float:
     # A token takes a product and a sum for each weight.
-    layers, head = layer_flops(model, 1, 0) / 2, head_flops(model, 1) / 2
-    parts = _head_parts(model, tensor)
-    return _itemsize(model.compute_dtype) * layers / tensor + _itemsize(model.head_dtype) * head / parts
+    return _itemsize(model.compute_dtype) * layer_flops(model, 1, 0) / 2 / tensor
+
+
+def head_weight_bytes(model: ModelConfig, tensor: int) -> float:
+    return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / _head_parts(model, tensor)
 
 
 def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
@@ -136,6 +142,32 @@ def decode_bytes(
     all `cache` of them whether they are there yet or not."""
     cached = prompts * prompt_length + rows * cache
     return weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
+
+
+class StepPart(NamedTuple):
+    """Part of a decode step: the bytes that it reads, and its products."""
+
+    read: float
+    flops: Flops
+
+
+def decode_parts(
+    model: ModelConfig, prompts: float, prompt_length: int, rows: float, cache: int, tensor: int
+) -> tuple[StepPart, ...]:
+    """The matrices of the layers, attention to the cache, and the head: together `decode_bytes` and `decode_flops`.
+
+    They are apart because each waits for the one before it. The cache is not read beside the products of a matrix, and
+    no layer's weights are read beside those of the head.
+    """
+    flops = decode_flops(model, rows, prompt_length + cache, tensor)
+    matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
+    weights, head = layer_weight_bytes(model, tensor), head_weight_bytes(model, tensor)
+    read = decode_bytes(model, prompts, prompt_length, rows, cache, tensor)
+    return (
+        StepPart(weights, matrices),
+        StepPart(read - weights - head, Flops(flops.layers - matrices.layers, 0.0)),
+        StepPart(head, Flops(0.0, flops.head)),
+    )
 
 
 def update_bytes(model: ModelConfig, micro_batches: int, tensor: int, gradients: float) -> float:
