@@ -113,15 +113,13 @@ def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, 
 def weight_bytes(model: ModelConfig, tensor: int) -> float:
     """The matrices that a pass over the model reads, in the dtype of their use; not the embedding, of which it looks up
     a few rows."""
-    return layer_weight_bytes(model, tensor) + head_weight_bytes(model, tensor)
-
-
-def layer_weight_bytes(model: ModelConfig, tensor: int) -> float:
     # A token takes a product and a sum for each weight.
-    return _itemsize(model.compute_dtype) * layer_flops(model, 1, 0) / 2 / tensor
+    layers = layer_flops(model, 1, 0) / 2
+    return _itemsize(model.compute_dtype) * layers / tensor + head_bytes(model, tensor)
 
 
-def head_weight_bytes(model: ModelConfig, tensor: int) -> float:
+def head_bytes(model: ModelConfig, tensor: int) -> float:
+    """Of these, the head's."""
     return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / _head_parts(model, tensor)
 
 
@@ -161,11 +159,12 @@ def decode_parts(
     """
     flops = decode_flops(model, rows, prompt_length + cache, tensor)
     matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
-    weights, head = layer_weight_bytes(model, tensor), head_weight_bytes(model, tensor)
-    read = decode_bytes(model, prompts, prompt_length, rows, cache, tensor)
+    weights = decode_bytes(model, 0, 0, 0, 0, tensor)
+    cached = decode_bytes(model, prompts, prompt_length, rows, cache, tensor) - weights
+    head = head_bytes(model, tensor)
     return (
-        StepPart(weights, matrices),
-        StepPart(read - weights - head, Flops(flops.layers - matrices.layers, 0.0)),
+        StepPart(weights - head, matrices),
+        StepPart(cached, Flops(flops.layers - matrices.layers, 0.0)),
         StepPart(head, Flops(0.0, flops.head)),
     )
 
