@@ -11,12 +11,13 @@ Command:   First run stage 1 of the generator, on a file of tagged solutions (ro
            Append :rloo or :reinforce_pp to the file name for that algorithm with its published settings, e.g.
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
 Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch --ntasks-per-node=1
-           launch/slurm.sbatch ...): `row_buckets` count the rows of one process. The plan
+           launch/slurm.sbatch ...): `row_buckets` count the rows of one process. What a device needs is told by
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
-           predicts 61 of 75 GiB per device, and with --target=tpu-v5p:32 it predicts 74 of 96 GiB. A checkpoint of
-           both roles is 183 GB.
-Time:      predicted by the same plan, not measured: 26 hours on 32 A100, 15 hours on 32 chips of a TPU v5p, if the mean
-           response has half the maximum length.
+           or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
+Time:      by the plan's arithmetic, not measured: 19 hours on 32 A100, 13 hours on 32 chips of a TPU v5p, if the mean
+           response has half the maximum length. Heads of float32 take four and a half of the 19 hours
+           (`model.head_dtype`). How a role samples and in which micro-batches it learns was chosen by the same
+           arithmetic; with --search the plan looks for better.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """
@@ -66,9 +67,12 @@ def set_role(role: ConfigDict) -> None:
     role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
     role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
     # Train states are sharded over the 8 devices of a node, whose links are fast, and replicated across nodes:
-    # parameters are gathered for every micro-batch, and only gradient sums cross the network. Every device has a full
-    # copy of the sampling weights (15 GiB).
-    role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = -1, 8, 1, 1
+    # parameters are gathered for every micro-batch, and only gradient sums cross the network. Four devices share a copy
+    # of the sampling weights (4 GiB each): each then reads a quarter of them in a step, for four times the rows.
+    role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = -1, 8, 1, 4
+    # A process of 8 devices samples 320 rows in a phase. They start together, and batches shrink in small steps.
+    role.row_buckets = (16, 32, 64, 112, 160, 208, 256, 320)
+    role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
 
 
 def set_generator(role: ConfigDict) -> None:
@@ -76,8 +80,7 @@ def set_generator(role: ConfigDict) -> None:
     # Together they use all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
     role.max_prompt, role.max_response = 2048, 2048
     role.prompt_buckets, role.cache_buckets = (256, 512, 1024), (256, 512, 1024)
-    role.row_buckets = (40, 80, 160, 320)  # decodes the 1280 rows in four batches; 320 x 2048 tokens: 38 GB of KV cache
-    role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
+    role.cache_tokens = 160 * (2048 + 2048)  # of four devices: room for all rows at their longest, 9 GB on each
     role.init_from = "runs/qwen2_5_math_7b_sft"
     role.sft.steps, role.sft.batch_size, role.sft.pack_length = 800, 64, 4096
     role.sft.rows_per_micro_batch = 2
@@ -89,8 +92,7 @@ def set_verifier(role: ConfigDict) -> None:
     """Lengths and batch sizes of the verifier, which has no stage 1."""
     role.max_prompt, role.max_response = 4096, 4096
     role.prompt_buckets, role.cache_buckets = (1024, 2048), (512, 1024, 2048)
-    role.row_buckets = (40, 80, 160)
-    role.rows_per_micro_batch, role.prompts_per_micro_batch = 2, 1
+    role.cache_tokens = 160 * (4096 + 4096)  # likewise, 19 GB
     role.sft.steps = 0
 
 

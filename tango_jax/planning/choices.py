@@ -6,7 +6,7 @@ that a model or a mesh cannot have are not among them, with a few exceptions tha
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -26,7 +26,10 @@ ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # With a budget, each row bucket is so much of the next larger one: a finer ladder uses more of the budget, and has more
 # shapes to compile.
 STEP, MOST_BUCKETS = 0.8, 12
-MICRO_BATCH_ROWS = (1, 2, 4, 8, 16, 32, 64)
+MICRO_BATCH_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# For each number of rows these many rows to a prompt are tried. More rows than others take more memory, and must not
+# pack worse than by this factor.
+ROWS_OF_A_PROMPT, WORSE_PACKED = range(1, 9), 1.1
 
 
 def chosen(config: ConfigDict, keys: tuple[str, ...]) -> Settings:
@@ -63,20 +66,19 @@ def _at_their_longest(tensor: int, rows: int, groups: int, needed_rows: int, sam
     unit = math.lcm(groups, samples)
     top = min(rows * groups, -(-needed_rows // unit) * unit) // unit * unit
     if top:
-        buckets = {max(groups, top // share // groups * groups) for share in (8, 4, 2)} | {top}
+        buckets = {max(groups, top * eighths // 8 // groups * groups) for eighths in range(1, 8)} | {top}
         yield _sampling(tensor, tuple(sorted(buckets)), 0)
 
 
 def _within_a_budget(
     config: ConfigDict, tensor: int, rows: int, groups: int, needed_rows: int
 ) -> Iterator[Settings]:
-    sizes = sampler_sizes(config)
-    budget = rows * (sizes.prompt_buckets[-1] + sizes.cache_buckets[-1])
-    shortest = sizes.prompt_buckets[0] + sizes.cache_buckets[0]
-    most = min(budget // shortest, -(-needed_rows // groups))
-    if most > rows:  # otherwise nothing is gained by it
-        low = max(1, min(rows, most // 8))
-        yield _sampling(tensor, tuple(size * groups for size in _ladder(low, most)), budget)
+    sizes, needed = sampler_sizes(config), -(-needed_rows // groups)
+    # Where all rows have room at their longest, prompts are still read in chunks.
+    budget = min(rows, needed) * (sizes.prompt_buckets[-1] + sizes.cache_buckets[-1])
+    most = min(needed, budget // (sizes.prompt_buckets[0] + sizes.cache_buckets[0]))
+    low = max(1, min(rows, most // 16))
+    yield _sampling(tensor, tuple(size * groups for size in _ladder(low, most)), budget)
 
 
 def _ladder(low: int, high: int) -> list[int]:
@@ -106,16 +108,25 @@ def mesh_choices(
     return _different(found)
 
 
-def micro_batch_choices(config: ConfigDict, sequences: int) -> list[Settings]:
-    """How much of a minibatch with so many `sequences` of a shard is computed at once, and what is kept of it."""
+def micro_batch_choices(
+    config: ConfigDict, sequences: int, padded_tokens: Callable[[int, int], float]
+) -> list[Settings]:
+    """How much of a minibatch with so many `sequences` of a shard is computed at once, and what is kept of it.
+
+    Args:
+        padded_tokens: of all micro-batches of a shard, padding included, by the rows and prompts of each. For each
+            number of rows the number of prompts is taken with which they are fewest.
+    """
     now = chosen(config, MICRO_BATCH_KEYS)
-    ratio = now["prompts_per_micro_batch"] / now["rows_per_micro_batch"]
-    rows = [count for count in MICRO_BATCH_ROWS if count <= sequences]
-    found = [now]
-    for remat in REMAT_MODES:
-        for count in rows:
-            prompts = max(1, round(count * ratio)) if config.share_prompts else now["prompts_per_micro_batch"]
-            found.append(dict(zip(MICRO_BATCH_KEYS, (remat, count, prompts), strict=True)))
+    found, fewest = [now], math.inf
+    for rows in (count for count in MICRO_BATCH_ROWS if count <= sequences):
+        tried = {max(1, round(rows / share)) for share in ROWS_OF_A_PROMPT}
+        if not config.share_prompts:
+            tried = {now["prompts_per_micro_batch"]}
+        tokens, prompts = min((padded_tokens(rows, count), count) for count in tried)
+        if tokens <= WORSE_PACKED * fewest:
+            found += [dict(zip(MICRO_BATCH_KEYS, (remat, rows, prompts), strict=True)) for remat in REMAT_MODES]
+        fewest = min(fewest, tokens)
     return _different(found)
 
 

@@ -29,6 +29,8 @@ from tango_jax.planning.needs import (
     update_traffic,
 )
 from tango_jax.planning.programs import Job, Program, device_bytes
+from tango_jax.records import Batch
+from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
 
 # A compiled program may need so much less or more than the sum.
@@ -58,29 +60,51 @@ class Estimate(NamedTuple):
 
 
 def training_estimates(job: Job, role: str, platform: str) -> dict[str, Estimate]:
-    """{"score": ..., "update": ...} of one role."""
-    policy, batch = job.policies[role], job.batches[role]
-    model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
-    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
-    tokens, tensor = MicroBatchShape(R, T, Q, X), mesh.shape["tensor"]
-    params = device_bytes(job.states[role].params)
-    layer = layer_bytes(model, tokens.total, tokens.pairs(model.attention), tensor)
-    logits = logits_bytes(model, chunk if is_chunked(tokens.scored, chunk) else tokens.scored, tensor)
-    gathered, gradients = gathered_bytes(model, tensor)
-    kept = saved_activations(job, role)
-    unsaved = model.num_layers * layer if model.remat == "none" else 0.0
-    traffic = [_moved_out(item, platform, mesh) for item in update_traffic(model, mesh, tokens, chunk)]
-    # Gradients of one micro-batch are made beside their sum.
-    working = params + unsaved + 2 * layer + LOGITS_BACKWARD * logits + gathered + gradients
-    return {
-        "score": Estimate(
-            known=0.0,
-            rough=layer + LOGITS_FORWARD * logits + gathered,
-            output=device_bytes(batch.ref_logp_NZRT),
-            traffic=score_traffic(model, mesh, tokens, chunk),
-        ),
-        "update": Estimate(known=params + kept, rough=working, traffic=traffic),
+    """{"score": ..., "update": ...} of one role, and "sft" where it has a stage 1."""
+    policy, batch, params = job.policies[role], job.batches[role], device_bytes(job.states[role].params)
+    found = {
+        "score": _score_estimate(policy, batch),
+        "update": _update_estimate(policy, batch, params, platform),
     }
+    if role in job.stage_one:
+        found["sft"] = _update_estimate(policy, job.stage_one[role], params, platform)
+    return found
+
+
+def _score_estimate(policy: Policy, batch: Batch) -> Estimate:
+    model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
+    tokens = _tokens(batch)
+    layer, logits = _working_bytes(policy, tokens)
+    return Estimate(
+        known=0.0,
+        rough=layer + LOGITS_FORWARD * logits + gathered_bytes(model, mesh.shape["tensor"])[0],
+        output=device_bytes(batch.ref_logp_NZRT),
+        traffic=score_traffic(model, mesh, tokens, chunk),
+    )
+
+
+def _update_estimate(policy: Policy, batch: Batch, params: int, platform: str) -> Estimate:
+    """Of an update with parameters of so many bytes."""
+    model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
+    tokens = _tokens(batch)
+    layer, logits = _working_bytes(policy, tokens)
+    unsaved = model.num_layers * layer if model.remat == "none" else 0.0
+    # Gradients of one micro-batch are made beside their sum.
+    working = params + unsaved + 2 * layer + LOGITS_BACKWARD * logits + sum(gathered_bytes(model, mesh.shape["tensor"]))
+    traffic = [_moved_out(item, platform, mesh) for item in update_traffic(model, mesh, tokens, chunk)]
+    return Estimate(known=params + saved_activations(policy, batch), rough=working, traffic=traffic)
+
+
+def _tokens(batch: Batch) -> MicroBatchShape:
+    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
+    return MicroBatchShape(R, T, Q, X)
+
+
+def _working_bytes(policy: Policy, tokens: MicroBatchShape) -> tuple[float, float]:
+    """(arrays of a layer, one array of logits)."""
+    model, tensor, chunk = policy.model_config, policy.placement.train.shape["tensor"], policy.config.logp_chunk
+    layer = layer_bytes(model, tokens.total, tokens.pairs(model.attention), tensor)
+    return layer, logits_bytes(model, chunk if is_chunked(tokens.scored, chunk) else tokens.scored, tensor)
 
 
 def sampling_estimates(job: Job, role: str) -> dict[str, Estimate]:

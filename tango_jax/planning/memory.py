@@ -1,7 +1,8 @@
 """Memory of one device in every phase of a run.
 
 In: the job and its compiled functions. Out: one record per role and phase, split by what the bytes are for. Stage:
-`plan`. What stays on a device all the time, the states of both policies and their references, counts in every phase.
+`plan`. What stays on a device all the time, the states of both policies and their references, counts in every phase but
+those of stage 1, which comes before.
 """
 
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from tango_jax.planning.programs import Job, Program, device_bytes
+from tango_jax.records import Batch
+from tango_jax.rl.policy import Policy
 
 
 class Phase(NamedTuple):
@@ -42,8 +45,9 @@ def sampling_phases(job: Job, programs: dict[str, Program], role: str) -> list[P
 
 
 def training_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
-    """What depends on how the role is trained, beside what is resident."""
-    return [_score(job, programs, role), _update(job, programs, role)]
+    """What depends on how the role is trained: beside what is resident, and in stage 1."""
+    stage_one = [_stage_one(job, programs, role)] if role in job.stage_one else []
+    return [_score(job, programs, role), _update(job, programs, role), *stage_one]
 
 
 def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
@@ -103,7 +107,7 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
     counts as temporary."""
     update = programs[f"{role}/update"]
     gradients = device_bytes(job.states[role].params)
-    kept = saved_activations(job, role)
+    kept = saved_activations(job.policies[role], job.batches[role])
     phase = resident(job, f"{role}/update", role, with_moments=True)
     # It is compiled with a state of its own, before any other has moments. Where those do not count, parameters do.
     twice = gradients if job.policies[role].config.mesh.offload else 0
@@ -116,18 +120,35 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
     )
 
 
+def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
+    """An update of stage 1. There are no references yet, and nothing waits in host memory; of the roles that had their
+    stage 1 before, or were loaded, there are the parameters."""
+    update, state, batch = programs[f"{role}/sft"], job.states[role], job.stage_one[role]
+    roles = list(job.policies)
+    before = roles[: roles.index(role)]
+    gradients = device_bytes(state.params)
+    kept = saved_activations(job.policies[role], batch)
+    return Phase(
+        f"{role}/sft",
+        parameters=gradients + sum(device_bytes(job.states[other].params) for other in before),
+        optimizer=device_bytes(state.opt_state),
+        gradients=gradients,
+        activations=kept,
+        temporaries=max(0, update.added - gradients - kept) + device_bytes(batch),
+        error=update.error,
+    )
+
+
 def _batches(job: Job, role: str) -> int:
     return device_bytes(job.batches[role]) * job.policies[role].config.loss.minibatches
 
 
-def saved_activations(job: Job, role: str) -> float:
+def saved_activations(policy: Policy, batch: Batch) -> float:
     """What layers keep of a micro-batch: with remat=full their inputs, with dots also the results of their products.
 
     With remat=none everything is kept; that is not told apart from temporaries.
     """
-    policy = job.policies[role]
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
-    batch = job.batches[role]
     (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
     width = {"none": 0, "full": model.width}.get(model.remat)
     if width is None:

@@ -114,9 +114,13 @@ def weight_bytes(model: ModelConfig, tensor: int) -> float:
     """The matrices that a pass over the model reads, in the dtype of their use; not the embedding, of which it looks up
     a few rows."""
     # A token takes a product and a sum for each weight.
-    layers, head = layer_flops(model, 1, 0) / 2, head_flops(model, 1) / 2
-    parts = _head_parts(model, tensor)
-    return _itemsize(model.compute_dtype) * layers / tensor + _itemsize(model.head_dtype) * head / parts
+    layers = layer_flops(model, 1, 0) / 2
+    return _itemsize(model.compute_dtype) * layers / tensor + head_bytes(model, tensor)
+
+
+def head_bytes(model: ModelConfig, tensor: int) -> float:
+    """Of these, the head's."""
+    return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / _head_parts(model, tensor)
 
 
 def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
@@ -136,6 +140,33 @@ def decode_bytes(
     all `cache` of them whether they are there yet or not."""
     cached = prompts * prompt_length + rows * cache
     return weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
+
+
+class StepPart(NamedTuple):
+    """Part of a decode step: the bytes that it reads, and its products."""
+
+    read: float
+    flops: Flops
+
+
+def decode_parts(
+    model: ModelConfig, prompts: float, prompt_length: int, rows: float, cache: int, tensor: int
+) -> tuple[StepPart, ...]:
+    """The matrices of the layers, attention to the cache, and the head: together `decode_bytes` and `decode_flops`.
+
+    They are apart because each waits for the one before it. The cache is not read beside the products of a matrix, and
+    no layer's weights are read beside those of the head.
+    """
+    flops = decode_flops(model, rows, prompt_length + cache, tensor)
+    matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
+    weights = decode_bytes(model, 0, 0, 0, 0, tensor)
+    cached = decode_bytes(model, prompts, prompt_length, rows, cache, tensor) - weights
+    head = head_bytes(model, tensor)
+    return (
+        StepPart(weights - head, matrices),
+        StepPart(cached, Flops(flops.layers - matrices.layers, 0.0)),
+        StepPart(head, Flops(0.0, flops.head)),
+    )
 
 
 def update_bytes(model: ModelConfig, micro_batches: int, tensor: int, gradients: float) -> float:

@@ -3,6 +3,7 @@
 In: the options of the command. Out: one record, which `report.py` shows. Stage: none of a run; before it.
 """
 
+import dataclasses
 from collections import Counter
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ from ml_collections import ConfigDict
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.memory import Phase, phases
-from tango_jax.planning.needs import update_collectives
-from tango_jax.planning.programs import ROLES, Job, Program, compile_job, make_job
+from tango_jax.planning.needs import dtype_widths, update_collectives
+from tango_jax.planning.programs import ROLES, Job, Program, compile_job, function_names, make_job
 from tango_jax.planning.targets import Target, open_devices
-from tango_jax.planning.times import TurnPlan, plan_turn
+from tango_jax.planning.times import StageOnePlan, TurnPlan, plan_stage_one, plan_turn
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.console import Console
 
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     programs: dict[str, Program]
     phases: list[Phase]
     turns: dict[str, TurnPlan]  # by the role that is updated
+    stage_one: dict[str, StageOnePlan]  # by role
     counts: Counter  # turns of the run, by that role
     advice: list[str]
 
@@ -56,7 +58,7 @@ def make_plan(options: Options, console: Console) -> Plan:
     config = options.config
     devices = open_devices(options.target, options.devices)
     job = make_job(config, devices, options.per_process)
-    with console.stage("Compiling", total=5 * len(ROLES)) as progress:
+    with console.stage("Compiling", total=len(function_names(job))) as progress:
         programs = compile_job(job, devices, lambda name, seconds: progress.advance(phase=name, seconds=seconds))
     return plan_of(options, job, programs, devices.is_target)
 
@@ -67,13 +69,31 @@ def plan_of(options: Options, job: Job, programs: dict[str, Program], is_target:
     found = phases(job, programs)
     counts = Counter(turn.role for turn in make_schedule(config).turns())
     turns = {role: plan_turn(job, programs, options.target, role, options.filled) for role in ROLES if counts[role]}
+    stage_one = {role: plan_stage_one(job, programs, options.target, role, options.filled) for role in job.stage_one}
     hints = advice(job, found, options.target)
-    return Plan(options, job, is_target, programs, found, turns, counts, hints)
+    return Plan(options, job, is_target, programs, found, turns, stage_one, counts, hints)
 
 
 def run_seconds(plan: Plan) -> float:
-    """All turns of the run."""
+    """All turns of the run, without stage 1."""
     return sum(plan.counts[role] * turn.total for role, turn in plan.turns.items())
+
+
+def seconds_with_narrow_head(plan: Plan) -> float | None:
+    """All turns, were no head wider than the rest of its model (`model.head_dtype`); None where none is.
+
+    Products and the head's weights count; what collectives would save does not.
+    """
+    policies = dict(plan.job.policies)
+    for role, policy in plan.job.policies.items():
+        model, width = policy.model_config, dtype_widths(policy.model_config)
+        if width["head"] > width["compute"]:
+            narrow = dataclasses.replace(model, head_dtype=model.compute_dtype)
+            policies[role] = dataclasses.replace(policy, model_config=narrow)
+    if all(policies[role] is policy for role, policy in plan.job.policies.items()):
+        return None
+    job = dataclasses.replace(plan.job, policies=policies)
+    return run_seconds(plan_of(plan.options, job, plan.programs, plan.is_target))
 
 
 def comparison(plan: Plan, role: str) -> dict[str, tuple[float, float]]:

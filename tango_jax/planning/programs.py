@@ -23,13 +23,22 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, collectives
 from tango_jax.planning.targets import Devices
 from tango_jax.records import Batch, TrainState
-from tango_jax.rl.packing import batch_shape, empty_batch, pack_shape, prompts_per_minibatch
+from tango_jax.rl.packing import (
+    BatchShape,
+    batch_shape,
+    empty_batch,
+    pack_shape,
+    prompts_per_minibatch,
+    sft_pack_shape,
+)
 from tango_jax.rl.policy import Policy, make_policy
+from tango_jax.rl.supervised import make_sft
 from tango_jax.sampling import decode
 from tango_jax.sampling.decode import DecodeState
 from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.slots import empty_state
 from tango_jax.sharding.layouts import batch_sharding, decode_shardings, with_shardings
+from tango_jax.sharding.placement import Placement
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import NUMERICS, Source, kind_of, published_model
 from tango_jax.weights.workdir import read_config, start_source
@@ -71,9 +80,10 @@ class Job:
     config: ConfigDict
     policies: dict[str, Policy]
     processes: int
-    states: dict[str, TrainState]  # by role, as shapes with shardings; so are the next two
+    states: dict[str, TrainState]  # by role, as shapes with shardings; so are the next three
     batches: dict[str, Batch]
     sampling: dict[str, SamplingShapes]
+    stage_one: dict[str, Batch]  # of roles that have one, here or in the run that `init_from` names
 
     @property
     def prompts(self) -> int:
@@ -130,16 +140,31 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
         states={role: policy.abstract_state() for role, policy in policies.items()},
         batches={role: abstract_batch(policy, config.rl, processes) for role, policy in policies.items()},
         sampling={role: abstract_sampling(policy) for role, policy in policies.items()},
+        stage_one=abstract_stage_one(policies, processes),
     )
 
 
 def abstract_batch(policy: Policy, rl: ConfigDict, processes: int) -> Batch:
     """Shapes and shardings of the batch that an update of the role gets, the longest prompt among its sequences."""
-    config, placement = policy.config, policy.placement
+    config, shards = policy.config, policy.placement.num_local_shards
     prompts = prompts_per_minibatch(rl.prompts_per_step, processes, config.loss.minibatches)
-    sizes = batch_shape(
-        pack_shape(config), prompts * rl.samples_per_prompt, prompts, placement.num_local_shards, config.max_prompt
-    )
+    sizes = batch_shape(pack_shape(config), prompts * rl.samples_per_prompt, prompts, shards, config.max_prompt)
+    return _over_processes(policy.placement, sizes)
+
+
+def abstract_stage_one(policies: dict[str, Policy], processes: int) -> dict[str, Batch]:
+    """By role, where it has a stage 1: shapes and shardings of the batch of a step."""
+    found = {}
+    for role, policy in policies.items():
+        if policy.config.sft.steps:
+            count, shards = math.ceil(policy.config.sft.batch_size / processes), policy.placement.num_local_shards
+            sizes = batch_shape(sft_pack_shape(policy.config), count, 0, shards, longest_prompt=1)
+            found[role] = _over_processes(policy.placement, sizes)
+    return found
+
+
+def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
+    """A batch on the devices of all processes; `sizes` are those of one."""
 
     def over_processes(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         shape = (leaf.shape[0], placement.num_shards, *leaf.shape[2:]) if leaf.ndim else ()
@@ -209,7 +234,13 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     """{name: () -> jax's lowered function} of one role."""
     policy, state, batch, sampling = job.policies[role], job.states[role], job.batches[role], job.sampling[role]
     sampler = policy.sampler
-    return {
+
+    def stage_one() -> jax.stages.Lowered:
+        sft = make_sft(policy)
+        start = with_shardings(jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), sft.shardings)
+        return sft.update.lower(start, job.stage_one[role])
+
+    functions = {
         "update": lambda: policy.update.lower(state, batch),
         "score": lambda: policy.score.lower(state.params, batch),
         "layout": lambda: sampler.layout_fn.lower(state.params),
@@ -218,15 +249,21 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
             sampling.weights, sampling.states[-1], sampling.params, np.int32(0)
         ),
     }
+    return functions | ({"sft": stage_one} if role in job.stage_one else {})
 
 
-FUNCTIONS = tuple(f"{role}/{name}" for role in ROLES for name in ("update", "score", "layout", "prefill", "decode"))
+def function_names(job: Job) -> tuple[str, ...]:
+    """"generator/update" and so on: everything of both roles that is compiled."""
+    return tuple(f"{role}/{name}" for role in ROLES
+                 for name in ("update", "score", "layout", "prefill", "decode", *(["sft"] * (role in job.stage_one))))
 
 
 def compile_job(
-    job: Job, devices: Devices, report: Callable[[str, float], None], names: Collection[str] = FUNCTIONS
+    job: Job, devices: Devices, report: Callable[[str, float], None], names: Collection[str] | None = None
 ) -> dict[str, Program]:
-    """{"generator/update": Program, ...} for these names; `report(name, seconds)` hears of each as it is done."""
+    """{"generator/update": Program, ...} for these names, by default all; `report(name, seconds)` hears of each as it
+    is done."""
+    names = function_names(job) if names is None else names
 
     def compiled(name: str, lowered: jax.stages.Lowered) -> Program:
         began = time.monotonic()

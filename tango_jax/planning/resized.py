@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.programs import ROLES, Job, abstract_batch, sampling_shapes
+from tango_jax.planning.programs import ROLES, Job, abstract_batch, abstract_stage_one, sampling_shapes
 from tango_jax.planning.targets import Devices
 from tango_jax.rl.policy import Policy, sampler_sizes
 from tango_jax.sharding.layouts import param_shardings, with_shardings
@@ -41,15 +41,16 @@ def resized(
         ValueError: a mesh that fits neither the devices nor the model; see `SamplerConfig.check_cache_tokens`.
     """
     policies, states = dict(job.policies), dict(job.states)
-    batches, sampling = dict(job.batches), dict(job.sampling)
+    batches, sampling, stage_one = dict(job.batches), dict(job.sampling), dict(job.stage_one)
     for role in roles:
         policy = policies[role] = _resized_policy(job.policies[role], config[role], devices, per_process)
         if has_training:
             states[role] = with_shardings(states[role], param_shardings(policy.placement.train, states[role]))
             batches[role] = abstract_batch(policy, config.rl, job.processes)
+            stage_one |= abstract_stage_one({role: policy}, job.processes)
         if has_sampling:
             sampling[role] = sampling_shapes(policy, _decode_weights(policy))
-    return Job(config, policies, job.processes, states, batches, sampling)
+    return Job(config, policies, job.processes, states, batches, sampling, stage_one)
 
 
 def _resized_policy(policy: Policy, config: ConfigDict, devices: Devices, per_process: int) -> Policy:

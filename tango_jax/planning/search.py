@@ -12,6 +12,7 @@ until that is no quicker than what has been compiled.
 
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -27,11 +28,11 @@ from tango_jax.planning.choices import Settings
 from tango_jax.planning.estimates import Estimate, sampling_estimates, training_estimates
 from tango_jax.planning.memory import resident, sampling_phases, training_phases
 from tango_jax.planning.planner import Options, Plan, plan_of, run_seconds
-from tango_jax.planning.programs import FUNCTIONS, ROLES, Job, Program, compile_job, make_job
+from tango_jax.planning.programs import ROLES, Job, Program, compile_job, function_names, make_job
 from tango_jax.planning.resized import resized
 from tango_jax.planning.targets import Devices, open_devices
 from tango_jax.planning.times import TimeModel, sampled_requests, trained_seconds
-from tango_jax.planning.workload import UpdateWorkload, sampling_workload, update_workload
+from tango_jax.planning.workload import UpdateWorkload, packed_workload, sampling_workload, update_workload
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.console import Console, format_seconds
 
@@ -195,7 +196,7 @@ def _programs(role: str, estimates: dict[str, Estimate], factors: Factors) -> di
 
 
 def all_estimates(job: Job, role: str, platform: str) -> dict[str, Estimate]:
-    """Of the five functions of a role."""
+    """Of all functions of a role."""
     return training_estimates(job, role, platform) | sampling_estimates(job, role)
 
 
@@ -209,7 +210,7 @@ class _Compiler:
         self._known: dict[tuple, Program] = {}
 
     def compiled(self, config: ConfigDict, settings: dict[str, Settings], job: Job) -> Candidate:
-        keys = {name: self._key(config, name) for name in FUNCTIONS}
+        keys = {name: self._key(config, name) for name in function_names(job)}
         missing = [name for name, key in keys.items() if key not in self._known]
         title = " ".join(overrides(self.options.config, settings)) or "the configuration as it is"
         self.console.log(f"compiling {title}")
@@ -232,7 +233,7 @@ class _Compiler:
         """What the shapes of a function depend on, of all that a search changes."""
         role, function = name.split("/")
         mesh = tuple(choices.chosen(config[role], choices.MESH_KEYS[:3]).items())
-        keys = {"update": choices.MICRO_BATCH_KEYS, "score": choices.MICRO_BATCH_KEYS,
+        keys = {"update": choices.MICRO_BATCH_KEYS, "score": choices.MICRO_BATCH_KEYS, "sft": ("model.remat",),
                 "layout": choices.SAMPLING_KEYS[:1]}.get(function, choices.SAMPLING_KEYS)
         is_sampling = function in ("prefill", "decode")
         return (name, *(() if is_sampling else mesh), *choices.chosen(config[role], keys).items())
@@ -267,9 +268,17 @@ class Pricing:
             samples = max(options.config.rl.samples_per_prompt, 1)
             return choices.sampling_choices(config, model, local, self._most_rows(role), samples)
         meshes = choices.mesh_choices(config, model, options.devices, local, options.target.platform != "cpu")
-        sequences = self.job.minibatch_prompts(role) * options.config.rl.samples_per_prompt
-        return [mesh | micro for mesh, micro in itertools.product(meshes, choices.micro_batch_choices(
-            config, -(-sequences // policy.placement.num_local_shards)))]
+        sequences = -(-self.job.minibatch_prompts(role) * options.config.rl.samples_per_prompt
+                      // policy.placement.num_local_shards)
+        micro_batches = choices.micro_batch_choices(config, sequences, functools.partial(self._padded_tokens, role))
+        return [mesh | micro for mesh, micro in itertools.product(meshes, micro_batches)]
+
+    def _padded_tokens(self, role: str, rows: int, prompts: int) -> float:
+        config, shards = copy.deepcopy(self.options.config[role]), self.job.policies[role].placement.num_local_shards
+        config.rows_per_micro_batch, config.prompts_per_micro_batch = rows, prompts
+        samples = self.options.config.rl.samples_per_prompt
+        passes = packed_workload(config, self.job.minibatch_prompts(role), samples, shards, self.options.filled)
+        return passes.micro_batches * passes.tokens.total
 
     def _most_rows(self, role: str) -> int:
         requests = [sampled_requests(self.job, turn).get(role, (1, 1)) for turn in ROLES if self.counts[turn]]

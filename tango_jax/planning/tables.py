@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tango_jax.planning import times
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import decode_flops, prefill_flops
-from tango_jax.planning.planner import Plan, comparison, run_seconds
+from tango_jax.planning.planner import Plan, comparison, run_seconds, seconds_with_narrow_head
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
 from tango_jax.planning.times import TurnPlan, function_flops, scores_of
 from tango_jax.planning.workload import SamplingWorkload
@@ -16,7 +16,7 @@ PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activation
 
 
 class Work(NamedTuple):
-    """What one function does on a device in a turn."""
+    """What one function does on a device in a turn, or in a step of stage 1."""
 
     passes: int  # of the loop inside it: micro-batches, or decode steps
     flops: float
@@ -40,7 +40,7 @@ def as_json(plan: Plan) -> dict:
         functions[f"{role}/update"]["needed_collective_bytes"] = {
             kind: need for kind, (need, _) in comparison(plan, role).items()
         }
-    first = next(iter(plan.turns.values()))
+    first, narrow = next(iter(plan.turns.values())), seconds_with_narrow_head(plan)
     return {
         "fits": plan.fits,
         "target": options.target.name,
@@ -54,6 +54,9 @@ def as_json(plan: Plan) -> dict:
         "predicted_seconds": first.seconds,
         "predicted_seconds_by_turn": {role: turn.seconds for role, turn in plan.turns.items()},
         "predicted_hours": run_seconds(plan) / 3600,
+        "predicted_hours_with_narrow_head": narrow and narrow / 3600,
+        "stage_one": {role: {"steps": stage.steps, "seconds_of_a_step": stage.step_seconds,
+                             "hours": stage.seconds / 3600} for role, stage in plan.stage_one.items()},
         "assumptions": assumptions(plan),
         "advice": plan.advice,
     }  # fmt: skip
@@ -74,6 +77,10 @@ def work(plan: Plan) -> dict[str, Work]:
             for name, repeats, flops in (("score", scores_of(policy), score), ("update", loss.epochs, update)):
                 count = repeats * turn.passes.micro_batches
                 done[f"{role}/{name}"] = Work(count, count * flops.total, repeats * turn.passes.calls)
+        if role in plan.stage_one:
+            step = plan.stage_one[role]
+            count = step.passes.micro_batches
+            done[f"{role}/sft"] = Work(count, count * step.flops.total)
         sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
         if sampled:
             largest = max(sampled, key=lambda item: item.batches * item.passes * item.prompts)
@@ -126,7 +133,8 @@ def show(plan: Plan, console: Console) -> None:
         if name in done
         for sent in [wire_bytes_by_kind(program.collectives, done[name].passes, done[name].calls)]
     ]  # fmt: skip
-    console.table("In a turn, of each device", ("function", "passes", "TFLOP", "GB received"), rows)
+    console.table("In a turn, or in a step of stage 1 (sft), of each device",
+                  ("function", "passes", "TFLOP", "GB received"), rows)
     _show_times(plan, console)
     for line in assumptions(plan):
         console.log(f"- {line}")
@@ -143,6 +151,13 @@ def _show_times(plan: Plan, console: Console) -> None:
     console.table("Seconds, predicted", ("phase", *(f"turn of the {role}" for role in plan.turns)), rows)
     turns = ", ".join(f"{plan.counts[role]} of the {role}" for role in plan.turns)
     console.log(f"all turns ({turns}): {format_seconds(run_seconds(plan))}, without evaluation and stage 1")
+    first = next(iter(plan.job.policies.values()))
+    if narrow := seconds_with_narrow_head(plan):
+        console.log(f"with model.head_dtype={first.model_config.compute_dtype} of both roles, at some precision of "
+                    f"log-probs: {format_seconds(narrow)}")
+    for role, stage in plan.stage_one.items():
+        console.log(f"stage 1 of the {role}: {stage.steps} steps of {format_seconds(stage.step_seconds)}, "
+                    f"{format_seconds(stage.seconds)} in all, without evaluation")
     console.log("assumed:")
 
 
@@ -164,7 +179,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
             _lengths(role, turn) for role, turn in plan.turns.items()),
         f"products run at {times.SHARE_OF_FLOPS:.0%} of {target.flops / 1e12:.3g} TFLOP/s (float32 "
-        f"{target.flops_float32 / 1e12:.3g}; a float32 head {target.flops_highest / 1e12:.3g}), memory is read at "
+        f"{target.flops_float32 / 1e12:.3g}), those of a float32 head at "
+        f"{times.TimeModel(target).share_of_highest:.0%} of {target.flops_highest / 1e12:.3g}, memory is read at "
         f"{times.SHARE_OF_READ:.0%} of {target.read / 1e12:.3g} TB/s, links carry "
         f"{times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, "
         f"networks of {target.network / 1e9:.3g} GB/s a device",

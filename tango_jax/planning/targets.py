@@ -47,13 +47,16 @@ _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nv
 TARGETS = {
     target.name: target
     for target in (
-        # NVLink 3, 200 Gb/s of InfiniBand for each GPU and PCIe 4.0; NVLink 4, 400 Gb/s and PCIe 5.0.
+        # NVIDIA's data sheets of the SXM modules, which give links as the sum of both directions: NVLink 600 GB/s and
+        # PCIe Gen4 64 GB/s (A100), NVLink 900 GB/s and PCIe Gen5 128 GB/s (H100). Networks as in DGX A100 and DGX H100:
+        # 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,
                flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, **_GPU),
         # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use. How
-        # fast a chip reaches its host is not published: taken as PCIe 3.0.
+        # fast a chip reaches its host is published for a TPU v4, 16 GB/s each way (jax-ml.github.io/scaling-book/tpus),
+        # and taken for these two.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
                flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
                compilers=("libtpu",),

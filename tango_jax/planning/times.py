@@ -2,14 +2,16 @@
 
 In: the job, its compiled functions, what a turn does (workload.py). Out: {phase: seconds} for a turn of either role.
 
-    products    FLOPs at SHARE_OF_FLOPS of the dense rate of their type
+    products    FLOPs at SHARE_OF_FLOPS of the dense rate of their type; of a float32 head on a GPU, which has no tensor
+                cores to keep fed, at SHARE_OF_FLOAT32
     memory      bytes read at SHARE_OF_READ of the memory's rate
     sending     bytes received at SHARE_OF_LINK of the link's rate: between hosts, each device of a group has a network
                 card, and those of a host share what the host receives
 An update or a score takes the longer of its products and its gathers and scatters, which run beside them, and then its
-sums. A decode step takes the longer of reading weights and cache and of its products, and STEP_OVERHEAD a layer. What
-waits in host memory (rows that make room for others; moments and references with `mesh.offload`) takes SHARE_OF_LINK of
-the rate between a device and its host, while nothing else is done.
+sums. A decode step has three parts that wait for each other: the matrices of its layers, attention to the cache, and
+the head. Each takes the longer of what it reads and of its products; STEP_OVERHEAD is added for each layer. What waits
+in host memory (rows that make room for others; moments and references with `mesh.offload`) takes SHARE_OF_LINK of the
+rate between a device and its host, while nothing else is done.
 Parsing, grading and evaluation are not in it.
 """
 
@@ -20,9 +22,9 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, ring_bytes
 from tango_jax.planning.needs import (
     Flops,
+    StepPart,
     cached_token_bytes,
-    decode_bytes,
-    decode_flops,
+    decode_parts,
     optimizer_bytes,
     prefill_flops,
     score_flops,
@@ -30,11 +32,20 @@ from tango_jax.planning.needs import (
 )
 from tango_jax.planning.programs import Job, Program, device_bytes
 from tango_jax.planning.targets import Target
-from tango_jax.planning.workload import SamplingWorkload, UpdateWorkload, sampling_workload, update_workload
+from tango_jax.planning.workload import (
+    SamplingWorkload,
+    UpdateWorkload,
+    sampling_workload,
+    stage_one_workload,
+    update_workload,
+)
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
 
 SHARE_OF_FLOPS = 0.5
+# Products of 8,000 x 8,000 on an A100, as measured in github.com/bewantbe/busy-gemm-benchmark: 14.1 of 19.5 TFLOP/s in
+# float32, beside 153 of 312 in float16.
+SHARE_OF_FLOAT32 = 0.7
 SHARE_OF_READ = 0.7
 SHARE_OF_LINK = 0.8
 STEP_OVERHEAD = 10e-6  # seconds a layer of a decode step: starting kernels, and small ones
@@ -49,9 +60,17 @@ class TimeModel(NamedTuple):
 
     def matmul_seconds(self, flops: Flops, compute_dtype: str, head_dtype: str) -> float:
         target = self.target
-        layers = target.flops_float32 if compute_dtype == "float32" else target.flops
-        head = target.flops_highest if head_dtype == "float32" else target.flops  # see transformer.logits_from_hidden
-        return (flops.layers / layers + flops.head / head) / SHARE_OF_FLOPS
+        layers = head = SHARE_OF_FLOPS * target.flops
+        if compute_dtype == "float32":
+            layers = SHARE_OF_FLOPS * target.flops_float32
+        if head_dtype == "float32":  # see transformer.logits_from_hidden
+            head = self.share_of_highest * target.flops_highest
+        return flops.layers / layers + flops.head / head
+
+    @property
+    def share_of_highest(self) -> float:
+        """Of `flops_highest`."""
+        return SHARE_OF_FLOAT32 if self.target.platform == "gpu" else SHARE_OF_FLOPS
 
     def read_seconds(self, size: float) -> float:
         return size / (self.target.read * SHARE_OF_READ)
@@ -92,14 +111,18 @@ class TimeModel(NamedTuple):
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
-            size = decode_bytes(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
-            flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
-            step = max(self.read_seconds(size), self.matmul_seconds(flops, *dtypes))
+            parts = decode_parts(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
+            step = sum(self.part_seconds(part, model) for part in parts)
             seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
         if done.saved:  # there and back, from one bucket of the cache to a larger one
             tokens = done.prompt_length + max(segment.cache for segment in done.segments)
             seconds += 2 * done.saved / groups * self.host_seconds(tokens * cached_token_bytes(model, tensor))
         return done.batches * seconds
+
+    def part_seconds(self, part: StepPart, model: ModelConfig) -> float:
+        """The longer of its reads and its products."""
+        products = self.matmul_seconds(part.flops, model.compute_dtype, model.head_dtype)
+        return max(self.read_seconds(part.read), products)
 
     def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
         """The two sums of a layer over the devices that share decoding weights."""
@@ -120,6 +143,32 @@ class TurnPlan(NamedTuple):
     @property
     def total(self) -> float:
         return sum(self.seconds.values())
+
+
+class StageOnePlan(NamedTuple):
+    """Stage 1 of one role."""
+
+    steps: int
+    passes: UpdateWorkload  # of one step
+    flops: Flops  # of one micro-batch on one device
+    step_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """All steps, without evaluations and checkpoints."""
+        return self.steps * self.step_seconds
+
+
+def plan_stage_one(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> StageOnePlan:
+    """Stage 1 of a role that has one (`job.stage_one`)."""
+    times, policy, state = TimeModel(target), job.policies[role], job.states[role]
+    passes = stage_one_workload(job, role, filled)
+    model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
+    chunked = is_chunked(passes.tokens.scored, policy.config.logp_chunk)
+    flops = update_flops(model, passes.tokens, tensor, model.attention, chunked)
+    seconds = times.training_seconds(policy, programs[f"{role}/sft"], flops, passes)
+    seconds += times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
+    return StageOnePlan(policy.config.sft.steps, passes, flops, seconds)
 
 
 def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnPlan:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.planning.needs import MicroBatchShape
 from tango_jax.planning.programs import Job
-from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape
+from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.schedule import limits_of, replay
 
@@ -58,8 +58,12 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 
 def update_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
-    policy, config, M = job.policies[role], job.policies[role].config, job.config.rl.samples_per_prompt
-    prompts, shards = job.minibatch_prompts(role), policy.placement.num_local_shards
+    policy, M = job.policies[role], job.config.rl.samples_per_prompt
+    return packed_workload(policy.config, job.minibatch_prompts(role), M, policy.placement.num_local_shards, filled)
+
+
+def packed_workload(config: ConfigDict, prompts: int, M: int, shards: int, filled: float) -> UpdateWorkload:
+    """The same for a role's config, of `prompts` in a minibatch with M responses each."""
     responses = shuffled(evenly_spaced_lengths(prompts * M, config.max_response, filled))
     lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
     sequences = [
@@ -72,6 +76,16 @@ def update_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
     calls = config.loss.minibatches
     tokens = MicroBatchShape(shape.R, shape.T, shape.Q, shape.X)
     return UpdateWorkload(max(map(len, micro_batches)) * calls, calls, tokens)
+
+
+def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
+    """What stage 1 makes of the examples of a step, whose prompts and responses together fill a row at most."""
+    policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
+    shape, count = sft_pack_shape(policy.config), math.ceil(policy.config.sft.batch_size / job.processes)
+    lengths = shuffled(evenly_spaced_lengths(count, shape.row_length, filled))
+    sequences = [TrainSequence([], np.ones(length, np.int32), np.ones(length, np.float32)) for length in lengths]
+    micro_batches = assign_micro_batches(sequences, shape, count, 0, shards)
+    return UpdateWorkload(max(map(len, micro_batches)), 1, MicroBatchShape(shape.rows, shape.row_length))
 
 
 def shuffled(lengths: np.ndarray) -> np.ndarray:

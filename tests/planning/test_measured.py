@@ -31,7 +31,7 @@ def test_memory_of_a_run_is_what_the_plan_says():
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     print({name: [f"{size / GIB:.3f} GiB" for size in pair] for name, pair in figures.items()})
-    assert set(figures) == {"reshard", "sample", "score", "update"}
+    assert set(figures) == {"sft", "reshard", "sample", "score", "update"}
     for name, (predicted, measured) in figures.items():
         assert predicted == pytest.approx(measured, rel=0.2), name
 

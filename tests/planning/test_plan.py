@@ -11,12 +11,27 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.memory import Phase
-from tango_jax.planning.needs import Flops
-from tango_jax.planning.planner import Options, comparison, make_plan
-from tango_jax.planning.programs import compile_one, make_job, plan_source
+from tango_jax.planning.needs import Flops, decode_bytes, decode_flops, decode_parts
+from tango_jax.planning.planner import (
+    Options,
+    comparison,
+    make_plan,
+    plan_of,
+    run_seconds,
+    seconds_with_narrow_head,
+)
+from tango_jax.planning.programs import (
+    compile_one,
+    device_bytes,
+    function_names,
+    lowered_functions,
+    make_job,
+    plan_source,
+)
 from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, parse_target
 from tango_jax.planning.times import TimeModel
@@ -45,8 +60,8 @@ def test_json_has_what_programs_read(tiny_plan):
     peaks = [phase["peak"] for phase in report["phases"].values()]
     assert report["peak_gib_per_device"] == max(peaks) > 0
     assert set(report["phases"]) == {f"{role}/{phase}" for role in ("generator", "verifier")
-                                     for phase in ("reshard", "sample", "score", "update")}  # fmt: skip
-    names = ("update", "score", "layout", "prefill", "decode")
+                                     for phase in ("reshard", "sample", "score", "update", "sft")}  # fmt: skip
+    names = ("update", "score", "layout", "prefill", "decode", "sft")
     assert set(report["functions"]) == {f"{role}/{name}" for role in ("generator", "verifier") for name in names}
     for function in report["functions"].values():
         assert {"argument_gib", "temp_gib", "flops", "collective_bytes"} <= set(function)
@@ -75,6 +90,49 @@ def test_memory_of_states_is_counted_by_hand(tiny_plan):
     assert table.sharding.shard_shape(table.shape) == (table.shape[0], table.shape[1] // 8)
 
 
+def test_what_a_float32_head_costs(tiny_plan):
+    assert seconds_with_narrow_head(tiny_plan) is None  # everything is float32
+    job, policies = tiny_plan.job, {}
+    for role, policy in job.policies.items():
+        model = dataclasses.replace(policy.model_config, compute_dtype="bfloat16")
+        policies[role] = dataclasses.replace(policy, model_config=model)
+    mixed = tiny_plan._replace(job=dataclasses.replace(job, policies=policies))
+    narrow = seconds_with_narrow_head(mixed)
+    wide = run_seconds(plan_of(mixed.options, mixed.job, mixed.programs, is_target=False))
+    assert 0 < narrow < wide
+    report = as_json(mixed)
+    assert report["predicted_hours_with_narrow_head"] == pytest.approx(narrow / 3600)
+
+
+def test_stage_one_is_planned_by_hand(tiny_plan):
+    """Four examples of a step on two processes of four devices: one row on each of two devices, the others idle."""
+    job = tiny_plan.job
+    generator, verifier = (device_bytes(job.states[role].params) for role in ("generator", "verifier"))
+    phases = {phase.name: phase for phase in tiny_plan.phases}
+    # No reference; the generator's stage 1 comes first and has nothing beside it.
+    assert (phases["generator/sft"].parameters, phases["verifier/sft"].parameters) == (generator, generator + verifier)
+    assert phases["verifier/sft"].optimizer == pytest.approx(2 * verifier, abs=64)
+    assert phases["verifier/sft"].gradients == verifier
+    config, stage = job.config.generator, tiny_plan.stage_one["generator"]
+    length = config.max_prompt + config.max_response  # sft.pack_length is 0
+    assert job.stage_one["generator"].token_NZRT.shape == (1, 8, config.sft.rows_per_micro_batch, length)
+    assert (stage.steps, stage.passes.micro_batches, stage.passes.calls) == (6, 1, 1)
+    assert stage.passes.tokens.total == config.sft.rows_per_micro_batch * length
+    assert stage.seconds == 6 * stage.step_seconds > 0
+    report = as_json(tiny_plan)
+    assert report["stage_one"]["generator"]["hours"] == pytest.approx(stage.seconds / 3600)
+    assert report["functions"]["generator/sft"]["flops"] == stage.flops.total > 0
+    assert report["functions"]["generator/sft"]["collective_bytes"]["reduce-scatter"] > 0
+
+
+def test_a_role_without_stage_one_has_none():
+    config = load_config(str(ROOT / "configs/tiny.py"), ["verifier.sft.steps=0"])
+    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
+    assert set(job.stage_one) == {"generator"}
+    assert [name for name in function_names(job) if name.endswith("/sft")] == ["generator/sft"]
+    assert set(lowered_functions(job, "verifier")) == {"update", "score", "layout", "prefill", "decode"}
+
+
 def test_a_process_works_on_its_share(tiny_plan):
     assert (tiny_plan.job.processes, tiny_plan.job.prompts) == (2, 2)  # of four prompts a turn
     placement = tiny_plan.job.policies["generator"].placement
@@ -88,7 +146,8 @@ def test_tables_for_people(tiny_plan):
     text = stream.getvalue()
     assert "8 x a100-80gb: 2 process(es) of 4" in text and "mesh data 1 x fsdp 8 x tensor 1" in text
     assert "compiled for virtual CPU devices, because a_package_that_is_not_there is not installed" in text
-    for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU"):
+    for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU",
+                 "stage 1 of the verifier: 6 steps of"):
         assert word in text
 
 
@@ -102,6 +161,9 @@ def test_what_to_change_when_it_does_not_fit(tiny_plan):
                    "more devices"):  # fmt: skip
         assert change in text
     assert advice(tiny_plan.job, tiny_plan.phases, large) == []
+    stage_one = [phase for phase in tiny_plan.phases if phase.name == "verifier/sft"]
+    text = "\n".join(advice(tiny_plan.job, stage_one, small))
+    assert "verifier.sft.rows_per_micro_batch=2" in text and "mesh.offload" not in text  # in stage 1 nothing is
     failed = Phase("generator/update", error="RESOURCE_EXHAUSTED: too much")
     assert "does not compile for this memory" in advice(tiny_plan.job, [failed], large)[0]
 
@@ -225,6 +287,26 @@ def test_a_budget_of_cached_tokens():
     assert lengths.sum() - 8 <= row_steps < 1.3 * lengths.sum()  # reading prompts has given the first tokens
 
 
+def test_a_decode_step_is_a_sum_of_parts():
+    """By hand: 24 weights in two layers, 12 in the head; of few rows reading takes longer, of many the products."""
+    model = ModelConfig(6, 2, 2, 1, 1, 2, 1, tied_head=False, compute_dtype="bfloat16")
+    weights, cached = 2 * (3 * 2 * 2 + 2 * 2 + 3 * 2), 2 * 2 * 2 * 2  # in the layers; bytes of a token's cache
+    target = dataclasses.replace(A100, flops=100.0, flops_highest=50.0, read=10.0)
+    times, few, many = TimeModel(target), 2, 1000
+    for rows in (few, many):
+        parts = decode_parts(model, 1, 3, rows, 5, tensor=1)
+        assert [part.read for part in parts] == [2 * weights, (3 + rows * 5) * cached, 4 * 12]
+        assert sum(part.read for part in parts) == decode_bytes(model, 1, 3, rows, 5, 1)
+        products = [part.flops for part in parts]
+        assert products == [(2 * weights * rows, 0), (2 * 4 * rows * 8 * 2, 0), (0, 2 * 12 * rows)]
+        assert np.sum(products, axis=0).tolist() == list(decode_flops(model, rows, 8, 1))
+    reads = [part.read / 7 for part in decode_parts(model, 1, 3, few, 5, 1)]
+    assert [times.part_seconds(part, model) for part in decode_parts(model, 1, 3, few, 5, 1)] == pytest.approx(reads)
+    matrices, attention, head = (times.part_seconds(part, model) for part in decode_parts(model, 1, 3, many, 5, 1))
+    assert matrices == pytest.approx(2 * weights * many / 50) and head == pytest.approx(2 * 12 * many / 35)
+    assert attention == pytest.approx((3 + many * 5) * cached / 7)
+
+
 def test_bandwidth_of_a_group():
     times = TimeModel(A100)
     assert times.bandwidth((0, 1, 2, 3, 4, 5, 6, 7)) == 300e9
@@ -232,7 +314,9 @@ def test_bandwidth_of_a_group():
     assert times.bandwidth(tuple(range(32))) == 200e9  # eight cards of a host
     gather = Collective("all-gather", size=8 * 10**9, members=tuple(range(8)), times=3, in_pass=True)
     assert times.transfer_seconds(gather) == pytest.approx(3 * 7e9 / (0.8 * 300e9))
-    # Half of 312 TFLOP/s for bfloat16, half of 156 for float32 as it is, half of 19.5 for a head in full float32.
-    assert times.matmul_seconds(Flops(156e12, 9.75e12), "bfloat16", "float32") == pytest.approx(2.0)
+    # Half of 312 TFLOP/s for bfloat16, half of 156 for float32 as it is, 70 % of 19.5 for a head in full float32; on a
+    # TPU, where that is six products of bfloat16, half of 76.5.
+    assert times.matmul_seconds(Flops(156e12, 13.65e12), "bfloat16", "float32") == pytest.approx(2.0)
+    assert TimeModel(TARGETS["tpu-v5p"]).matmul_seconds(Flops(0.0, 38.25e12), "bfloat16", "float32") == pytest.approx(1)
     assert times.matmul_seconds(Flops(78e12, 156e12), "float32", "bfloat16") == pytest.approx(2.0)
     assert times.read_seconds(2.04e12) == pytest.approx(1 / 0.7)

@@ -84,7 +84,7 @@ def test_a_resized_job_is_the_job_of_those_settings(job, settings):
     made = make_job(options.config, devices_of(options), options.per_process)
     sized = resized(job, options.config, devices_of(options), options.per_process)
     for role in ROLES:
-        for name in ("states", "batches"):
+        for name in ("states", "batches", "stage_one"):
             assert described(getattr(sized, name)[role]) == described(getattr(made, name)[role])
         for name in ("weights", "states"):
             assert described(getattr(sized.sampling[role], name)) == described(getattr(made.sampling[role], name))
@@ -146,7 +146,7 @@ def test_estimates_of_compiled_programs(found):
             assert predicted["layout"].argument == programs[f"{role}/layout"].argument
             assert predicted["layout"].output == pytest.approx(programs[f"{role}/layout"].output, rel=0.01)
             assert predicted["prefill"].output == pytest.approx(programs[f"{role}/prefill"].output, rel=0.01)
-            for name in ("update", "score"):
+            for name in ("update", "score", "sft"):
                 sent = wire_bytes_by_kind(predicted[name].traffic, 1)
                 seen = wire_bytes_by_kind(programs[f"{role}/{name}"].collectives, 1)
                 for kind in ("all-gather", "reduce-scatter"):
@@ -209,10 +209,29 @@ def test_choices_of_training():
     assert shapes == {(1, 1, False), (1, 1, True), (2, 1, False), (2, 1, True), (4, 1, True), (1, 2, False),
                       (1, 2, True), (2, 2, False), (2, 2, True)}  # fmt: skip
     assert meshes[0]["mesh.fsdp"] == -1
-    micro = choices.micro_batch_choices(config, sequences=5)
-    assert {settings["rows_per_micro_batch"] for settings in micro} == {1, 2, 4}
-    assert {settings["prompts_per_micro_batch"] for settings in micro} == {1, 2}
-    assert {settings["model.remat"] for settings in micro} == {"none", "dots", "full"}
+
+
+def test_choices_of_micro_batches():
+    """Two rows to a prompt pack best; three rows worse than two, and too badly to be tried."""
+    config = options_of().config.generator
+
+    def padded_tokens(rows: int, prompts: int) -> float:
+        return 100 + 10 * abs(rows / prompts - 2) + 50 * (rows == 3) - rows
+
+    micro = choices.micro_batch_choices(config, sequences=5, padded_tokens=padded_tokens)
+    assert micro[0] == choices.chosen(config, choices.MICRO_BATCH_KEYS)
+    assert {tuple(settings.values()) for settings in micro} == {
+        (remat, *sizes) for remat in ("none", "dots", "full") for sizes in ((1, 1), (2, 1), (4, 2))
+    }
+    config.share_prompts = False
+    alone = choices.micro_batch_choices(config, 5, padded_tokens)
+    assert {settings["prompts_per_micro_batch"] for settings in alone} == {config.prompts_per_micro_batch}
+
+
+def test_padded_tokens_are_those_of_the_workload(job, pricing):
+    config = options_of("generator.rows_per_micro_batch=3", "generator.prompts_per_micro_batch=2").config
+    passes = update_workload(resized(job, config, devices_of(pricing.options), 4), "generator", 0.5)
+    assert pricing._padded_tokens("generator", 3, 2) == passes.micro_batches * passes.tokens.total
 
 
 def test_what_can_be_chosen_is_valid(pricing, parts):

@@ -62,8 +62,7 @@ def main() -> None:
     copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params)).lower(job.states["generator"].params).compile()
 
     base, measured = reset(), {}
-    states = [make_state(step_key(number, "plan")) for number in range(2)]  # both roles have the same sizes
-    references = [jax.block_until_ready(copy(state.params)) for state in states]
+    states = [make_state(step_key(0, "plan"))]
 
     def measure(name: str, fn) -> None:
         jax.block_until_ready(fn())  # code and thread pools come with the first run
@@ -72,6 +71,15 @@ def main() -> None:
         measured[name] = resident("VmHWM") - base
         del result
 
+    examples = zeros(job.stage_one["generator"]).replace(num_micro=jnp.int32(1))
+
+    def stage_one():
+        states[0], metrics = compiled["sft"](states[0], examples)
+        return states[0].step, metrics
+
+    measure("sft", stage_one)
+    states.append(make_state(step_key(1, "plan")))  # both roles have the same sizes
+    references = [jax.block_until_ready(copy(state.params)) for state in states]
     measure("reshard", lambda: compiled["layout"](states[0].params))
 
     def sample():
