@@ -134,7 +134,7 @@ def matmul(x_BTD: jax.Array, w_DF: jax.Array, scale_F: jax.Array | None = None) 
         out_NF = x_ND @ w_DF
     else:
         out_NF = jnp.matmul(x_ND, w_DF.astype(x_ND.dtype), preferred_element_type=jnp.float32)
-        out_NF = (out_NF * scale_F).astype(x_ND.dtype)
+        out_NF = (out_NF * scale_F[None]).astype(x_ND.dtype)
     return out_NF.reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
 
 
