@@ -81,7 +81,8 @@ DTYPES = ("float32", "bfloat16")
 # Options of --model. The second of `new` is the first that decode makes.
 NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
            "micro_rows": COUNT, "logp_chunk": COUNT}  # fmt: skip
-MODEL_OPTIONS = ("dtype", "head_dtype", "attention", "remat", "mesh", *NUMBERS)
+MODEL_OPTIONS = ("dtype", "head_dtype", "sample_cache_dtype", "sample_weight_dtype", "attention", "remat", "mesh",
+                 *NUMBERS)  # fmt: skip
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -246,6 +247,8 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     group = parser.add_argument_group("options of --model")
     group.add_argument("--dtype", choices=DTYPES, help="of products and cache; default: bfloat16")
     group.add_argument("--head_dtype", choices=DTYPES, help="of the output projection; default: float32, as in a run")
+    for name, what in (("cache", "keys and values"), ("weight", "the matrices to sample with")):
+        group.add_argument(f"--sample_{name}_dtype", choices=("int8",), help=f"of {what}; default: --dtype")
     group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")
     group.add_argument("--remat", choices=REMAT_MODES, help="what an update computes again; default: full")
     group.add_argument("--mesh", metavar="AXIS:SIZE,...", help=f"of {', '.join(MESH_AXES)}; default: fsdp:-1, which "

@@ -49,6 +49,11 @@ def model_config() -> ConfigDict:
             # Attention over whole sequences: xla, cudnn (NVIDIA GPUs, 16-bit compute_dtype), splash (TPUs); auto:
             # whatever the devices support, otherwise xla. May change when a run is resumed.
             "attention": "auto",
+            # Sampling in smaller numbers, in training runs only: "int8", or empty for compute_dtype. Keys and values
+            # have a scale per token and head, matrices of the layers one per output; embedding and head stay as they
+            # are. The log-probs of sampler and trainer then differ, for which loss.importance_cap must be above 0.
+            "sample_cache_dtype": "",
+            "sample_weight_dtype": "",
         }
     )
 

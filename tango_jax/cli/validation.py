@@ -8,6 +8,7 @@ from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
 from tango_jax.models.attention import ATTENTION_KINDS
+from tango_jax.models.int8 import SAMPLE_DTYPES
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig
 from tango_jax.rl.advantages import ALGORITHMS
 from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS
@@ -16,7 +17,7 @@ from tango_jax.rl.own_reward import load_own_rewards
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import ALPHA_KINDS
 from tango_jax.rl.update import RATIO_LEVELS
-from tango_jax.runtime.checks import Mistakes, local_path
+from tango_jax.runtime.checks import Mistakes, local_path, shortened
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.source import kind_of
@@ -107,6 +108,7 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
         if not mistakes.is_about("rl.samples_per_prompt", "rl.prompts_per_step"):
             _check_rows(role, config, rl, mistakes)
     _check_loss(role, config.loss, mistakes)
+    _check_int8(role, config, mistakes)
     _check_schedule(f"{role}.optimizer", config.optimizer, mistakes, is_stage_one=False)
     starts = ("fresh", "generator") if role == "verifier" else ("fresh",)
     mistakes.one_of(f"{role}.sft.start", config.sft.start, starts)
@@ -123,6 +125,9 @@ def _check_model(role: str, model: ConfigDict, mistakes: Mistakes) -> None:
         )
         if is_supported:
             mistakes.one_of(f"{role}.model.{name}", model[name], DTYPES)
+    for name in ("sample_cache_dtype", "sample_weight_dtype"):
+        mistakes.require(model[name] in SAMPLE_DTYPES, f"{role}.model.{name}={shortened(model[name])} is not int8: set "
+                         "it to that, or leave it empty for compute_dtype")
     if not mistakes.is_about(f"{role}.model."):
         with mistakes.collected(f"{role}.model: "):
             ModelConfig(vocab_size=1, **model)  # its own checks of the heads
@@ -199,6 +204,17 @@ def _check_loss(role: str, loss: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.one_of(f"{role}.loss.aggregation", loss.aggregation, WEIGHT_KINDS)
     mistakes.one_of(f"{role}.loss.ratio", loss.ratio, RATIO_LEVELS)
     mistakes.one_of(f"{role}.loss.kl_kind", loss.kl_kind, KL_KINDS)
+
+
+def _check_int8(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+    if mistakes.is_about(f"{role}.model.", f"{role}.loss.importance_cap") or config.loss.importance_cap > 0:
+        return
+    for name in ("sample_cache_dtype", "sample_weight_dtype"):
+        mistakes.require(
+            not config.model[name],
+            f"{role}.model.{name}={config.model[name]} makes the sampler's log-probs differ from the trainer's, and "
+            f"{role}.loss.importance_cap=0 corrects for nothing: set it to 2, or leave {name} empty",
+        )
 
 
 def _check_schedule(name: str, optimizer: ConfigDict, mistakes: Mistakes, is_stage_one: bool) -> None:

@@ -3,8 +3,11 @@
 The prefix is written once by prefill. The suffix holds the new tokens; all rows write the same of its columns, so a
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
 layouts in which both products of attention read contiguous memory. S is the prompt bucket in the prefix and the cache
-bucket in the suffix.
+bucket in the suffix. With `sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for
+every token and head.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,11 @@ from jax import lax
 from jax.sharding import Mesh
 
 from tango_jax.models.attention import MASKED, AttendFn, make_row_attention
+from tango_jax.models.int8 import Quantized, in_this_step, quantize
 from tango_jax.models.transformer import ModelConfig
+
+Cached = jax.Array | Quantized
+K_AXES, V_AXES = (-2, -1), (-1, -2)  # of E and S
 
 
 @struct.dataclass
@@ -34,31 +41,95 @@ class Suffix:
 
 
 def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
-    K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.compute_dtype)
+    K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.sample_cache_dtype or config.compute_dtype)
     layers = range(config.num_layers)
+
+    def zeros(*shape: int) -> Cached:
+        values = jnp.zeros(shape, dtype)
+        return Quantized(values, jnp.zeros((rows, K, length), jnp.float32)) if config.sample_cache_dtype else values
+
     return Suffix(
-        k=tuple(jnp.zeros((rows, K, E, length), dtype) for _ in layers),
-        v=tuple(jnp.zeros((rows, K, length, E), dtype) for _ in layers),
+        k=tuple(zeros(rows, K, E, length) for _ in layers),
+        v=tuple(zeros(rows, K, length, E) for _ in layers),
     )
 
 
-def make_prefill_attention(implementation: str = "xla", mesh: Mesh | None = None) -> AttendFn:
-    """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v)."""
+def map_columns(fn: Callable[[jax.Array, int], jax.Array], k: Cached, v: Cached) -> tuple[Cached, Cached]:
+    """Keys and values with `fn(array, axis of S)` in the place of each array."""
+
+    def mapped(cached: Cached, axis: int) -> Cached:
+        if isinstance(cached, Quantized):
+            return Quantized(fn(cached.value, axis), fn(cached.scale, -1))
+        return fn(cached, axis)
+
+    return mapped(k, K_AXES[1]), mapped(v, V_AXES[1])
+
+
+def append_columns(length: int, k: Cached, v: Cached) -> tuple[Cached, Cached]:
+    """Keys and values with zeros after their last column, so that S is `length`."""
+
+    def append(x: jax.Array, axis: int) -> jax.Array:
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, length - x.shape[axis])
+        return jnp.pad(x, widths)
+
+    return map_columns(append, k, v)
+
+
+def make_prefill_attention(
+    implementation: str = "xla", mesh: Mesh | None = None, is_int8: bool = False
+) -> AttendFn:
+    """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v).
+
+    Prompts are read in full precision; with `is_int8`, their keys and values are rounded as they enter the cache.
+    """
     row_fn = make_row_attention(None, None, implementation, mesh)
 
     def attend_fn(q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array) -> tuple[jax.Array, tuple]:
         out_BTHE = row_fn(q_BTHE, k_BTKE, v_BTKE)
-        return out_BTHE, (k_BTKE.transpose(0, 2, 3, 1), v_BTKE.transpose(0, 2, 1, 3))
+        k_BKES, v_BKSE = k_BTKE.transpose(0, 2, 3, 1), v_BTKE.transpose(0, 2, 1, 3)
+        if is_int8:
+            return out_BTHE, (Quantized(*quantize(k_BKES, K_AXES[0])), Quantized(*quantize(v_BKSE, V_AXES[0])))
+        return out_BTHE, (k_BKES, v_BKSE)
 
     return attend_fn
 
 
+def _write(cached: Cached, new: jax.Array, axes: tuple[int, int], column: jax.Array) -> Cached:
+    """The cache with one new key or value of every row, [B, K, E, 1] or [B, K, 1, E], in this column."""
+    embed_axis, column_axis = axes
+    if isinstance(cached, Quantized):
+        value, scale = quantize(new, embed_axis)
+        value = lax.dynamic_update_slice_in_dim(cached.value, value, column, column_axis)
+        return Quantized(value, lax.dynamic_update_slice_in_dim(cached.scale, scale, column, -1))
+    return lax.dynamic_update_slice_in_dim(cached, new, column, column_axis)
+
+
+def _factor(cached: Cached, dtype: jnp.dtype) -> jax.Array:
+    """The factor of a product. XLA converts int8 as the product reads it."""
+    return cached.value.astype(dtype) if isinstance(cached, Quantized) else cached
+
+
+def _scores(q_BKGE: jax.Array, k_BKES: Cached) -> jax.Array:
+    """float32 [B, K, G, S]; a key's scale multiplies its scores."""
+    scores_BKGS = jnp.matmul(q_BKGE, _factor(k_BKES, q_BKGE.dtype), preferred_element_type=jnp.float32)
+    return scores_BKGS * k_BKES.scale[:, :, None, :] if isinstance(k_BKES, Quantized) else scores_BKGS
+
+
+def _weights(weight_BKGS: jax.Array, v_PKSE: Cached, dtype: jnp.dtype) -> jax.Array:
+    """Weights of attention as a factor of the product with values, whose scales multiply them."""
+    if isinstance(v_PKSE, Quantized):
+        scale_BKS = jnp.repeat(v_PKSE.scale, weight_BKGS.shape[0] // v_PKSE.shape[0], axis=0)
+        weight_BKGS *= scale_BKS[:, :, None, :]
+    return weight_BKGS.astype(dtype)
+
+
 def make_decode_attention(
-    prefix_k_PKES: jax.Array,
-    prefix_v_PKSE: jax.Array,
+    prefix_k_PKES: Cached,
+    prefix_v_PKSE: Cached,
     prefix_mask_PS: jax.Array,
-    suffix_k_BKES: jax.Array,
-    suffix_v_BKSE: jax.Array,
+    suffix_k_BKES: Cached,
+    suffix_v_BKSE: Cached,
     column: jax.Array,
     is_own_BS: jax.Array,
 ) -> AttendFn:
@@ -78,17 +149,20 @@ def make_decode_attention(
         P, K, _, S = prefix_k_PKES.shape
         G, M = H // K, B // P
         # All rows write the same column, so this is one slice for all of them, which XLA writes in place.
-        new_k_BKES = lax.dynamic_update_slice(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), (0, 0, 0, column))
-        new_v_BKSE = lax.dynamic_update_slice(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), (0, 0, column, 0))
+        new_k_BKES = _write(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), K_AXES, column)
+        new_v_BKSE = _write(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), V_AXES, column)
+        prefix_k, prefix_v = prefix_k_PKES, prefix_v_PKSE
+        if isinstance(prefix_k, Quantized):
+            (prefix_k, prefix_v), q_B1HE = in_this_step((prefix_k, prefix_v), q_B1HE)
         q_BKGE = q_B1HE.reshape(B, K, G, E) * jnp.asarray(E**-0.5, q_B1HE.dtype)
 
         # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
         # share (X = M x G): the prompt's cache is read once per prompt, not once per row.
         q_PKXE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
-        prefix_PKXS = jnp.matmul(q_PKXE, prefix_k_PKES, preferred_element_type=jnp.float32)
+        prefix_PKXS = _scores(q_PKXE, prefix_k)
         prefix_PKXS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKXS, MASKED)
         prefix_BKGS = prefix_PKXS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
-        suffix_BKGS = jnp.matmul(q_BKGE, new_k_BKES, preferred_element_type=jnp.float32)
+        suffix_BKGS = _scores(q_BKGE, new_k_BKES)
         # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
         suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
 
@@ -96,13 +170,13 @@ def make_decode_attention(
         top_BKG1 = jnp.maximum(prefix_BKGS.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))
         prefix_BKGS, suffix_BKGS = jnp.exp(prefix_BKGS - top_BKG1), jnp.exp(suffix_BKGS - top_BKG1)
         total_BKG1 = prefix_BKGS.sum(-1, keepdims=True) + suffix_BKGS.sum(-1, keepdims=True)
-        prefix_BKGS = (prefix_BKGS / total_BKG1).astype(q_B1HE.dtype)
-        suffix_BKGS = (suffix_BKGS / total_BKG1).astype(q_B1HE.dtype)
+        prefix_BKGS = _weights(prefix_BKGS / total_BKG1, prefix_v, q_B1HE.dtype)
+        suffix_BKGS = _weights(suffix_BKGS / total_BKG1, new_v_BKSE, q_B1HE.dtype)
 
         prefix_PKXS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
-        out_PKXE = jnp.matmul(prefix_PKXS, prefix_v_PKSE)
+        out_PKXE = jnp.matmul(prefix_PKXS, _factor(prefix_v, q_B1HE.dtype))
         out_BKGE = out_PKXE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
-        out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, new_v_BKSE)
+        out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, _factor(new_v_BKSE, q_B1HE.dtype))
         return out_BKGE.reshape(B, 1, H, E), (new_k_BKES, new_v_BKSE)
 
     return attend_fn

@@ -28,6 +28,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
+from tango_jax.models.int8 import SAMPLE_DTYPES, quantize_matrices
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
@@ -71,6 +72,8 @@ class ModelConfig:
     remat: str = "full"
     unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
     attention: str = "auto"  # implementation for whole sequences (attention.py)
+    sample_cache_dtype: str = ""  # keys and values of sampling; "int8", or empty: compute_dtype
+    sample_weight_dtype: str = ""  # the layers' matrices of sampling, likewise
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -81,6 +84,9 @@ class ModelConfig:
             raise ValueError(f"remat={self.remat!r} is not one of {', '.join(REMAT_MODES)}")
         if self.attention not in ATTENTION_KINDS:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION_KINDS)}")
+        for name in ("sample_cache_dtype", "sample_weight_dtype"):
+            if getattr(self, name) not in SAMPLE_DTYPES:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")
 
 
 def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
@@ -120,10 +126,16 @@ def apply_rope(x_BTHE: jax.Array, rope: Rope) -> jax.Array:
     return rotated.astype(x_BTHE.dtype)
 
 
-def matmul(x_BTD: jax.Array, w_DF: jax.Array) -> jax.Array:
-    """x @ w over flattened rows. Left as [B, T, D], the weight's gradient contracts two axes at once, a form for which
-    XLA's CPU backend has no fast kernel (8 times slower)."""
-    return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
+def matmul(x_BTD: jax.Array, w_DF: jax.Array, scale_F: jax.Array | None = None) -> jax.Array:
+    """x @ w over flattened rows, and times the scales of an int8 w. Left as [B, T, D], the weight's gradient contracts
+    two axes at once, a form for which XLA's CPU backend has no fast kernel (8 times slower)."""
+    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+    if scale_F is None:
+        out_NF = x_ND @ w_DF
+    else:
+        out_NF = jnp.matmul(x_ND, w_DF.astype(x_ND.dtype), preferred_element_type=jnp.float32)
+        out_NF = (out_NF * scale_F[None]).astype(x_ND.dtype)
+    return out_NF.reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
 
 
 class Block(nn.Module):
@@ -142,14 +154,19 @@ class Block(nn.Module):
         value = self.param(name, nn.initializers.zeros, shape, jnp.dtype(self.config.param_dtype))
         return value.astype(self.config.compute_dtype)
 
+    def _scale(self, name: str) -> jax.Array | None:
+        """The scales of a matrix's outputs, where `split_layers` has made it int8."""
+        is_int8 = self.has_variable("params", f"{name}_scale")
+        return self.get_variable("params", f"{name}_scale").reshape(-1) if is_int8 else None
+
     def _products(self, joined: str, x_BTD: jax.Array, shapes: dict[str, tuple[int, ...]]) -> list[jax.Array]:
         """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
         sizes = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
         if self.has_variable("params", joined):
-            out_BTX = matmul(x_BTD, self.get_variable("params", joined))
+            out_BTX = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
             return jnp.split(out_BTX, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
         weights = {name: self._param(name, shape, fan_in=shape[0]) for name, shape in shapes.items()}
-        return [matmul(x_BTD, weight.reshape(-1, sizes[name])) for name, weight in weights.items()]
+        return [matmul(x_BTD, w.reshape(-1, sizes[name]), self._scale(name)) for name, w in weights.items()]
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, rope: Rope, attend_fn: AttendFn) -> tuple[jax.Array, Any]:
@@ -176,13 +193,15 @@ class Block(nn.Module):
             q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
-        out_BTD = matmul(out_BTD, self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D))
+        o_XD = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
+        out_BTD = matmul(out_BTD, o_XD, self._scale("o"))
         x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
         x_norm_BTD = collectives.copy_to_tensor(x_norm_BTD, self.mesh)
         gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
-        out_BTD = matmul(nn.silu(gate_BTF) * up_BTF, self._param("down", (F, D), F, residual_scale))
+        down_FD = self._param("down", (F, D), F, residual_scale)
+        out_BTD = matmul(nn.silu(gate_BTF) * up_BTF, down_FD, self._scale("down"))
         return x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh), cache
 
 
@@ -258,12 +277,18 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     Slicing a stacked tree inside the decode loop would copy every weight at every token. With `join`, matrices that
     read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones. (Where
     heads are split over devices, a joined matrix would have to be shuffled between them.)
+
+    With `sample_weight_dtype` "int8" every matrix of a layer is int8, and `<name>_scale` has the scales of its outputs.
+    Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
+    and a tied table is both.
     """
     cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
     for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
         cast[joined] = jnp.concatenate(flat, axis=-1)
     layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
+    if config.sample_weight_dtype:
+        layers = tuple(quantize_matrices(layer) for layer in layers)
     return {
         "embed": params["embed"].astype(config.compute_dtype),
         "layers": layers,

@@ -119,6 +119,8 @@ def describe_model(policy: Policy) -> dict:
         "parameters": num_parameters(model),
         "compute_dtype": model.compute_dtype,
         "head_dtype": model.head_dtype,
+        "sample_cache_dtype": model.sample_cache_dtype or model.compute_dtype,
+        "sample_weight_dtype": model.sample_weight_dtype or model.compute_dtype,
         "attention": model.attention,
         "remat": model.remat,
         "mesh": dict(placement.train.shape),

@@ -44,6 +44,8 @@ class BenchOptions(NamedTuple):
     model: str  # a preset, by its short name or hub id, or a folder with a config.json
     dtype: str = "bfloat16"  # of products and of the cache; parameters are float32, as in a run
     head_dtype: str = "float32"
+    sample_cache_dtype: str = ""
+    sample_weight_dtype: str = ""
     attention: str = "auto"
     remat: str = "full"
     mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
@@ -105,6 +107,7 @@ def open_model(options: BenchOptions) -> ModelConfig:
         raise ValueError(f"--model={cut(name)} is neither a preset nor a folder: choose one of {', '.join(known)}, or "
                          "give a folder that contains a config.json (weights are not read)")
     numerics = {"compute_dtype": options.dtype, "head_dtype": options.head_dtype, "remat": options.remat}
+    numerics |= {key: getattr(options, key) for key in ("sample_cache_dtype", "sample_weight_dtype")}
     model = published_model(name, attention=options.attention, **numerics)
     if options.layers > model.num_layers:
         raise ValueError(f"--layers={options.layers} is more than the {model.num_layers} of {cut(name)}: choose at "
@@ -247,11 +250,13 @@ def describe_sizes(policy: Policy, sizes: Sizes) -> str:
     model, shape = policy.model_config, policy.placement.train.shape
     mesh = " x ".join(f"{axis} {size}" for axis, size in shape.items())
     tokens = sizes.micro_rows * (sizes.new + 1) + sizes.micro_prompts * sizes.prompt
+    dtypes = {"weights": model.sample_weight_dtype, "cache": model.sample_cache_dtype}
+    small = "".join(f", {name} in {dtype}" for name, dtype in dtypes.items() if dtype)
     return (
         f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}, "
         f"attention {model.attention}, mesh {mesh}, decoding weights on {policy.config.mesh.decode_tensor} device(s) "
         f"each; sampling {sizes.rows} rows ({sizes.prompts} prompts of {sizes.prompt} tokens x {sizes.samples} samples "
-        f"of {sizes.new}); training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
+        f"of {sizes.new}{small}); training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
         f"{policy.placement.num_shards} shard(s) ({sizes.micro_rows} responses, {sizes.micro_prompts} prompts, logits "
         f"of {sizes.logp_chunk} tokens at a time, remat {model.remat})"
     )

@@ -123,14 +123,28 @@ def head_bytes(model: ModelConfig, tensor: int) -> float:
     return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / _head_parts(model, tensor)
 
 
+def sampling_weight_bytes(model: ModelConfig, tensor: int) -> float:
+    """The same in the layout of sampling, whose matrices may be int8 with a float32 scale for each output."""
+    size = weight_bytes(model, tensor)
+    if not model.sample_weight_dtype:
+        return size
+    H, K, E = model.num_heads, model.num_kv_heads, model.head_dim
+    saved = (_itemsize(model.compute_dtype) - _itemsize(model.sample_weight_dtype)) * layer_flops(model, 1, 0) / 2
+    # On each device of a tensor group, scales of its queries, keys, values, gates and ups; and of all of the width.
+    scales = ((H + 2 * K) * E + 2 * model.mlp_width) / tensor + 2 * model.width
+    return size - saved / tensor + 4 * model.num_layers * scales
+
+
 def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
-    """Keys and values of one token."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _itemsize(model.compute_dtype) / tensor
+    """Keys and values of one token; in int8, each head of either with a float32 scale."""
+    of_head = model.head_dim * _itemsize(model.sample_cache_dtype or model.compute_dtype)
+    of_head += 4 * bool(model.sample_cache_dtype)
+    return 2 * model.num_layers * model.num_kv_heads * of_head / tensor
 
 
 def prefill_bytes(model: ModelConfig, prompts: float, length: int, tensor: int) -> float:
     """Weights read and the prompts' cache written."""
-    return weight_bytes(model, tensor) + prompts * length * cached_token_bytes(model, tensor)
+    return sampling_weight_bytes(model, tensor) + prompts * length * cached_token_bytes(model, tensor)
 
 
 def decode_bytes(
@@ -139,7 +153,7 @@ def decode_bytes(
     """Read in one step of `rows` rows: the weights, the cache of `prompts` prompts, and each row's cache of new tokens,
     all `cache` of them whether they are there yet or not."""
     cached = prompts * prompt_length + rows * cache
-    return weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
+    return sampling_weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
 
 
 class StepPart(NamedTuple):

@@ -4,7 +4,9 @@ A row's tokens do not depend on the schedule. Its random numbers come from the k
 its cache is never computed twice: a row that waits keeps the keys and values that it had. What may differ with the
 schedule is the order in which a product or a softmax sums: batches of another size, a cache bucket of another size,
 other columns of the ring. Two schedules therefore agree to rounding in every log-prob, and in every token unless its
-random number lies within rounding of the border between two tokens (for a greedy row: unless two logits do).
+random number lies within rounding of the border between two tokens (for a greedy row: unless two logits do). With an
+int8 cache, a key or value that lies within rounding of the border between two int8 numbers may take either, and the
+log-probs after it differ by what such a step is worth.
 
 Rows wait in host memory, and are not dropped and prefilled again from their tokens. A prefill would round differently
 from decoding, so that a row's tokens could depend on when it had to wait; and it would cost more. A token of an 8B

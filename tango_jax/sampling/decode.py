@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tango_jax.models import cache as kv
 from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of
+from tango_jax.models.int8 import in_this_step
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling.logits import SamplingParams, sample_token
 
@@ -132,7 +133,8 @@ def _read_prompts(
     P, S = batch.token_PS.shape
     x_PSD = transformer.embed_tokens(config, weights, batch.token_PS)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
-    attend_fns = [kv.make_prefill_attention(attention_of(config), mesh)] * config.num_layers
+    attend_fn = kv.make_prefill_attention(attention_of(config), mesh, is_int8=bool(config.sample_cache_dtype))
+    attend_fns = [attend_fn] * config.num_layers
     x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
     # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
     last_P1D = jnp.take_along_axis(x_PSD, (batch.length_P - 1)[:, None, None], axis=1)
@@ -219,8 +221,10 @@ def decode(
             kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, column, is_own_BS)
             for pk, pv, sk, sv in zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True)
         ]
-        x_B1D = transformer.embed_tokens(config, weights, state.token_B[:, None])
-        x_B1D, caches = transformer.apply_split_layers(config, weights["layers"], x_B1D, rope, attend_fns)
+        x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
+        if config.sample_weight_dtype:
+            layers, x_B1D = in_this_step(layers, x_B1D)
+        x_B1D, caches = transformer.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
         logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
         return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from tango_jax.models import cache as kv
 from tango_jax.sampling.decode import DecodeState, shardings_of, state_specs
 
-Layer = tuple[jax.Array, ...]  # keys and values of a layer
+Layer = tuple[kv.Cached, ...]  # keys and values of a layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _replace_layers(layers: list[Layer], layer_fn: Callable, is_last_use: bool) 
         # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
         layers[index] = jax.block_until_ready(layer_fn(layer))
         if is_last_use:
-            for array in layer:
+            for array in jax.tree.leaves(layer):
                 array.delete()
 
 
@@ -96,16 +96,14 @@ def _without_caches(state: DecodeState) -> DecodeState:
 
 
 def _grow_layer(bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    k, v = layer
-    extra = bucket - k.shape[-1]
-    return jnp.pad(k, ((0, 0), (0, 0), (0, 0), (0, extra))), jnp.pad(v, ((0, 0), (0, 0), (0, extra), (0, 0)))
+    return kv.append_columns(bucket, *layer)
 
 
 def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:
     """The column that is written next is moved to the end of the ring before columns are appended."""
-    k, v = layer
-    shift = k.shape[-1] - step
-    return _grow_layer(bucket, (jnp.roll(k, shift, axis=-1), jnp.roll(v, shift, axis=-2)), step)
+    shift = layer[0].shape[-1] - step
+    layer = kv.map_columns(lambda x, axis: jnp.roll(x, shift, axis), *layer)
+    return _grow_layer(bucket, layer, step)
 
 
 def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:
@@ -122,8 +120,10 @@ def _grow_ring_rest(bucket: int, rest: DecodeState) -> DecodeState:
 
 
 def _compact_layer(layer: Layer, prompt_B: jax.Array, keep_B: jax.Array) -> Layer:
-    prefix, suffix = layer[:2], layer[2:]
-    return (*(jnp.take(x, prompt_B, axis=0) for x in prefix), *(jnp.take(x, keep_B, axis=0) for x in suffix))
+    def take(rows_B: jax.Array, arrays: Layer) -> Layer:
+        return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=0), arrays)
+
+    return (*take(prompt_B, layer[:2]), *take(keep_B, layer[2:]))
 
 
 def _compact_rest(rest: DecodeState, prompt_B: jax.Array, keep_B: jax.Array) -> DecodeState:

@@ -37,10 +37,10 @@ class NewRows:
 class RowCache:
     """Caches of a row of each shard: keys and values of its prompt, and of its new tokens from column 0 on."""
 
-    prefix_k: jax.Array  # [L, Z, K, E, prompt bucket]
-    prefix_v: jax.Array  # [L, Z, K, prompt bucket, E]
-    suffix_k: jax.Array  # [L, Z, K, E, cache bucket]
-    suffix_v: jax.Array  # [L, Z, K, cache bucket, E]
+    prefix_k: kv.Cached  # [L, Z, K, E, prompt bucket]
+    prefix_v: kv.Cached  # [L, Z, K, prompt bucket, E]
+    suffix_k: kv.Cached  # [L, Z, K, E, cache bucket]
+    suffix_v: kv.Cached  # [L, Z, K, cache bucket, E]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +125,12 @@ def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows
     P, B = started.prefix.length_P.shape[0], new.slot_B.shape[0]
 
     def put_prompts(targets: tuple, prompts: tuple) -> tuple:
-        return tuple(
-            _put(target, new.slot_B, jnp.repeat(x, B // P, axis=0)) for target, x in zip(targets, prompts, strict=True)
+        return jax.tree.map(
+            lambda target, x: _put(target, new.slot_B, jnp.repeat(x, B // P, axis=0)), targets, prompts
         )
 
     def clear(targets: tuple) -> tuple:
-        return tuple(_put(target, new.slot_B, 0) for target in targets)
+        return jax.tree.map(lambda target: _put(target, new.slot_B, 0), targets)
 
     prefix = state.prefix.replace(
         k=put_prompts(state.prefix.k, started.prefix.k), v=put_prompts(state.prefix.v, started.prefix.v)
@@ -149,15 +149,13 @@ def _save(state: DecodeState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
     slot = jnp.minimum(slot_1[0], state.length_B.shape[0] - 1)
     first = _first_column(state, state.length_B[slot])
 
-    def rows_of(layers: tuple) -> jax.Array:
-        return jnp.stack([lax.dynamic_slice_in_dim(layer, slot, 1) for layer in layers])
+    def rows_of(layers: tuple) -> kv.Cached:
+        return jax.tree.map(lambda *xs: jnp.stack([lax.dynamic_slice_in_dim(x, slot, 1) for x in xs]), *layers)
 
-    cache = RowCache(
-        prefix_k=rows_of(state.prefix.k),
-        prefix_v=rows_of(state.prefix.v),
-        suffix_k=jnp.roll(rows_of(state.suffix.k), -first, axis=-1),
-        suffix_v=jnp.roll(rows_of(state.suffix.v), -first, axis=-2),
+    suffix_k, suffix_v = kv.map_columns(
+        lambda x, axis: jnp.roll(x, -first, axis), rows_of(state.suffix.k), rows_of(state.suffix.v)
     )
+    cache = RowCache(rows_of(state.prefix.k), rows_of(state.prefix.v), suffix_k, suffix_v)
     return _put(state.is_alive_B, slot_1, False), cache
 
 
@@ -166,23 +164,24 @@ def _restore(max_new: int, state: DecodeState, cache: RowCache, new: NewRows) ->
     state = _put_rows(max_new, state, new)
     first = _first_column(state, new.length_B[0])
 
-    def put_layers(targets: tuple, layers: jax.Array) -> tuple:
-        return tuple(_put(target, new.slot_B, layers[index]) for index, target in enumerate(targets))
+    def put_layers(targets: tuple, layers: kv.Cached) -> tuple:
+        return tuple(
+            jax.tree.map(lambda x, stacked, i=index: _put(x, new.slot_B, stacked[i]), target, layers)
+            for index, target in enumerate(targets)
+        )
 
+    suffix_k, suffix_v = kv.map_columns(lambda x, axis: jnp.roll(x, first, axis), cache.suffix_k, cache.suffix_v)
     prefix = state.prefix.replace(
         k=put_layers(state.prefix.k, cache.prefix_k), v=put_layers(state.prefix.v, cache.prefix_v)
     )
     suffix = kv.Suffix(
-        k=put_layers(state.suffix.k, jnp.roll(cache.suffix_k, first, axis=-1)),
-        v=put_layers(state.suffix.v, jnp.roll(cache.suffix_v, first, axis=-2)),
+        k=put_layers(state.suffix.k, suffix_k),
+        v=put_layers(state.suffix.v, suffix_v),
     )
     return state.replace(prefix=prefix, suffix=suffix)
 
 
 def _widen(bucket: int, cache: RowCache) -> RowCache:
     """The same row with room for `bucket` new tokens."""
-    extra, axes = bucket - cache.suffix_k.shape[-1], ((0, 0),) * 3
-    return cache.replace(
-        suffix_k=jnp.pad(cache.suffix_k, (*axes, (0, 0), (0, extra))),
-        suffix_v=jnp.pad(cache.suffix_v, (*axes, (0, extra), (0, 0))),
-    )
+    suffix_k, suffix_v = kv.append_columns(bucket, cache.suffix_k, cache.suffix_v)
+    return cache.replace(suffix_k=suffix_k, suffix_v=suffix_v)

@@ -87,8 +87,9 @@ def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
 
     def sharding_of(path: KeyPath, leaf: Any) -> NamedSharding:
         name = param_name(path)
-        if f"layers/{name}" in PARAM_SPECS:  # an element of the tuple of layers: not stacked
-            spec = P(*PARAM_SPECS[f"layers/{name}"][1:])
+        layer_name = f"layers/{name.removesuffix('_scale')}"  # of an int8 matrix: an entry for each of its outputs
+        if layer_name in PARAM_SPECS:  # an element of the tuple of layers: not stacked
+            spec = P(*PARAM_SPECS[layer_name][-leaf.ndim :])
         else:  # joined matrices exist where tensor is 1
             spec = PARAM_SPECS.get({"head_DV": "head"}.get(name, name), P())
         return NamedSharding(mesh, fit_spec(_keep_axes(spec, ("tensor",)), leaf.shape, mesh))

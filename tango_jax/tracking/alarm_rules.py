@@ -54,7 +54,8 @@ def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: floa
         f"alarms.logprob_gap={limits.logprob_gap}, alarms.logprob_gap_share={limits.logprob_gap_share}",
         f"set {role}.top_p=1 and {role}.top_k=0; compare with {role}.model.compute_dtype=float32 and, in the "
         "environment, JAX_DEFAULT_MATMUL_PRECISION=highest: if the gap remains, a mask, position or cache is wrong; if "
-        f"it disappears, it is rounding, which {role}.loss.importance_cap=2 corrects for",
+        f"it disappears, it is rounding, which {role}.loss.importance_cap=2 corrects for (int8 in "
+        f"{role}.model.sample_cache_dtype or sample_weight_dtype rounds most)",
     )
 
 
