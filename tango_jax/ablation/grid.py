@@ -41,9 +41,9 @@ NOT_IN_STAGE_ONE = (
     "arm", "ablation.*", "alarms.*", "checkpoint.*", "compile_cache", "distributed.*", "eval.*", "generate.*",
     "loggers.*", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*", "task.verifier_*",
     *(f"{role}.{name}" for role in ROLES for name in (
-        "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "optimizer.*", "pack_length",
-        "prompt_buckets", "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch", "share_prompts",
-        "temperature", "top_k", "top_p",
+        "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "model.decode_attention", "optimizer.*",
+        "pack_length", "prompt_buckets", "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch",
+        "share_prompts", "temperature", "top_k", "top_p",
     )),
 )  # fmt: skip
 SHORTENED = ("task.", "rl.")  # prefixes of keys that the names of cells leave out

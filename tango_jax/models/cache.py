@@ -2,8 +2,8 @@
 
 The prefix is written once by prefill. The suffix holds the new tokens; all rows write the same of its columns, so a
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
-layouts in which both products of attention read contiguous memory. S is the prompt bucket in the prefix and the cache
-bucket in the suffix.
+layouts in which both products of attention read contiguous memory; the kernels of decode_attention.py take keys as
+values lie (`key_axis`). S is the prompt bucket in the prefix and the cache bucket in the suffix.
 """
 
 import jax
@@ -20,7 +20,7 @@ from tango_jax.models.transformer import ModelConfig
 class Prefix:
     """Keys and values of the prompts (P of them, S = prompt bucket), one array per layer."""
 
-    k: tuple  # L x [P, K, E, S]
+    k: tuple  # L x [P, K, E, S], or [P, K, S, E] for a kernel
     v: tuple  # L x [P, K, S, E]
     length_P: jax.Array  # int32, tokens of each prompt
 
@@ -29,26 +29,33 @@ class Prefix:
 class Suffix:
     """Keys and values of the new tokens (B = P x M rows, S = cache bucket), one array per layer."""
 
-    k: tuple  # L x [B, K, E, S]
+    k: tuple  # L x [B, K, E, S], or [B, K, S, E] for a kernel
     v: tuple  # L x [B, K, S, E]
+
+
+def key_axis(config: ModelConfig) -> int:
+    """The axis of S in a cache of keys, counted from the end; in one of values it is -2."""
+    return -1 if config.decode_attention == "xla" else -2
 
 
 def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
     K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.compute_dtype)
     layers = range(config.num_layers)
+    key_shape = (E, length) if key_axis(config) == -1 else (length, E)
     return Suffix(
-        k=tuple(jnp.zeros((rows, K, E, length), dtype) for _ in layers),
+        k=tuple(jnp.zeros((rows, K, *key_shape), dtype) for _ in layers),
         v=tuple(jnp.zeros((rows, K, length, E), dtype) for _ in layers),
     )
 
 
-def make_prefill_attention(implementation: str = "xla", mesh: Mesh | None = None) -> AttendFn:
+def make_prefill_attention(implementation: str = "xla", mesh: Mesh | None = None, key_axis: int = -1) -> AttendFn:
     """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v)."""
+    key_order = (0, 2, 3, 1) if key_axis == -1 else (0, 2, 1, 3)
     row_fn = make_row_attention(None, None, implementation, mesh)
 
     def attend_fn(q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array) -> tuple[jax.Array, tuple]:
         out_BTHE = row_fn(q_BTHE, k_BTKE, v_BTKE)
-        return out_BTHE, (k_BTKE.transpose(0, 2, 3, 1), v_BTKE.transpose(0, 2, 1, 3))
+        return out_BTHE, (k_BTKE.transpose(key_order), v_BTKE.transpose(0, 2, 1, 3))
 
     return attend_fn
 

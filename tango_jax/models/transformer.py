@@ -28,6 +28,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
+from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
@@ -71,6 +72,7 @@ class ModelConfig:
     remat: str = "full"
     unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
     attention: str = "auto"  # implementation for whole sequences (attention.py)
+    decode_attention: str = "xla"  # and for decode steps (decode_attention.py)
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -81,6 +83,9 @@ class ModelConfig:
             raise ValueError(f"remat={self.remat!r} is not one of {', '.join(REMAT_MODES)}")
         if self.attention not in ATTENTION_KINDS:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION_KINDS)}")
+        if self.decode_attention not in DECODE_ATTENTION_KINDS:
+            kinds = ", ".join(DECODE_ATTENTION_KINDS)
+            raise ValueError(f"decode_attention={self.decode_attention!r} is not one of {kinds}")
 
 
 def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:

@@ -110,7 +110,7 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
             positions, or the model cannot be split over the devices.
     """
     # A run chose its attention for its own devices.
-    numerics, min_steps = {"remat": "none", "attention": "auto"}, MIN_STEPS
+    numerics, min_steps = {"remat": "none", "attention": "auto", "decode_attention": "xla"}, MIN_STEPS
     if kind_of(name) == "workdir":
         config = read_config(Path(name).expanduser())
         own, min_steps = config[role], config.task.min_steps

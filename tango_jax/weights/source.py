@@ -25,7 +25,7 @@ from tango_jax.weights.presets import preset_model
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
 # Fields of ModelConfig that no checkpoint determines.
-NUMERICS = ("param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention")
+NUMERICS = ("param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention", "decode_attention")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -188,6 +188,8 @@ MISTAKES = [
     ("generator.template=maths", r"generator\.template='maths' is neither one of math, plain, last_letter nor a file"),
     ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
     ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
+    ("verifier.model.decode_attention=splash",
+     r"verifier\.model\.decode_attention='splash' is not one of auto, xla, cudnn, paged"),
     ("verifier.model.head_dtype=int8", r"verifier\.model\.head_dtype='int8' is not one of float32, bfloat16$"),
     ("verifier.model.compute_dtype=float16",
      r"verifier\.model\.compute_dtype=float16 is not supported: .*loss scaling.*use bfloat16, or float32"),
