@@ -13,6 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.config import role_config
+from tango_jax.models.decode_attention import attention_names
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import needs
 from tango_jax.planning.own_problems import (
@@ -45,6 +46,7 @@ class BenchOptions(NamedTuple):
     dtype: str = "bfloat16"  # of products and of the cache; parameters are float32, as in a run
     head_dtype: str = "float32"
     attention: str = "auto"
+    decode_attention: str = "xla"
     remat: str = "full"
     mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
     layers: int = 0  # 0: all
@@ -104,8 +106,9 @@ def open_model(options: BenchOptions) -> ModelConfig:
     if name not in CONFIG_JSON and not local_path("--model", name).exists():
         raise ValueError(f"--model={cut(name)} is neither a preset nor a folder: choose one of {', '.join(known)}, or "
                          "give a folder that contains a config.json (weights are not read)")
-    numerics = {"compute_dtype": options.dtype, "head_dtype": options.head_dtype, "remat": options.remat}
-    model = published_model(name, attention=options.attention, **numerics)
+    numerics = {"compute_dtype": options.dtype, "head_dtype": options.head_dtype, "remat": options.remat,
+                "attention": options.attention, "decode_attention": options.decode_attention}
+    model = published_model(name, **numerics)
     if options.layers > model.num_layers:
         raise ValueError(f"--layers={options.layers} is more than the {model.num_layers} of {cut(name)}: choose at "
                          f"most {model.num_layers}, or leave the option out for all of them")
@@ -249,9 +252,10 @@ def describe_sizes(policy: Policy, sizes: Sizes) -> str:
     tokens = sizes.micro_rows * (sizes.new + 1) + sizes.micro_prompts * sizes.prompt
     return (
         f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}, "
-        f"attention {model.attention}, mesh {mesh}, decoding weights on {policy.config.mesh.decode_tensor} device(s) "
-        f"each; sampling {sizes.rows} rows ({sizes.prompts} prompts of {sizes.prompt} tokens x {sizes.samples} samples "
-        f"of {sizes.new}); training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
+        f"attention {attention_names(model)}, mesh {mesh}, decoding weights on "
+        f"{policy.config.mesh.decode_tensor} device(s) each; sampling {sizes.rows} rows ({sizes.prompts} prompts of "
+        f"{sizes.prompt} tokens x {sizes.samples} samples of {sizes.new}); "
+        f"training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
         f"{policy.placement.num_shards} shard(s) ({sizes.micro_rows} responses, {sizes.micro_prompts} prompts, logits "
         f"of {sizes.logp_chunk} tokens at a time, remat {model.remat})"
     )

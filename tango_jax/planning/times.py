@@ -92,8 +92,9 @@ class TimeModel(NamedTuple):
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
-            size = decode_bytes(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
-            flops = decode_flops(model, rows, done.prompt_length + segment.cache, tensor)
+            prompt_read, read = done.columns(segment)
+            size = decode_bytes(model, prefixes, prompt_read, rows, read, tensor)
+            flops = decode_flops(model, rows, prompt_read + read, tensor)
             step = max(self.read_seconds(size), self.matmul_seconds(flops, *dtypes))
             seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
         if done.saved:  # there and back, from one bucket of the cache to a larger one
