@@ -39,6 +39,7 @@ from tango_jax.cli.ranges import COUNT, LARGEST_INT, Range, check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import ATTENTION_KINDS
+from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
 from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
 from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
@@ -81,8 +82,8 @@ DTYPES = ("float32", "bfloat16")
 # Options of --model. The second of `new` is the first that decode makes.
 NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
            "micro_rows": COUNT, "logp_chunk": COUNT}  # fmt: skip
-MODEL_OPTIONS = ("dtype", "head_dtype", "sample_cache_dtype", "sample_weight_dtype", "attention", "remat", "mesh",
-                 *NUMBERS)  # fmt: skip
+MODEL_OPTIONS = ("dtype", "head_dtype", "sample_cache_dtype", "sample_weight_dtype", "attention", "decode_attention",
+                 "remat", "mesh", *NUMBERS)  # fmt: skip
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -250,6 +251,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     for name, what in (("cache", "keys and values"), ("weight", "the matrices to sample with")):
         group.add_argument(f"--sample_{name}_dtype", choices=("int8",), help=f"of {what}; default: --dtype")
     group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")
+    group.add_argument("--decode_attention", choices=DECODE_ATTENTION_KINDS, help="of decode steps; default: xla")
     group.add_argument("--remat", choices=REMAT_MODES, help="what an update computes again; default: full")
     group.add_argument("--mesh", metavar="AXIS:SIZE,...", help=f"of {', '.join(MESH_AXES)}; default: fsdp:-1, which "
                        "is all devices")

@@ -49,6 +49,12 @@ def model_config() -> ConfigDict:
             # Attention over whole sequences: xla, cudnn (NVIDIA GPUs, 16-bit compute_dtype), splash (TPUs); auto:
             # whatever the devices support, otherwise xla. May change when a run is resumed.
             "attention": "auto",
+            # Attention of decode steps: xla reads both buckets of the cache whole; cudnn (NVIDIA GPUs, 16-bit
+            # compute_dtype) and paged (TPUs, bfloat16, a head_dim in steps of 128, buckets in steps of 16) read no more
+            # than is there. Both were compiled for their devices but have never run on one, so that xla is the default.
+            # They need cache_tokens=0. auto: whatever the devices support, otherwise xla. May change when a run is
+            # resumed.
+            "decode_attention": "xla",
             # Sampling in smaller numbers, in training runs only: "int8", or empty for compute_dtype. Keys and values
             # have a scale per token and head, matrices of the layers one per output; embedding and head stay as they
             # are. The log-probs of sampler and trainer then differ, for which loss.importance_cap must be above 0.
@@ -83,7 +89,7 @@ def role_config() -> ConfigDict:
     return ConfigDict(
         {
             # models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, everything
-            # except the numerics (dtypes, remat, unroll, attention) is read from it.
+            # except the numerics (dtypes, remat, unroll, attentions) is read from it.
             "model": model_config(),
             # Initial weights: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: `model` from scratch.
             "checkpoint": "",

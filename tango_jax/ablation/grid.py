@@ -41,7 +41,8 @@ NOT_IN_STAGE_ONE = (
     "arm", "ablation.*", "alarms.*", "checkpoint.*", "compile_cache", "distributed.*", "eval.*", "generate.*",
     "loggers.*", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*", "task.verifier_*",
     *(f"{role}.{name}" for role in ROLES for name in (
-        "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "model.sample_*", "optimizer.*",
+        "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "model.decode_attention",
+        "model.sample_*", "optimizer.*",
         "pack_length", "prompt_buckets", "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch",
         "share_prompts", "temperature", "top_k", "top_p",
     )),

@@ -8,6 +8,7 @@ from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
 from tango_jax.models.attention import ATTENTION_KINDS
+from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.int8 import SAMPLE_DTYPES
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig
 from tango_jax.rl.advantages import ALGORITHMS
@@ -118,6 +119,7 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
 def _check_model(role: str, model: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.one_of(f"{role}.model.remat", model.remat, REMAT_MODES)
     mistakes.one_of(f"{role}.model.attention", model.attention, ATTENTION_KINDS)
+    mistakes.one_of(f"{role}.model.decode_attention", model.decode_attention, DECODE_ATTENTION_KINDS)
     for name in ("param_dtype", "compute_dtype", "head_dtype"):
         is_supported = mistakes.require(
             model[name] != "float16", f"{role}.model.{name}=float16 is not supported: gradients below 6e-8 vanish in "

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
 from tango_jax.loop.imitation import sft_sequence
+from tango_jax.models.decode_attention import attention_names
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn
 from tango_jax.runtime.console import Console
@@ -72,7 +73,8 @@ def describe_parameters(console: Console, role: str, policy: Policy) -> None:
         )
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     ]
-    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {policy.model_config.attention}"
+    model = policy.model_config
+    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {attention_names(model)}"
     console.table(title, ("parameter", "shape", "dtype", "count"), rows)
 
 

@@ -44,15 +44,15 @@ def resolve_attention(
     """
     if name == "auto":
         name = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")
-        return "xla" if _unsupported_reason(name, platform, compute_dtype, head_dim, capability) else name
-    reason = _unsupported_reason(name, platform, compute_dtype, head_dim, capability)
+        return "xla" if unsupported_reason(name, platform, compute_dtype, head_dim, capability) else name
+    reason = unsupported_reason(name, platform, compute_dtype, head_dim, capability)
     if reason:
         raise ValueError(f"model.attention={name} {reason}: use auto (what the machine has) or xla (runs everywhere)")
     return name
 
 
-def _unsupported_reason(name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None) -> str:
-    """Why an implementation cannot run; empty where it can."""
+def unsupported_reason(name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None) -> str:
+    """Why xla, cudnn or splash cannot run; empty where it can. Arguments: see `resolve_attention`."""
     if name == "xla":
         return ""
     home, dtypes, widest = {
@@ -81,9 +81,14 @@ def attention_of(config: Any, device: jax.Device | None = None) -> str:
     if device is None and config.attention != "auto":
         return config.attention
     device = device or jax.local_devices()[0]
+    capability = capability_of(device)
+    return resolve_attention(config.attention, device.platform, config.compute_dtype, config.head_dim, capability)
+
+
+def capability_of(device: jax.Device) -> float | None:
+    """Compute capability of an NVIDIA GPU, 8.0 for an A100; None for other devices."""
     capability = str(getattr(device, "compute_capability", ""))  # "8.0"; other vendors name an architecture
-    number = float(capability) if capability[:1].isdigit() else None
-    return resolve_attention(config.attention, device.platform, config.compute_dtype, config.head_dim, number)
+    return float(capability) if capability[:1].isdigit() else None
 
 
 def num_query_blocks(T: int) -> int:

@@ -2,9 +2,9 @@
 
 The prefix is written once by prefill. The suffix holds the new tokens; all rows write the same of its columns, so a
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
-layouts in which both products of attention read contiguous memory. S is the prompt bucket in the prefix and the cache
-bucket in the suffix. With `sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for
-every token and head.
+layouts in which both products of attention read contiguous memory; the kernels of decode_attention.py take keys as
+values lie (`key_axis`). S is the prompt bucket in the prefix and the cache bucket in the suffix. With
+`sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ K_AXES, V_AXES = (-2, -1), (-1, -2)  # of E and S
 class Prefix:
     """Keys and values of the prompts (P of them, S = prompt bucket), one array per layer."""
 
-    k: tuple  # L x [P, K, E, S]
+    k: tuple  # L x [P, K, E, S], or [P, K, S, E] for a kernel
     v: tuple  # L x [P, K, S, E]
     length_P: jax.Array  # int32, tokens of each prompt
 
@@ -36,26 +36,29 @@ class Prefix:
 class Suffix:
     """Keys and values of the new tokens (B = P x M rows, S = cache bucket), one array per layer."""
 
-    k: tuple  # L x [B, K, E, S]
+    k: tuple  # L x [B, K, E, S], or [B, K, S, E] for a kernel
     v: tuple  # L x [B, K, S, E]
+
+
+def key_axis(config: ModelConfig) -> int:
+    """The axis of S in a cache of keys, counted from the end; in one of values it is -2."""
+    return -1 if config.decode_attention == "xla" else -2
 
 
 def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
     K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.sample_cache_dtype or config.compute_dtype)
     layers = range(config.num_layers)
+    key_shape = (E, length) if key_axis(config) == -1 else (length, E)
 
     def zeros(*shape: int) -> Cached:
-        values = jnp.zeros(shape, dtype)
+        values = jnp.zeros((rows, K, *shape), dtype)
         return Quantized(values, jnp.zeros((rows, K, length), jnp.float32)) if config.sample_cache_dtype else values
 
-    return Suffix(
-        k=tuple(zeros(rows, K, E, length) for _ in layers),
-        v=tuple(zeros(rows, K, length, E) for _ in layers),
-    )
+    return Suffix(k=tuple(zeros(*key_shape) for _ in layers), v=tuple(zeros(length, E) for _ in layers))
 
 
 def map_columns(fn: Callable[[jax.Array, int], jax.Array], k: Cached, v: Cached) -> tuple[Cached, Cached]:
-    """Keys and values with `fn(array, axis of S)` in the place of each array."""
+    """Keys [.., E, S] and values with `fn(array, axis of S)` in the place of each array."""
 
     def mapped(cached: Cached, axis: int) -> Cached:
         if isinstance(cached, Quantized):
@@ -66,7 +69,7 @@ def map_columns(fn: Callable[[jax.Array, int], jax.Array], k: Cached, v: Cached)
 
 
 def append_columns(length: int, k: Cached, v: Cached) -> tuple[Cached, Cached]:
-    """Keys and values with zeros after their last column, so that S is `length`."""
+    """Keys [.., E, S] and values with zeros after their last column, so that S is `length`."""
 
     def append(x: jax.Array, axis: int) -> jax.Array:
         widths = [(0, 0)] * x.ndim
@@ -77,20 +80,21 @@ def append_columns(length: int, k: Cached, v: Cached) -> tuple[Cached, Cached]:
 
 
 def make_prefill_attention(
-    implementation: str = "xla", mesh: Mesh | None = None, is_int8: bool = False
+    implementation: str = "xla", mesh: Mesh | None = None, key_axis: int = -1, is_int8: bool = False
 ) -> AttendFn:
     """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v).
 
     Prompts are read in full precision; with `is_int8`, their keys and values are rounded as they enter the cache.
     """
+    key_order = (0, 2, 3, 1) if key_axis == -1 else (0, 2, 1, 3)
     row_fn = make_row_attention(None, None, implementation, mesh)
 
     def attend_fn(q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array) -> tuple[jax.Array, tuple]:
         out_BTHE = row_fn(q_BTHE, k_BTKE, v_BTKE)
-        k_BKES, v_BKSE = k_BTKE.transpose(0, 2, 3, 1), v_BTKE.transpose(0, 2, 1, 3)
+        k, v_BKSE = k_BTKE.transpose(key_order), v_BTKE.transpose(0, 2, 1, 3)
         if is_int8:
-            return out_BTHE, (Quantized(*quantize(k_BKES, K_AXES[0])), Quantized(*quantize(v_BKSE, V_AXES[0])))
-        return out_BTHE, (k_BKES, v_BKSE)
+            return out_BTHE, (Quantized(*quantize(k, K_AXES[0])), Quantized(*quantize(v_BKSE, V_AXES[0])))
+        return out_BTHE, (k, v_BKSE)
 
     return attend_fn
 

@@ -28,6 +28,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
+from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.int8 import SAMPLE_DTYPES, quantize_matrices
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
@@ -72,6 +73,7 @@ class ModelConfig:
     remat: str = "full"
     unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
     attention: str = "auto"  # implementation for whole sequences (attention.py)
+    decode_attention: str = "xla"  # and for decode steps (decode_attention.py)
     sample_cache_dtype: str = ""  # keys and values of sampling; "int8", or empty: compute_dtype
     sample_weight_dtype: str = ""  # the layers' matrices of sampling, likewise
 
@@ -84,6 +86,9 @@ class ModelConfig:
             raise ValueError(f"remat={self.remat!r} is not one of {', '.join(REMAT_MODES)}")
         if self.attention not in ATTENTION_KINDS:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(ATTENTION_KINDS)}")
+        if self.decode_attention not in DECODE_ATTENTION_KINDS:
+            kinds = ", ".join(DECODE_ATTENTION_KINDS)
+            raise ValueError(f"decode_attention={self.decode_attention!r} is not one of {kinds}")
         for name in ("sample_cache_dtype", "sample_weight_dtype"):
             if getattr(self, name) not in SAMPLE_DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")

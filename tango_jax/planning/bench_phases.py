@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from tango_jax.models.decode_attention import columns_read
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import needs
 from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
@@ -122,6 +123,7 @@ def describe_model(policy: Policy) -> dict:
         "sample_cache_dtype": model.sample_cache_dtype or model.compute_dtype,
         "sample_weight_dtype": model.sample_weight_dtype or model.compute_dtype,
         "attention": model.attention,
+        "decode_attention": model.decode_attention,
         "remat": model.remat,
         "mesh": dict(placement.train.shape),
         "decode_mesh": dict(placement.local.shape),
@@ -180,8 +182,10 @@ def sampling_work(policy: Policy, sizes: Sizes) -> dict[str, Work]:
     tensor, steps = policy.placement.local.shape["tensor"], sizes.new - 1  # prefill makes the first tokens
     prompts, rows = sizes.prompts / groups, sizes.rows / groups
     read = needs.prefill_flops(model, prompts, sizes.prompt, tensor, model.attention)
-    step = needs.decode_flops(model, rows, sizes.prompt + sizes.new, tensor)
-    steps_bytes = steps * needs.decode_bytes(model, prompts, sizes.prompt, rows, sizes.new, tensor)
+    of_prompt = float(columns_read(model.decode_attention, np.int64(sizes.prompt), sizes.prompt))
+    of_row = float(columns_read(model.decode_attention, np.arange(1, sizes.new), sizes.new).mean())
+    step = needs.decode_flops(model, rows, of_prompt + of_row, tensor)
+    steps_bytes = steps * needs.decode_bytes(model, prompts, of_prompt, rows, of_row, tensor)
     return {
         "prefill": Work(sizes.prompts * sizes.prompt, read,
                         needs.prefill_bytes(model, prompts, sizes.prompt, tensor), read),

@@ -13,6 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.config import role_config
+from tango_jax.models.decode_attention import attention_names
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import needs
 from tango_jax.planning.own_problems import (
@@ -31,7 +32,7 @@ from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.weights.presets import CONFIG_JSON, short_names
-from tango_jax.weights.source import Source, published_model
+from tango_jax.weights.source import NUMERICS, Source, published_model
 
 SAMPLES = 8  # responses to a prompt
 MICRO_BATCHES = 2  # of an update on each shard, so that gradients are accumulated as in a run
@@ -47,6 +48,7 @@ class BenchOptions(NamedTuple):
     sample_cache_dtype: str = ""
     sample_weight_dtype: str = ""
     attention: str = "auto"
+    decode_attention: str = "xla"
     remat: str = "full"
     mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
     layers: int = 0  # 0: all
@@ -106,9 +108,9 @@ def open_model(options: BenchOptions) -> ModelConfig:
     if name not in CONFIG_JSON and not local_path("--model", name).exists():
         raise ValueError(f"--model={cut(name)} is neither a preset nor a folder: choose one of {', '.join(known)}, or "
                          "give a folder that contains a config.json (weights are not read)")
-    numerics = {"compute_dtype": options.dtype, "head_dtype": options.head_dtype, "remat": options.remat}
-    numerics |= {key: getattr(options, key) for key in ("sample_cache_dtype", "sample_weight_dtype")}
-    model = published_model(name, attention=options.attention, **numerics)
+    numerics = {"compute_dtype": options.dtype}
+    numerics |= {key: getattr(options, key) for key in NUMERICS if key in BenchOptions._fields}
+    model = published_model(name, **numerics)
     if options.layers > model.num_layers:
         raise ValueError(f"--layers={options.layers} is more than the {model.num_layers} of {cut(name)}: choose at "
                          f"most {model.num_layers}, or leave the option out for all of them")
@@ -254,9 +256,10 @@ def describe_sizes(policy: Policy, sizes: Sizes) -> str:
     small = "".join(f", {name} in {dtype}" for name, dtype in dtypes.items() if dtype)
     return (
         f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}, "
-        f"attention {model.attention}, mesh {mesh}, decoding weights on {policy.config.mesh.decode_tensor} device(s) "
-        f"each; sampling {sizes.rows} rows ({sizes.prompts} prompts of {sizes.prompt} tokens x {sizes.samples} samples "
-        f"of {sizes.new}{small}); training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
+        f"attention {attention_names(model)}, mesh {mesh}, decoding weights on "
+        f"{policy.config.mesh.decode_tensor} device(s) each; sampling {sizes.rows} rows ({sizes.prompts} prompts of "
+        f"{sizes.prompt} tokens x {sizes.samples} samples of {sizes.new}{small}); "
+        f"training on {MICRO_BATCHES} micro-batches of {tokens} tokens on each of "
         f"{policy.placement.num_shards} shard(s) ({sizes.micro_rows} responses, {sizes.micro_prompts} prompts, logits "
         f"of {sizes.logp_chunk} tokens at a time, remat {model.remat})"
     )

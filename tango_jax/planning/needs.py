@@ -148,10 +148,10 @@ def prefill_bytes(model: ModelConfig, prompts: float, length: int, tensor: int) 
 
 
 def decode_bytes(
-    model: ModelConfig, prompts: float, prompt_length: int, rows: float, cache: int, tensor: int
+    model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
 ) -> float:
-    """Read in one step of `rows` rows: the weights, the cache of `prompts` prompts, and each row's cache of new tokens,
-    all `cache` of them whether they are there yet or not."""
+    """Read in one step of `rows` rows: the weights, the cache of `prompts` prompts, and each row's cache of new tokens.
+    Of those it is so many columns as the decode attention reads: with xla all, whether they are there yet or not."""
     cached = prompts * prompt_length + rows * cache
     return sampling_weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
 
@@ -164,7 +164,7 @@ class StepPart(NamedTuple):
 
 
 def decode_parts(
-    model: ModelConfig, prompts: float, prompt_length: int, rows: float, cache: int, tensor: int
+    model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
 ) -> tuple[StepPart, ...]:
     """The matrices of the layers, attention to the cache, and the head: together `decode_bytes` and `decode_flops`.
 

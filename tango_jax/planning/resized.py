@@ -12,6 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.models import transformer
+from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.programs import ROLES, Job, abstract_batch, abstract_stage_one, sampling_shapes
 from tango_jax.planning.targets import Devices
@@ -59,12 +60,16 @@ def _resized_policy(policy: Policy, config: ConfigDict, devices: Devices, per_pr
         check_model(policy.model_config, config.mesh, placement)
         sizes = sampler_sizes(config).with_row_multiple(placement.row_multiple)
         sizes.check_cache_tokens()
+        # Chosen anew, since it depends on cache_tokens.
+        numerics = {"remat": config.model.remat, "decode_attention": config.model.decode_attention}
+        model, device = dataclasses.replace(policy.model_config, **numerics), placement.train.devices.flat[0]
+        decode_attention = decode_attention_of(model, sizes.buckets, sizes.cache_tokens, device)
     except ValueError as error:
         raise ValueError(f"{policy.role}: {error}") from error
     return dataclasses.replace(
         policy,
         config=config,
-        model_config=dataclasses.replace(policy.model_config, remat=config.model.remat),
+        model_config=dataclasses.replace(model, decode_attention=decode_attention),
         placement=placement,
         sampler=dataclasses.replace(policy.sampler, config=sizes, placement=placement),
     )

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from tango_jax.models.decode_attention import attention_names
 from tango_jax.planning import times
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import decode_flops, prefill_flops
@@ -94,7 +95,7 @@ def _sampling_work(policy: Policy, role: str, sampled: SamplingWorkload) -> dict
     passes = sampled.batches * sampled.passes
     prompts = prefill_flops(model, sampled.prompts / groups, sampled.prompt_length, tensor, model.attention)
     steps = [
-        segment.steps * decode_flops(model, segment.rows / groups, sampled.prompt_length + segment.cache, tensor).total
+        segment.steps * decode_flops(model, segment.rows / groups, sum(sampled.columns(segment)), tensor).total
         for segment in sampled.segments
     ]
     return {
@@ -111,7 +112,7 @@ def show(plan: Plan, console: Console) -> None:
     for role, policy in job.policies.items():
         axes = " x ".join(f"{name} {size}" for name, size in policy.placement.train.shape.items())
         console.log(f"the {role}: mesh {axes}, decoding weights on {policy.config.mesh.decode_tensor} device(s) each, "
-                    f"attention {policy.model_config.attention}")
+                    f"attention {attention_names(policy.model_config)}")
     rows = [(phase.name, *("-" if phase.error else getattr(phase, part) / GIB for part in PARTS))
             for phase in plan.phases]
     console.table(f"GiB of each device, of {options.target.memory / GIB:.1f} that a program may use",

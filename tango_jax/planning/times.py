@@ -111,7 +111,8 @@ class TimeModel(NamedTuple):
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
-            parts = decode_parts(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
+            prompt_read, read = done.columns(segment)
+            parts = decode_parts(model, prefixes, prompt_read, rows, read, tensor)
             step = sum(self.part_seconds(part, model) for part in parts)
             seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
         if done.saved:  # there and back, from one bucket of the cache to a larger one

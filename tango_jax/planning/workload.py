@@ -7,12 +7,13 @@ Lengths are spread evenly, with a mean of `filled` of the longest one allowed.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.models.decode_attention import columns_read
 from tango_jax.planning.needs import MicroBatchShape
 from tango_jax.planning.programs import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
@@ -34,6 +35,8 @@ class DecodeSegment(NamedTuple):
     rows: int
     cache: int  # size of the cache of new tokens
     steps: int
+    # Columns of the cache that a step reads, of a prompt and of a row's new tokens, on average; None: all.
+    read: tuple[float, float] | None = None
 
 
 class SamplingWorkload(NamedTuple):
@@ -47,6 +50,10 @@ class SamplingWorkload(NamedTuple):
     passes: int = 1  # of prompts, for each batch
     saved: int = 0  # how often a row is copied to host memory, and later back
     shares_prompts: bool = True  # samples share the cache of their prompt until rows are compacted into a smaller batch
+
+    def columns(self, segment: DecodeSegment) -> tuple[float, float]:
+        """Columns of a prompt's cache, and of a row's, that a step of the segment reads."""
+        return segment.read or (self.prompt_length, segment.cache)
 
 
 def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray:
@@ -102,12 +109,12 @@ def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, fi
     taken = math.ceil(num_prompts / batches)
     prompts = buckets.padded_prompts(taken, group_size)
     lengths = evenly_spaced_lengths(taken * group_size, config.max_response, filled)
-    return SamplingWorkload(
-        batches=batches,
-        prompts=prompts,
-        prompt_length=buckets.prompt_bucket(longest),
-        segments=tuple(decode_segments(lengths, prompts * group_size, buckets)),
-    )
+    prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
+    segments, prompt_bucket = decode_segments(lengths, prompts * group_size, buckets), buckets.prompt_bucket(longest)
+    implementation = job.policies[role].model_config.decode_attention
+    if implementation != "xla":
+        segments = with_columns_read(implementation, segments, lengths, prompt_lengths, prompt_bucket)
+    return SamplingWorkload(batches, prompts, prompt_bucket, tuple(segments))
 
 
 def _refilled_batch(
@@ -126,6 +133,32 @@ def _refilled_batch(
         saved=done.saved,
         shares_prompts=False,
     )
+
+
+def with_columns_read(
+    implementation: str,
+    segments: Iterable[DecodeSegment],
+    lengths: np.ndarray,
+    prompt_lengths: np.ndarray,
+    prompt_bucket: int,
+) -> Iterator[DecodeSegment]:
+    """The segments of a batch with what a kernel reads in them: no more than is there, and next to nothing of rows that
+    have ended, nor of their prompts once each row has its own."""
+    step, num_rows = 1, None
+    of_prompts = columns_read(implementation, prompt_lengths, prompt_bucket).mean()
+    for segment in segments:
+        num_rows = num_rows or segment.rows
+        at_step = np.arange(step, step + segment.steps)  # as many new tokens are in the cache
+        share_T = (lengths[None, :] > at_step[:, None]).sum(axis=1) / segment.rows  # of rows that are alive
+        share = share_T.mean()
+        least, least_prompt = (
+            float(columns_read(implementation, np.int64(1), bucket)) for bucket in (segment.cache, prompt_bucket)
+        )
+        new = (share_T * columns_read(implementation, at_step, segment.cache)).mean() + (1 - share) * least
+        is_own = segment.rows != num_rows
+        prompt = share * of_prompts + (1 - share) * least_prompt if is_own else of_prompts
+        yield segment._replace(read=(float(prompt), float(new)))
+        step += segment.steps
 
 
 def decode_segments(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[DecodeSegment]:

@@ -10,6 +10,7 @@ import optax
 from ml_collections import ConfigDict
 
 from tango_jax.models.attention import attention_of
+from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.records import TrainState
 from tango_jax.rl.optimizer import make_optimizer
@@ -92,9 +93,11 @@ def make_policy(
         sampler_config.with_row_multiple(placement.row_multiple).check_cache_tokens()
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
+        device, buckets = placement.train.devices.flat[0], sampler_config.buckets
         model = dataclasses.replace(
             model,
-            attention=attention_of(model, placement.train.devices.flat[0]),
+            attention=attention_of(model, device),
+            decode_attention=decode_attention_of(model, buckets, sampler_config.cache_tokens, device),
             grad_reduce_dtype=config.mesh.grad_reduce_dtype,
         )
     except ValueError as error:

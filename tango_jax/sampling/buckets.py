@@ -32,6 +32,11 @@ class SamplerConfig:
         rounded = {-(-rows // multiple) * multiple for rows in self.row_buckets}
         return dataclasses.replace(self, row_buckets=tuple(sorted(rounded)), row_multiple=multiple)
 
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Of prompts and of the cache of new tokens."""
+        return (*self.prompt_buckets, *self.cache_buckets)
+
     def prompt_bucket(self, length: int) -> int:
         return bucket_of(length, self.prompt_buckets)
 

@@ -110,7 +110,8 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
             positions, or the model cannot be split over the devices.
     """
     # A run chose its attention for its own devices, and int8 for its own speed: the model is what it was trained as.
-    numerics = {"remat": "none", "attention": "auto", "sample_cache_dtype": "", "sample_weight_dtype": ""}
+    numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla"}
+    numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
     min_steps = MIN_STEPS
     if kind_of(name) == "workdir":
         config = read_config(Path(name).expanduser())

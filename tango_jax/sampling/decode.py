@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
 from tango_jax.models import transformer
-from tango_jax.models.attention import attention_of
+from tango_jax.models.attention import AttendFn, attention_of
+from tango_jax.models.decode_attention import make_skipping_decode_attention
 from tango_jax.models.int8 import in_this_step
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling.logits import SamplingParams, sample_token
@@ -133,7 +134,9 @@ def _read_prompts(
     P, S = batch.token_PS.shape
     x_PSD = transformer.embed_tokens(config, weights, batch.token_PS)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
-    attend_fn = kv.make_prefill_attention(attention_of(config), mesh, is_int8=bool(config.sample_cache_dtype))
+    attend_fn = kv.make_prefill_attention(
+        attention_of(config), mesh, kv.key_axis(config), is_int8=bool(config.sample_cache_dtype)
+    )
     attend_fns = [attend_fn] * config.num_layers
     x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
     # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
@@ -200,11 +203,16 @@ def decode(
     state: DecodeState,
     sampling: SamplingParams,
     min_alive: jax.Array,
+    mesh: Mesh | None = None,
 ) -> DecodeState:
-    """Sample until a row has filled the cache bucket, or no more than `min_alive` (int32[]) rows are alive."""
+    """Sample until a row has filled the cache bucket, or no more than `min_alive` (int32[]) rows are alive.
+
+    Args:
+        mesh: of the state, which a kernel of decode_attention.py has to know.
+    """
     B, S = state.out_token_BS.shape
     P = state.prefix.length_P.shape[0]
-    prefix_mask_PS = jnp.arange(state.prefix.k[0].shape[-1])[None, :] < state.prefix.length_P[:, None]
+    prefix_mask_PS = jnp.arange(state.prefix.v[0].shape[-2])[None, :] < state.prefix.length_P[:, None]
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // P)
 
     def is_unfinished(state: DecodeState) -> jax.Array:
@@ -214,13 +222,8 @@ def decode(
 
     def body(state: DecodeState) -> DecodeState:
         column = (state.step - 1) % S  # of the newest tokens
-        age_S = (column - jnp.arange(S)) % S
-        is_own_BS = age_S[None, :] < state.length_B[:, None]
         rope = transformer.rope_tables(config, (prompt_length_B + state.length_B - 1)[:, None])
-        attend_fns = [
-            kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, column, is_own_BS)
-            for pk, pv, sk, sv in zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True)
-        ]
+        attend_fns = _attend_fns(config, mesh, state, prefix_mask_PS, column)
         x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
         if config.sample_weight_dtype:
             layers, x_B1D = in_this_step(layers, x_B1D)
@@ -230,3 +233,26 @@ def decode(
         return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids)
 
     return lax.while_loop(is_unfinished, body, state)
+
+
+def _attend_fns(
+    config: ModelConfig, mesh: Mesh | None, state: DecodeState, prefix_mask_PS: jax.Array, column: jax.Array
+) -> list[AttendFn]:
+    """Attention of each layer in a step that writes this column."""
+    prefix, suffix = state.prefix, state.suffix
+    layers = zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True)
+    if config.decode_attention == "xla":
+        S = state.out_token_BS.shape[1]
+        age_S = (column - jnp.arange(S)) % S
+        is_own_BS = age_S[None, :] < state.length_B[:, None]
+        return [
+            kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, column, is_own_BS) for pk, pv, sk, sv in layers
+        ]
+    # Of a row that has ended, and of a prompt whose rows have, nothing is needed; a kernel wants one column at least.
+    is_asked_P = state.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)
+    prompt_length_P = jnp.where(is_asked_P, prefix.length_P, 1)
+    length_B = jnp.where(state.is_alive_B, column + 1, 1)
+    return [
+        make_skipping_decode_attention(pk, pv, prompt_length_P, sk, sv, column, length_B, config.decode_attention, mesh)
+        for pk, pv, sk, sv in layers
+    ]

@@ -29,16 +29,18 @@ class ResizeFns:
     compact_rest: Callable  # (DecodeState without caches, prompt_B, keep_B) -> the same
 
 
-def make_resize_fns(mesh: Mesh | None, has_slots: bool) -> ResizeFns:
+def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> ResizeFns:
     """The functions for states on the mesh, or on the default device.
 
     Args:
         has_slots: rows have begun at different steps, so that the ring may have wrapped; and rows that are kept stay on
             their shard, where `keep_B` counts them. Otherwise it counts those of the whole batch.
+        key_axis: see `cache.key_axis`; -1 with slots.
     """
     specs, heads = state_specs(), P("rows", "tensor")
     rest_specs = _without_caches(specs)
     compact_layer, compact_rest = _compact_layer, _compact_rest
+    grow_layer = _grow_layer if key_axis == -1 else _grow_alike
     if mesh is not None and has_slots:
         rows = P("rows")
         compact_layer = jax.shard_map(
@@ -50,7 +52,7 @@ def make_resize_fns(mesh: Mesh | None, has_slots: bool) -> ResizeFns:
     # Pinned, so that each function takes what any other one has made without compiling once more.
     of_layer, of_rest = shardings_of(mesh, heads), shardings_of(mesh, rest_specs)
     return ResizeFns(
-        grow_layer=jax.jit(_grow_ring if has_slots else _grow_layer, static_argnums=0, out_shardings=of_layer),
+        grow_layer=jax.jit(_grow_ring if has_slots else grow_layer, static_argnums=0, out_shardings=of_layer),
         grow_rest=jax.jit(_grow_ring_rest if has_slots else _grow_rest, static_argnums=0, out_shardings=of_rest),
         compact_layer=jax.jit(compact_layer, out_shardings=of_layer),
         compact_rest=jax.jit(compact_rest, out_shardings=of_rest),
@@ -97,6 +99,11 @@ def _without_caches(state: DecodeState) -> DecodeState:
 
 def _grow_layer(bucket: int, layer: Layer, step: jax.Array) -> Layer:
     return kv.append_columns(bucket, *layer)
+
+
+def _grow_alike(bucket: int, layer: Layer, step: jax.Array) -> Layer:
+    """Keys lie as values do."""
+    return tuple(jnp.pad(x, ((0, 0), (0, 0), (0, bucket - x.shape[-2]), (0, 0))) for x in layer)
 
 
 def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:

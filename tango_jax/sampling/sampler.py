@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from tango_jax.models import cache as kv
 from tango_jax.models import transformer
+from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Rollout
 from tango_jax.sampling import decode
@@ -66,7 +68,8 @@ def make_sampler(
     On several devices rows are split over them, and row buckets are rounded up to multiples of their number.
 
     Raises:
-        ValueError: `config.cache_tokens` has no room for the smallest batch at its longest.
+        ValueError: `config.cache_tokens` has no room for the smallest batch at its longest, or the device cannot run
+            the decode attention that is asked for.
     """
     # Joined matrices cannot be split over devices.
     join = placement is None or placement.local.shape["tensor"] == 1
@@ -77,12 +80,14 @@ def make_sampler(
         params = jax.eval_shape(lambda: transformer.init_params(model_config, jax.random.key(0)))
         weight_shardings = decode_shardings(placement.decode, jax.eval_shape(split, params))
     config.check_cache_tokens()
+    device = mesh.devices.flat[0] if placement else jax.local_devices()[0]
+    implementation = decode_attention_of(model_config, config.buckets, config.cache_tokens, device)
+    model_config = dataclasses.replace(model_config, decode_attention=implementation)
     # Pinned, so that each function takes what any other one has made without compiling once more.
     specs, max_new = state_specs(), config.cache_buckets[-1]
     state_shardings = shardings_of(mesh, specs)
-    decode_fn = jax.jit(
-        functools.partial(decode.decode, model_config, stop_ids), donate_argnums=1, out_shardings=state_shardings
-    )
+    decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh)
+    decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=state_shardings)
     if config.cache_tokens:
         rows = specs.token_B
         started = StartedRows(prefix=specs.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
@@ -93,5 +98,6 @@ def make_sampler(
     else:
         first = functools.partial(decode.prefill, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
         prefill_fn = jax.jit(first, out_shardings=state_shardings)
-        driver = BatchDriver(config, stop_ids, prefill_fn, decode_fn, make_resize_fns(mesh, has_slots=False))
+        resize_fns = make_resize_fns(mesh, has_slots=False, key_axis=kv.key_axis(model_config))
+        driver = BatchDriver(config, stop_ids, prefill_fn, decode_fn, resize_fns)
     return Sampler(config, placement, jax.jit(split, out_shardings=weight_shardings), driver)

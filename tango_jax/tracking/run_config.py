@@ -17,7 +17,7 @@ from tango_jax.runtime.manifest import complete_steps
 # A run may be resumed on different machines: these settings do not change results beyond rounding.
 ANY_HARDWARE = (
     "compile_cache", "distributed.", "generator.mesh.", "verifier.mesh.", "generator.model.attention",
-    "verifier.model.attention",
+    "verifier.model.attention", "generator.model.decode_attention", "verifier.model.decode_attention",
 )  # fmt: skip
 # The workdir of the other run may have moved, e.g. if an ablation is resumed on another machine. This is safe: the
 # checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing

@@ -26,8 +26,8 @@ from tango_jax.weights.to_hf import TOKENIZER_FILES
 
 # Fields of ModelConfig that no checkpoint determines.
 NUMERICS = (
-    "param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention", "sample_cache_dtype",
-    "sample_weight_dtype",
+    "param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention", "decode_attention",
+    "sample_cache_dtype", "sample_weight_dtype",
 )  # fmt: skip
 
 

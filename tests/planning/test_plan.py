@@ -35,7 +35,14 @@ from tango_jax.planning.programs import (
 from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, parse_target
 from tango_jax.planning.times import TimeModel
-from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths, sampling_workload
+from tango_jax.planning.workload import (
+    DecodeSegment,
+    SamplingWorkload,
+    decode_segments,
+    evenly_spaced_lengths,
+    sampling_workload,
+    with_columns_read,
+)
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
@@ -268,6 +275,42 @@ def test_segments_of_a_decode_batch():
     ]  # fmt: skip
     # Prefill has made the only token.
     assert list(decode_segments(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
+
+
+def test_columns_that_a_kernel_reads():
+    """Four rows of 129, 129, 3 and 3 tokens; cuDNN reads tiles of 128 columns."""
+    lengths = np.array([129, 129, 3, 3])
+    shapes = [DecodeSegment(4, 512, 2), DecodeSegment(2, 512, 126)]
+    first, second = with_columns_read("cudnn", shapes, lengths, np.array([100, 300]), 384)
+    # Prompts take one tile and three. Steps 1 and 2: one tile each.
+    assert first == (4, 512, 2, (256.0, 128.0))
+    # Steps 3 to 128, still one tile, and both rows alive.
+    assert second == (2, 512, 126, (256.0, 128.0))
+    # A row that has ended, and its own prompt, cost a tile each: of two rows one is alive at steps 129 and 130.
+    shapes = [DecodeSegment(4, 512, 128), DecodeSegment(2, 512, 2)]
+    *_, last = with_columns_read("cudnn", shapes, np.array([131, 3, 2, 2]), np.array([100, 300]), 384)
+    assert last.read == ((256 + 128) / 2, (256 + 128) / 2)
+    done = SamplingWorkload(1, 2, 384, (last, shapes[0]))
+    assert done.columns(last) == (192.0, 192.0) and done.columns(shapes[0]) == (384, 512)
+
+
+def test_a_kernel_is_planned_to_read_less():
+    config = load_config(str(ROOT / "configs/tiny.py"))
+    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
+    policy = job.policies["generator"]
+    # Of a model whose cache is most of what a step reads.
+    large = {"max_prompt": 1024, "max_response": 4096}
+    policy.config.update(large)
+    sizes = dataclasses.replace(policy.sampler.config, prompt_buckets=(1024,), cache_buckets=(4096,))
+    sampler = dataclasses.replace(policy.sampler, config=sizes)
+
+    def seconds(implementation):
+        model = dataclasses.replace(policy.model_config, decode_attention=implementation)
+        chosen = dataclasses.replace(policy, model_config=model, sampler=sampler)
+        planned = dataclasses.replace(job, policies={"generator": chosen})
+        return TimeModel(A100).sampling_seconds(chosen, sampling_workload(planned, "generator", 4, 2, filled=0.5))
+
+    assert 0 < seconds("cudnn") < seconds("xla")
 
 
 def test_a_budget_of_cached_tokens():

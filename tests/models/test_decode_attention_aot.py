@@ -1,0 +1,110 @@
+"""Decode steps compiled ahead of time for GPUs and TPUs that are not here, where their compilers are installed.
+
+    pip install jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION nvidia-cudnn-cu12    # VERSION is that of jax
+    pip install libtpu
+
+The decode loop of a layer with the attention of Qwen2.5-7B: the kernel is in it, once for the prefix and once for the
+suffix, and gets the caches as they lie. Nothing in the program makes another array of their size. On a mesh each device
+has its own rows and heads.
+"""
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from support.paths import ROOT
+from tango_jax.models import transformer
+from tango_jax.models.decode_attention import decode_attention_of
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.targets import TARGETS, missing_compilers
+from tango_jax.sampling import decode
+from tango_jax.sampling.logits import sampling_params
+from tango_jax.sampling.slots import empty_state
+from tango_jax.sharding.layouts import decode_shardings, with_shardings
+from tango_jax.sharding.placement import DECODE_AXES
+
+B, K, E, PREFIX, SUFFIX = 16, 4, 128, 512, 2048
+MODEL = ModelConfig(
+    vocab_size=512, width=1024, num_layers=1, num_heads=28, num_kv_heads=K, head_dim=E, mlp_width=1024, qkv_bias=True,
+    param_dtype="bfloat16", compute_dtype="bfloat16", head_dtype="bfloat16", decode_attention="auto",
+)
+KERNEL = {"cudnn": r'custom_call_target="__cudnn\$fmhaSoftmax"', "paged": r"custom-call\(.*paged_decode_attention"}
+RESULT = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = \w+\[([\d,]+)\]\S* ([\w-]+)\(")
+# What gives an array without making one, and the write of a column in place.
+IN_PLACE = ("parameter", "get-tuple-element", "bitcast", "dynamic-update-slice")
+
+
+def target_devices(name: str) -> list:
+    """Eight devices of the target; skips the test without their compiler."""
+    target = TARGETS[name]
+    if missing := missing_compilers(target):
+        pytest.skip(f"needs {', '.join(missing)} (CPU hosts too)")
+    if target.platform == "gpu":
+        text = (ROOT / f"tango_jax/planning/gpu_targets/{name.removesuffix('-80gb')}.txtpb").read_text()
+        return topologies.get_topology_desc(
+            topology_name="", platform="cuda", target_config=text, topology="1x1x8"
+        ).devices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPU_SKIP_MDS_QUERY", "1")  # there is no server to ask what slice this is
+        patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is opened: others may compile at the same time
+        return topologies.get_topology_desc(
+            topology_name="v5:2x2x2", platform="tpu", chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1),
+            num_slices=1,
+        ).devices
+
+
+def compile_decode(model: ModelConfig, mesh: Mesh) -> str:
+    """The text of the compiled loop."""
+    places = decode.shardings_of(mesh, decode.state_specs())
+    state = jax.eval_shape(functools.partial(empty_state, model, SUFFIX, B, PREFIX, SUFFIX))
+    state = jax.tree.map(
+        lambda place, part: jax.tree.map(lambda leaf: leaf.update(sharding=place), part), places, state,
+        is_leaf=lambda node: isinstance(node, NamedSharding),
+    )  # fmt: skip
+    params = jax.eval_shape(lambda: transformer.init_params(model, jax.random.key(0)))
+    weights = jax.eval_shape(functools.partial(transformer.split_layers, model, mesh.shape["tensor"] == 1), params)
+    weights = with_shardings(weights, decode_shardings(mesh, weights))
+    copied = NamedSharding(mesh, P())
+    sampling, least = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype, sharding=copied),
+        (sampling_params(1.0), np.int32(0)),
+    )
+    fn = jax.jit(functools.partial(decode.decode, model, (1,), mesh=mesh), donate_argnums=1, out_shardings=places)
+    return fn.lower(weights, state, sampling, least).compile().as_text()
+
+
+def made_arrays(text: str, size: int) -> list[str]:
+    """Instructions that make an array of at least so many numbers."""
+    found = []
+    for line in text.splitlines():
+        if (match := RESULT.match(line)) and np.prod([int(n) for n in match[2].split(",")]) >= size:
+            is_write = match[3] == "fusion" and re.search("dynamic.update.slice", match[1])
+            if match[3] not in IN_PLACE and not is_write:
+                found.append(line.strip()[:200])
+    return found
+
+
+@pytest.mark.parametrize("target, wanted, rows, tensor", [
+    ("a100-80gb", "cudnn", 1, 1),
+    ("h100", "cudnn", 2, 2),
+    ("tpu-v5p", "paged", 1, 1),
+    ("tpu-v5p", "paged", 2, 2),
+])  # fmt: skip
+def test_the_cache_is_read_where_it_lies(target, wanted, rows, tensor):
+    devices = target_devices(target)
+    assert decode_attention_of(MODEL, (PREFIX, SUFFIX), 0, devices[0]) == wanted
+    mesh = Mesh(np.array(devices[: rows * tensor]).reshape(rows, tensor), DECODE_AXES)
+    text = compile_decode(dataclasses.replace(MODEL, decode_attention=wanted), mesh)
+    calls = [line for line in text.splitlines() if re.search(KERNEL[wanted], line)]
+    assert len(calls) == 2  # prefix and suffix
+    assert not made_arrays(text, B // rows * K // tensor * PREFIX * E)
+    for length in (PREFIX, SUFFIX):  # each device's own heads of its own rows
+        shape = {"cudnn": f"bf16[{B * K // rows // tensor},{length},1,{E}]",
+                 "paged": f"bf16[1,{B * K // rows // tensor * length // 256},256,{E}]"}[wanted]
+        assert sum(shape in line for line in calls) == 1, (shape, calls)
