@@ -51,9 +51,8 @@ def model_config() -> ConfigDict:
             "attention": "auto",
             # Attention of decode steps: xla reads both buckets of the cache whole; cudnn (NVIDIA GPUs, 16-bit
             # compute_dtype) and paged (TPUs, bfloat16, a head_dim in steps of 128, buckets in steps of 16) read no more
-            # than is there. Both were compiled for their devices but have never run on one, so that xla is the default.
-            # They need cache_tokens=0. auto: whatever the devices support, otherwise xla. May change when a run is
-            # resumed.
+            # than is there. Neither has ever run on its device, so that xla is the default. They need cache_tokens=0.
+            # auto: whatever the devices support, otherwise xla. May change when a run is resumed.
             "decode_attention": "xla",
             # Sampling in smaller numbers, in training runs only: "int8", or empty for compute_dtype. Keys and values
             # have a scale per token and head, matrices of the layers one per output; embedding and head stay as they
