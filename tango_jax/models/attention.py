@@ -91,9 +91,11 @@ def capability_of(device: jax.Device) -> float | None:
     return float(capability) if capability[:1].isdigit() else None
 
 
-def num_query_blocks(T: int) -> int:
-    """In how many blocks T queries attend, each without the keys that come after it. More are slower to compile."""
-    return min(max(2, T // 256), 8) if T >= 96 else 1
+def query_blocks(T: int) -> tuple[slice, ...]:
+    """The blocks in which T queries attend, each without the keys that come after it. More are slower to compile."""
+    count = min(max(2, T // 256), 8) if T >= 96 else 1
+    size = -(-T // count)
+    return tuple(slice(start, min(start + size, T)) for start in range(0, T, size))
 
 
 def attend_causally(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -102,13 +104,11 @@ def attend_causally(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mas
     Half of the scores are of keys that lie in a query's future. Blocks of queries leave out most of them.
     """
     T, S = q_BTHE.shape[1], k_BSKE.shape[1]
-    size = -(-T // num_query_blocks(T))
-    blocks = []
-    for start in range(0, T, size):
-        queries, keys = slice(start, start + size), slice(S - T + start + size)
-        block = attend(q_BTHE[:, queries], k_BSKE[:, keys], v_BSKE[:, keys], mask_BTS[:, queries, keys])
-        blocks.append(block)
-    return jnp.concatenate(blocks, axis=1)
+    out = []
+    for queries in query_blocks(T):
+        keys = slice(S - T + queries.stop)
+        out.append(attend(q_BTHE[:, queries], k_BSKE[:, keys], v_BSKE[:, keys], mask_BTS[:, queries, keys]))
+    return jnp.concatenate(out, axis=1)
 
 
 def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array) -> jax.Array:

@@ -8,8 +8,8 @@ divides them by measured seconds.
 FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group, per device and token:
     layer      2 D E (H + 2K) + 2 H E D + 6 D F, over t
     head       2 D V, over t where it divides V
-    attention  4 H E per query-key pair, over t; all pairs of a row, masked or not, unless a kernel skips what is above
-               the diagonal
+    attention  4 H E per query-key pair, over t; without a kernel, which skips what is above the diagonal, all pairs of
+               a block of queries with the keys up to its end, masked or not
 A backward pass costs twice its forward pass. What remat computes again: with `full` a layer but for its last product,
 whose result nothing asks for; with `dots` attention; and the head, where log-probs are made in chunks.
 
@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from tango_jax.models.attention import query_blocks
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, wire_bytes_by_kind
 from tango_jax.rl import score
@@ -55,9 +56,14 @@ class MicroBatchShape(NamedTuple):
         """Query-key pairs that attention computes."""
         R, T, Q, X = self
         if attention not in SKIPPING:
-            return float(Q * X * X + R * T * (X + T))
+            return float(Q * _pairs_in_blocks(X) + R * (T * X + _pairs_in_blocks(T)))
         own = T if X and attention == "cudnn" else (T + 1) / 2  # cuDNN skips nothing against a prefix
         return Q * X * (X + 1) / 2 + R * T * (X + own)
+
+
+def _pairs_in_blocks(T: int) -> int:
+    """Pairs of a row of T tokens with itself."""
+    return sum((block.stop - block.start) * block.stop for block in query_blocks(T)) if T else 0
 
 
 def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:

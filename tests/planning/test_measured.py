@@ -88,6 +88,7 @@ def test_flops_by_hand():
     model = ModelConfig(vocab_size=10, width=4, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, mlp_width=6)
     tokens = MicroBatchShape(rows=1, row_length=3, prefixes=1, prefix_length=2)  # 5 tokens, 3 of them scored
     assert tokens.pairs("xla") == 2 * 2 + 3 * (2 + 3)
+    assert MicroBatchShape(rows=1, row_length=97).pairs("xla") == 49 * 49 + 48 * 97  # two blocks
     assert tokens.pairs("splash") == 3 + 3 * 2 + 6  # the prompt's triangle; rows see the prompt and their own triangle
     assert tokens.pairs("cudnn") == 3 + 3 * (2 + 3)  # all of a row that continues a prompt
     assert MicroBatchShape(rows=1, row_length=3).pairs("cudnn") == 6
