@@ -194,7 +194,7 @@ MISTAKES = [
     ("generator.model.sample_cache_dtype=int4",
      r"generator\.model\.sample_cache_dtype='int4' is not int8: set it to that, or leave it empty for compute_dtype"),
     ("verifier.model.sample_weight_dtype=int8 verifier.loss.importance_cap=0",
-     r"verifier\.model\.sample_weight_dtype=int8 makes .* verifier\.loss\.importance_cap=0 corrects for nothing: set it"),
+     r"verifier\.model\.sample_weight_dtype=int8 makes .* verifier\.loss\.importance_cap=0 corrects for nothing"),
     ("verifier.model.compute_dtype=float16",
      r"verifier\.model\.compute_dtype=float16 is not supported: .*loss scaling.*use bfloat16, or float32"),
     ("generator.mesh.grad_reduce_dtype=float16",
