@@ -31,7 +31,7 @@ from tango_jax.sharding.placement import DECODE_AXES
 
 B, K, E, PREFIX, SUFFIX = 16, 4, 128, 512, 2048
 MODEL = ModelConfig(
-    vocab_size=512, width=512, num_layers=1, num_heads=28, num_kv_heads=K, head_dim=E, mlp_width=1024, qkv_bias=True,
+    vocab_size=512, width=256, num_layers=1, num_heads=28, num_kv_heads=K, head_dim=E, mlp_width=1024, qkv_bias=True,
     param_dtype="bfloat16", compute_dtype="bfloat16", head_dtype="bfloat16", decode_attention="auto",
 )
 KERNEL = {"cudnn": r'custom_call_target="__cudnn\$fmhaSoftmax"', "paged": r"custom-call\(.*paged_decode_attention"}
