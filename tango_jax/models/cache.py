@@ -57,26 +57,28 @@ def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
     return Suffix(k=tuple(zeros(*key_shape) for _ in layers), v=tuple(zeros(length, E) for _ in layers))
 
 
-def map_columns(fn: Callable[[jax.Array, int], jax.Array], k: Cached, v: Cached) -> tuple[Cached, Cached]:
-    """Keys [.., E, S] and values with `fn(array, axis of S)` in the place of each array."""
+def map_columns(
+    fn: Callable[[jax.Array, int], jax.Array], k: Cached, v: Cached, key_axis: int = -1
+) -> tuple[Cached, Cached]:
+    """Keys and values with `fn(array, axis of S)` in the place of each array; `key_axis` is that of the keys."""
 
     def mapped(cached: Cached, axis: int) -> Cached:
         if isinstance(cached, Quantized):
             return Quantized(fn(cached.value, axis), fn(cached.scale, -1))
         return fn(cached, axis)
 
-    return mapped(k, K_AXES[1]), mapped(v, V_AXES[1])
+    return mapped(k, key_axis), mapped(v, V_AXES[1])
 
 
-def append_columns(length: int, k: Cached, v: Cached) -> tuple[Cached, Cached]:
-    """Keys [.., E, S] and values with zeros after their last column, so that S is `length`."""
+def append_columns(length: int, k: Cached, v: Cached, key_axis: int = -1) -> tuple[Cached, Cached]:
+    """Keys and values with zeros after their last column, so that S is `length`."""
 
     def append(x: jax.Array, axis: int) -> jax.Array:
         widths = [(0, 0)] * x.ndim
         widths[axis] = (0, length - x.shape[axis])
         return jnp.pad(x, widths)
 
-    return map_columns(append, k, v)
+    return map_columns(append, k, v, key_axis)
 
 
 def make_prefill_attention(

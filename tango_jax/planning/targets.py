@@ -47,9 +47,9 @@ _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nv
 TARGETS = {
     target.name: target
     for target in (
-        # NVIDIA's data sheets of the SXM modules, which give links as the sum of both directions: NVLink 600 GB/s and
-        # PCIe Gen4 64 GB/s (A100), NVLink 900 GB/s and PCIe Gen5 128 GB/s (H100). Networks as in DGX A100 and DGX H100:
-        # 200 and 400 Gb/s of InfiniBand for each GPU.
+        # NVIDIA's data sheets of the SXM modules, as quoted by others, which give links as the sum of both directions:
+        # NVLink 600 GB/s and PCIe Gen4 64 GB/s (A100), NVLink 900 GB/s and PCIe Gen5 128 GB/s (H100). Networks as in
+        # DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,

@@ -5,6 +5,7 @@ then one layer twice, never the whole.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -40,7 +41,7 @@ def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> R
     specs, heads = state_specs(), P("rows", "tensor")
     rest_specs = _without_caches(specs)
     compact_layer, compact_rest = _compact_layer, _compact_rest
-    grow_layer = _grow_layer if key_axis == -1 else _grow_alike
+    grow_layer = _grow_ring if has_slots else functools.partial(_grow_layer, key_axis)
     if mesh is not None and has_slots:
         rows = P("rows")
         compact_layer = jax.shard_map(
@@ -52,7 +53,7 @@ def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> R
     # Pinned, so that each function takes what any other one has made without compiling once more.
     of_layer, of_rest = shardings_of(mesh, heads), shardings_of(mesh, rest_specs)
     return ResizeFns(
-        grow_layer=jax.jit(_grow_ring if has_slots else grow_layer, static_argnums=0, out_shardings=of_layer),
+        grow_layer=jax.jit(grow_layer, static_argnums=0, out_shardings=of_layer),
         grow_rest=jax.jit(_grow_ring_rest if has_slots else _grow_rest, static_argnums=0, out_shardings=of_rest),
         compact_layer=jax.jit(compact_layer, out_shardings=of_layer),
         compact_rest=jax.jit(compact_rest, out_shardings=of_rest),
@@ -97,20 +98,15 @@ def _without_caches(state: DecodeState) -> DecodeState:
     return state.replace(prefix=kv.Prefix(k=(), v=(), length_P=state.prefix.length_P), suffix=kv.Suffix(k=(), v=()))
 
 
-def _grow_layer(bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    return kv.append_columns(bucket, *layer)
-
-
-def _grow_alike(bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    """Keys lie as values do."""
-    return tuple(jnp.pad(x, ((0, 0), (0, 0), (0, bucket - x.shape[-2]), (0, 0))) for x in layer)
+def _grow_layer(key_axis: int, bucket: int, layer: Layer, step: jax.Array) -> Layer:
+    return kv.append_columns(bucket, *layer, key_axis)
 
 
 def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:
     """The column that is written next is moved to the end of the ring before columns are appended."""
     shift = layer[0].shape[-1] - step
     layer = kv.map_columns(lambda x, axis: jnp.roll(x, shift, axis), *layer)
-    return _grow_layer(bucket, layer, step)
+    return kv.append_columns(bucket, *layer)
 
 
 def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:

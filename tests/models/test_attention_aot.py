@@ -1,24 +1,20 @@
-"""Attention compiled ahead of time for GPUs and TPUs that are not here, where their compilers are installed.
+"""Attention compiled ahead of time for GPUs and TPUs that are not here, where their compilers are installed
+(support/absent_devices.py).
 
-    pip install jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION nvidia-cudnn-cu12    # VERSION is that of jax
-    pip install libtpu
-
-A layer of the shape of Qwen2.5-7B, forward and gradient: the kernels are in the compiled program, and it needs less
-memory than with plain XLA. Training on a mesh is compiled as it runs there, under `shard_map`.
+A layer of the shape of Qwen2.5-7B, forward and gradient: the kernels are in the compiled program, and no array of
+scores is. Training on a mesh is compiled as it runs there, under `shard_map`.
 """
 import dataclasses
-import importlib.util
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from support.paths import ROOT
+from support.absent_devices import absent_devices
 from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of, make_packed_attention, query_blocks
 from tango_jax.models.transformer import ModelConfig
@@ -40,33 +36,10 @@ PROMPT = {"gpu": {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"},
           "tpu": {"splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv"}}
 
 
-def is_installed(*modules: str) -> bool:
-    """Looked up one part at a time: a namespace package need not exist."""
-    return all(
-        all(importlib.util.find_spec(".".join(module.split(".")[: n + 1])) for n in range(module.count(".") + 1))
-        for module in modules
-    )
-
-
-@pytest.fixture(scope="module", params=["gpu", "tpu"])
+@pytest.fixture(scope="module", params=["a100-80gb", "tpu-v5p"])
 def devices(request):
     """Eight A100, or eight chips of a TPU v5p."""
-    if request.param == "gpu":
-        if not is_installed("jax_cuda12_plugin", "nvidia.cudnn"):
-            pytest.skip("needs jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 (CPU hosts too)")
-        target = (ROOT / "tango_jax/planning/gpu_targets/a100.txtpb").read_text()
-        return topologies.get_topology_desc(
-            topology_name="", platform="cuda", target_config=target, topology="1x1x8"
-        ).devices
-    if not is_installed("libtpu"):
-        pytest.skip("needs libtpu (CPU hosts too)")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPU_SKIP_MDS_QUERY", "1")  # there is no server to ask what slice this is
-        patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is opened: others may compile at the same time
-        return topologies.get_topology_desc(
-            topology_name="v5:2x2x2", platform="tpu", chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1),
-            num_slices=1,
-        ).devices
+    return absent_devices(request.param)
 
 
 def kernels(compiled, platform: str) -> set[str]:

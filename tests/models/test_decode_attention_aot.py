@@ -1,7 +1,5 @@
-"""Decode steps compiled ahead of time for GPUs and TPUs that are not here, where their compilers are installed.
-
-    pip install jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION nvidia-cudnn-cu12    # VERSION is that of jax
-    pip install libtpu
+"""Decode steps compiled ahead of time for GPUs and TPUs that are not here, where their compilers are installed
+(support/absent_devices.py).
 
 The decode loop of a layer with the attention of Qwen2.5-7B: the kernel is in it, once for the prefix and once for the
 suffix, and gets the caches as they lie. Nothing in the program makes another array of their size. On a mesh each device
@@ -14,15 +12,13 @@ import re
 import jax
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from support.paths import ROOT
+from support.absent_devices import absent_devices
 from tango_jax.models import transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.targets import TARGETS, missing_compilers
 from tango_jax.sampling import decode
 from tango_jax.sampling.logits import sampling_params
 from tango_jax.sampling.slots import empty_state
@@ -39,25 +35,6 @@ RESULT = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = \w+\[([\d,]+)\]\S* ([\w-]+)\("
 # What gives an array without making one, and the write of a column in place.
 IN_PLACE = ("parameter", "get-tuple-element", "bitcast", "dynamic-update-slice")
 ON_CHIP = "S(1)"  # a TPU's own memory, into which XLA brings ahead what is small enough
-
-
-def target_devices(name: str) -> list:
-    """Eight devices of the target; skips the test without their compiler."""
-    target = TARGETS[name]
-    if missing := missing_compilers(target):
-        pytest.skip(f"needs {', '.join(missing)} (CPU hosts too)")
-    if target.platform == "gpu":
-        text = (ROOT / f"tango_jax/planning/gpu_targets/{name.removesuffix('-80gb')}.txtpb").read_text()
-        return topologies.get_topology_desc(
-            topology_name="", platform="cuda", target_config=text, topology="1x1x8"
-        ).devices
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPU_SKIP_MDS_QUERY", "1")  # there is no server to ask what slice this is
-        patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is opened: others may compile at the same time
-        return topologies.get_topology_desc(
-            topology_name="v5:2x2x2", platform="tpu", chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1),
-            num_slices=1,
-        ).devices
 
 
 def compile_decode(model: ModelConfig, mesh: Mesh) -> str:
@@ -98,7 +75,7 @@ def made_arrays(text: str, size: int) -> list[str]:
     ("tpu-v5p", "paged", 2, 2),
 ])  # fmt: skip
 def test_the_cache_is_read_where_it_lies(target, wanted, rows, tensor):
-    devices = target_devices(target)
+    devices = absent_devices(target)
     assert decode_attention_of(MODEL, (PREFIX, SUFFIX), 0, devices[0]) == wanted
     mesh = Mesh(np.array(devices[: rows * tensor]).reshape(rows, tensor), DECODE_AXES)
     text = compile_decode(dataclasses.replace(MODEL, decode_attention=wanted), mesh)
