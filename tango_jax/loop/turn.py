@@ -5,7 +5,7 @@ declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -180,12 +180,15 @@ def update_policy(
 ) -> tuple[TrainState, dict[str, float]]:
     """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
+
+    def reference_fn() -> dict:
+        return fetch(context.references[policy.role], policy.shardings.params)
+
     with context.timer("update"):
-        batches = [
-            _scored(context, policy, state, pack_minibatch(policy.config, policy.placement, number, learner, adv_BT,
-                                                           is_action_BT))
-            for number in range(policy.config.loss.minibatches)
-        ]  # fmt: skip
+        batches = []
+        for number in range(policy.config.loss.minibatches):
+            batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
+            batches.append(add_scores(policy, policy.score, batch, state.params, reference_fn))
         state, updates = policy.fetched(state), []
         for _ in range(policy.config.loss.epochs):
             for batch in batches:
@@ -196,11 +199,15 @@ def update_policy(
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}
 
 
-def _scored(context: RunContext, policy: Policy, state: TrainState, batch: Batch) -> Batch:
-    """Add the log-probs that the loss needs: of the reference policy, and of the policy before any update."""
+def add_scores(policy: Policy, score_fn: Callable, batch: Batch, params: dict, reference_fn: Callable) -> Batch:
+    """The batch with the log-probs that the loss needs: of the reference policy, and of the policy before any update.
+
+    Args:
+        score_fn: `policy.score`.
+        reference_fn: () -> the reference's parameters; not called if the loss has no KL term.
+    """
     if policy.config.loss.kl_coef > 0:
-        reference = fetch(context.references[policy.role], policy.shardings.params)
-        batch = batch.replace(ref_logp_NZRT=policy.score(reference, batch))
+        batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
     if policy.updates_per_batch > 1:
-        batch = batch.replace(old_logp_NZRT=policy.score(state.params, batch))
+        batch = batch.replace(old_logp_NZRT=score_fn(params, batch))
     return batch

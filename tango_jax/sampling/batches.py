@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tango_jax.records import Rollout
+from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.decode import DecodeState
 from tango_jax.sampling.logits import sampling_params
@@ -52,12 +53,18 @@ class BatchDriver:
             row_steps=sum(rollout.row_steps for rollout in rollouts),
         )
 
-    def warm_up(self, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is generated."""
+    def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
+        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        driver = dataclasses.replace(
+            self,
+            prefill_fn=ahead(self.prefill_fn),
+            decode_fn=ahead(self.decode_fn),
+            resize_fns=self.resize_fns.compile_ahead(ahead),
+        )
         for prompt_bucket in self.config.prompt_buckets:
             for group_size in sorted(set(group_sizes)):
                 for num_prompts in self.config.prompt_counts(group_size):
-                    self._visit_shapes(weights, num_prompts, group_size, prompt_bucket)
+                    driver._visit_shapes(weights, num_prompts, group_size, prompt_bucket)
 
     def _sample_batch(self, weights: dict, request: SampleRequest) -> Rollout:
         """One decode batch, from prefill until its last row has ended."""
@@ -97,29 +104,22 @@ class BatchDriver:
         return Rollout(tokens, logps, is_truncated_B, step, row_steps)
 
     def _visit_shapes(self, weights: dict, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
-        """Run every shape that a decode batch of this size can take, with no row alive, so that nothing is sampled."""
+        """Go through every shape that a decode batch of this size can take."""
         empty = SampleRequest((), group_size, np.zeros((2,), np.uint32), 1.0, max_new=(), row_numbers=())
         sampling = sampling_params(empty.temperature)
         state = self.prefill_fn(weights, pad_request(empty, num_prompts, prompt_bucket), sampling)
-        # A stack of states to run and of states whose cache is to grow first. Growth waits for its turn, so that no
-        # more memory is taken than by a real batch.
-        pending, seen = [(state, False)], set()
+        pending, seen = [state], set()
         while pending:
-            state, is_full = pending.pop()
-            if is_full:
-                state = grow_cache(self.resize_fns, state, self.config.cache_bucket(state.out_token_BS.shape[1] + 1))
-            shape = (state.out_token_BS.shape, state.prefix.length_P.shape)
-            if shape in seen:
+            state = pending.pop()
+            rows, length = shape = state.out_token_BS.shape
+            if (shape, state.prefix.length_P.shape) in seen:
                 continue
-            seen.add(shape)
+            seen.add((shape, state.prefix.length_P.shape))
             state = self.decode_fn(weights, state, sampling, np.int32(0))
-            rows, length = state.out_token_BS.shape
-            has_larger = length < self.config.cache_buckets[-1]
-            if has_larger:
-                pending.append((state, True))
+            if length < self.config.cache_buckets[-1]:
+                pending.append(grow_cache(self.resize_fns, state, self.config.cache_bucket(length + 1)))
             if smaller := self.config.smaller_row_bucket(rows):
-                keep_B = np.zeros((smaller,), np.int32)
-                pending.append((compact_rows(self.resize_fns, state, keep_B, is_last_use=not has_larger), False))
+                pending.append(compact_rows(self.resize_fns, state, np.zeros((smaller,), np.int32)))
 
 
 def _collect(state: DecodeState, row_B: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:

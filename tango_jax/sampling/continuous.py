@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from tango_jax.records import Rollout
+from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling import schedule
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.decode import DecodeState, PromptBatch, StartedRows
@@ -85,12 +86,19 @@ class ContinuousDriver:
         is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
         return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
 
-    def warm_up(self, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is generated."""
+    def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
+        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        driver = dataclasses.replace(
+            self,
+            prefill_fn=ahead(self.prefill_fn),
+            decode_fn=ahead(self.decode_fn),
+            resize_fns=self.resize_fns.compile_ahead(ahead),
+            slot_fns=self.slot_fns.compile_ahead(ahead),
+        )
         for prompt_bucket in self.config.prompt_buckets:
             all_limits = [schedule.limits_of(self.config, prompt_bucket, M) for M in sorted(set(group_sizes))]
             for rows in all_limits[0].row_buckets[0]:
-                self._visit_shapes(weights, all_limits, prompt_bucket, rows)
+                driver._visit_shapes(weights, all_limits, prompt_bucket, rows)
 
     def _carry_out(self, run: _Run, table: Table, action: schedule.Action) -> Table:
         after = schedule.apply(run.limits, table, action)
@@ -191,8 +199,9 @@ class ContinuousDriver:
         return length_B, is_ended_B
 
     def _visit_shapes(self, weights: dict, all_limits: Sequence[Limits], prompt_bucket: int, rows: int) -> None:
-        """Run a batch of `rows` in every cache bucket that holds it, with no row alive, so that nothing is sampled."""
+        """Go through every shape that a batch of `rows` can take, in each cache bucket that holds it."""
         fns, sampling, shards = self.slot_fns, sampling_params(1.0), self.config.row_multiple
+        place = fns.cache_sharding
         buckets = [
             bucket for bucket in self.config.cache_buckets if rows in self.config.rows_within(prompt_bucket, bucket)
         ]
@@ -205,13 +214,14 @@ class ContinuousDriver:
                 state = fns.insert(state, started, _no_rows(limits.chunk_prompts * limits.group_size, rows))
             if may_wait:
                 is_alive_B, cache = fns.save(state, np.full((shards,), rows, np.int32))
-                cache = jax.device_put(jax.device_get(cache), fns.cache_sharding)
+                # As it comes back from host memory.
+                cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), cache)
                 state = fns.restore(state.replace(is_alive_B=is_alive_B), cache, _no_rows(shards, rows))
                 if bucket < self.config.cache_buckets[-1]:
                     fns.widen(self.config.cache_bucket(bucket + 1), cache)
             state = self.decode_fn(weights, state, sampling, np.int32(0))
             if smaller := self.config.smaller_row_bucket(rows):
-                compact_rows(self.resize_fns, state, np.zeros((smaller,), np.int32), is_last_use=larger is None)
+                compact_rows(self.resize_fns, state, np.zeros((smaller,), np.int32))
             if larger:
                 state = grow_cache(self.resize_fns, state, larger)
 

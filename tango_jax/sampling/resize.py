@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
+from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling.decode import DecodeState, shardings_of, state_specs
 
 Layer = tuple[kv.Cached, ...]  # keys and values of a layer
@@ -28,6 +29,10 @@ class ResizeFns:
     grow_rest: Callable  # (cache bucket, DecodeState without caches) -> the same
     compact_layer: Callable  # (prefix and suffix k and v, prompt_B, keep_B) -> the same
     compact_rest: Callable  # (DecodeState without caches, prompt_B, keep_B) -> the same
+
+    def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
+        """The same, of which a call compiles and gives shapes."""
+        return ResizeFns(*(ahead(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
 
 def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> ResizeFns:
@@ -64,33 +69,31 @@ def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
     """The same rows with room for `bucket` new tokens. The old suffix is deleted."""
     layers = list(zip(state.suffix.k, state.suffix.v, strict=True))
     rest = fns.grow_rest(bucket, _without_caches(state))
-    _replace_layers(layers, lambda layer: fns.grow_layer(bucket, layer, state.step), is_last_use=True)
+    _replace_layers(layers, lambda layer: fns.grow_layer(bucket, layer, state.step))
     k, v = zip(*layers, strict=True)
     return rest.replace(prefix=state.prefix, suffix=kv.Suffix(k=k, v=v))
 
 
-def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray, is_last_use: bool = True) -> DecodeState:
-    """The rows `keep_B` alone, each with its own copy of its prompt's keys and values (P becomes B).
-
-    With `is_last_use` the old cache is deleted.
-    """
+def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray) -> DecodeState:
+    """The rows `keep_B` alone, each with its own copy of its prompt's keys and values (P becomes B). The old cache is
+    deleted."""
     # The rows that are left need not come in equal groups, so that they can no longer share prompts by reshaping.
     prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
     layers = list(zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True))
     rest = fns.compact_rest(_without_caches(state), prompt_B, keep_B)
-    _replace_layers(layers, lambda layer: fns.compact_layer(layer, prompt_B, keep_B), is_last_use)
+    _replace_layers(layers, lambda layer: fns.compact_layer(layer, prompt_B, keep_B))
     prefix_k, prefix_v, suffix_k, suffix_v = zip(*layers, strict=True)
     prefix = kv.Prefix(k=prefix_k, v=prefix_v, length_P=rest.prefix.length_P)
     return rest.replace(prefix=prefix, suffix=kv.Suffix(k=suffix_k, v=suffix_v))
 
 
-def _replace_layers(layers: list[Layer], layer_fn: Callable, is_last_use: bool) -> None:
-    """Replace every layer of the list by its new shape."""
+def _replace_layers(layers: list[Layer], layer_fn: Callable) -> None:
+    """Replace every layer of the list by its new shape, and delete the old one."""
     for index, layer in enumerate(layers):
         # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
         layers[index] = jax.block_until_ready(layer_fn(layer))
-        if is_last_use:
-            for array in jax.tree.leaves(layer):
+        for array in jax.tree.leaves(layer):
+            if isinstance(array, jax.Array):  # and not only its shape, as in `compile_ahead`
                 array.delete()
 
 

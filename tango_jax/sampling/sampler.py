@@ -16,6 +16,7 @@ from tango_jax.models import transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Rollout
+from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling import decode
 from tango_jax.sampling.batches import BatchDriver
 from tango_jax.sampling.buckets import SamplerConfig
@@ -56,8 +57,13 @@ class Sampler:
         return self.driver.sample(weights, with_row_arrays(request, self.config.cache_buckets[-1]))
 
     def warm_up(self, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is generated."""
-        self.driver.warm_up(weights, group_sizes)
+        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        with CompileAhead() as ahead:
+            self.compile_ahead(ahead, weights, group_sizes)
+
+    def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
+        """The same, beside what else `ahead` compiles."""
+        self.driver.compile_ahead(ahead, weights, group_sizes)
 
 
 def make_sampler(

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
 from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling.decode import DecodeState, StartedRows, row_uniforms, shardings_of, state_specs
 
 
@@ -53,6 +54,11 @@ class SlotFns:
     restore: Callable  # (DecodeState, RowCache, NewRows) -> DecodeState; the state is donated
     widen: Callable  # (cache bucket, RowCache) -> RowCache
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
+
+    def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
+        """The same, of which a call compiles and gives shapes."""
+        fns = {name: ahead(getattr(self, name)) for name in ("make_empty", "insert", "save", "restore", "widen")}
+        return dataclasses.replace(self, **fns)
 
 
 def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:

@@ -164,13 +164,13 @@ def test_a_cache_changes_its_shape_layer_by_layer(has_slots, monkeypatch):
     fns, peaks = make_resize_fns(None, has_slots), []
     replace_layers = resize._replace_layers
 
-    def watched(layers, layer_fn, is_last_use):
+    def watched(layers, layer_fn):
         def fn(layer):
             new = layer_fn(layer)
             peaks.append(nbytes(jax.live_arrays()))
             return new
 
-        replace_layers(layers, fn, is_last_use)
+        replace_layers(layers, fn)
 
     monkeypatch.setattr(resize, "_replace_layers", watched)
     others = nbytes(jax.live_arrays())

@@ -1,0 +1,56 @@
+"""Compiles jitted functions from the shapes of their arguments, some at a time, before they are first called.
+
+In: jitted functions and arguments, of which arrays may be shapes. Out: the shapes of the results, which can be
+arguments of the next function, so that a chain of calls is compiled without any of it being computed. A later call with
+arrays of these shapes, types and shardings neither traces nor compiles, because JAX keeps what `lower` and `compile`
+make.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import jax
+
+# XLA releases Python's lock while it compiles. Each program takes memory of the host, for large models a few GB.
+MOST_AT_A_TIME = 8
+
+
+class CompileAhead:
+    """Wraps jitted functions; to be used in a `with` statement, at whose end everything is compiled."""
+
+    def __init__(self):
+        # The compilers of several processes may wait for each other, and must then meet the programs in one order.
+        at_a_time = 1 if jax.process_count() > 1 else min(MOST_AT_A_TIME, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="compile")
+        self._pending: dict[Any, tuple[Future, Any]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type | None, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=error_type is not None)
+        if error_type is None:
+            for compiled, _ in self._pending.values():
+                compiled.result()  # raises what the compiler did
+
+    def __call__(self, fn: Callable) -> Callable:
+        """`fn`, a jitted function, as one that compiles and returns the shapes of what it would compute."""
+
+        def compile_fn(*args: Any) -> Any:
+            key = (id(fn), *_key(args))
+            if key not in self._pending:
+                lowered = fn.lower(*args)
+                self._pending[key] = self._pool.submit(lowered.compile), lowered.out_info
+            return self._pending[key][1]
+
+        return compile_fn
+
+
+def _key(args: tuple) -> tuple:
+    """What the compiled program depends on: structure, shapes, types and places; numbers if they are static."""
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple(
+        (leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)) if hasattr(leaf, "shape") else leaf for leaf in leaves
+    )
