@@ -153,6 +153,7 @@ def run_turns(run: Run, start: Start) -> States:
     for index in range(counters.turn, schedule.num_turns):
         turn = turn_at(schedule, index)
         began = time.monotonic()
+        run.progress.begin(describe_turn(turn, schedule))
         with run.record.explained(f"turn {index + 1} ({turn.phase}, update of the {turn.role})", config):
             result = run_turn(run.context, states, counters, turn)
             check_metrics(turn.role, result.metrics)
@@ -198,6 +199,7 @@ def write_evaluation(run: Run, states: States, turns_done: int) -> None:
         FloatingPointError: logits are not finite.
     """
     context = run.context
+    run.progress.begin("evaluation")
     with run.record.explained(f"the evaluation after turn {turns_done}", context.config), context.timer("evaluate"):
         measured = evaluate(context, states, run.pool)
     step = generator_steps_after(run.schedule, turns_done - 1) if turns_done else 0

@@ -100,6 +100,12 @@ class Stage:
         verb = "finished" if self._done >= self._total else f"stopped at step {self._done}/{self._total}"
         self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{verb} after {seconds}")
 
+    def begin(self, phase: str) -> None:
+        """Show what is being done; with a live bar only, since a line is printed for what is done."""
+        self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
+        if self._bar is not None:
+            self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
+
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
         """Note that `n` more steps are done; the key metrics shown are those of the last call."""
         self._done += n
