@@ -23,7 +23,6 @@ from tango_jax.ablation.experiment import TABLE, run_experiment
 from tango_jax.ablation.figures import draw_figures
 from tango_jax.ablation.plan import Plan, make_plan
 from tango_jax.ablation.summary import summarize
-from tango_jax.ablation.table import Evaluation, read_tables
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
@@ -32,6 +31,7 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import hold
+from tango_jax.tracking.evaluations import Evaluation, read_tables
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation
 

@@ -333,6 +333,9 @@ def default_config() -> ConfigDict:
                 "wandb": "",  # Weights & Biases project; empty: off. WANDB_* variables configure the rest
             },
             "compile_cache": "~/.cache/tango_jax/xla",  # persistent compilation cache, shared by all runs; empty: off
+            # A table of evaluations, as tango_jax.ablate writes them: when the run ends, it is drawn beside the runs
+            # in it with the same task, task.data_seed and seed (comparison.png). Empty: none.
+            "compare_with": "",
             "transcripts": 6,  # annotated examples in transcripts.md
             "ablation": ablation_config(),
         }

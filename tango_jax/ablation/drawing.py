@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tango_jax.ablation.statistics import Arms
 from tango_jax.arms import GREY
+from tango_jax.tracking.learning_curve import Arms
 from tango_jax.tracking.plots import DPI
 
 WIDTH, HEIGHT = 8.0, 3.3  # inches

@@ -11,7 +11,6 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.ablation.plan import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
-from tango_jax.ablation.table import Evaluation, evaluations_of, write_table
 from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import train
@@ -23,6 +22,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task, tokenizer_model
+from tango_jax.tracking.evaluations import Evaluation, evaluations_of, write_table
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import save_config
 

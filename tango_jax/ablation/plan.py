@@ -143,7 +143,7 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_one: StageOne
 def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
     """The settings of a run: it knows nothing of the experiment that it belongs to."""
     run = config.copy_and_resolve_references()
-    run.arm, run.seed, run.ablation = arm, seed, default_config().ablation
+    run.arm, run.seed, run.ablation, run.compare_with = arm, seed, default_config().ablation, ""
     return run
 
 

@@ -23,10 +23,11 @@ from tango_jax.ablation.drawing import (
     style,
     title_of,
 )
-from tango_jax.ablation.statistics import LEVEL, Arms, Curves, Estimate, Reached
+from tango_jax.ablation.statistics import Estimate
 from tango_jax.ablation.summary import in_order, pass_rate_at_start, values_of
 from tango_jax.arms import GREY, Look
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, Reached, steps_to
 
 DODGE = 0.06  # of the width of the axis, between arms with the same x
 LANE_ROW = 0.14  # inches
@@ -63,7 +64,7 @@ def points_by_skill(arms: Arms) -> dict[str, Point]:
 
 
 def _point(curves: Curves, x: float) -> Point:
-    reached = {unit: statistics.steps_to(curve) for unit, curve in curves.items()}
+    reached = {unit: steps_to(curve) for unit, curve in curves.items()}
     steps = statistics.estimate(*statistics.paired(values_of(reached)))
     return Point(x, steps, tuple(reached.values()))
 

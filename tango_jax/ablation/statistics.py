@@ -1,4 +1,4 @@
-"""Measures of learning curves, and 95 % intervals for what arms have and differ in.
+"""Measures of many learning curves, and 95 % intervals for what arms have and differ in.
 
 Takes the curve of every run; returns estimates. A run is known by its unit, (start, seed): arms of one unit have the
 same stage 1 and see the same problems, so arms are compared unit by unit, in pairs.
@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.ablation.table import Evaluation
+from tango_jax.tracking.learning_curve import Curves
 
-LEVEL = 0.8  # accuracy that counts as having learned the task
 RESAMPLES = 10_000
 MIN_FOR_INTERVAL = 5  # with fewer runs every one of them is shown instead: a bootstrap of so few is too narrow
 _SEED = 0
@@ -35,77 +34,6 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
-
-
-class Reached(NamedTuple):
-    """When a curve first reached a level."""
-
-    x: float  # steps or tokens; if it never did: those at its end
-    is_reached: bool
-
-
-class Curve(NamedTuple):
-    """The evaluations of one run, in their order."""
-
-    evaluations: tuple[Evaluation, ...]
-
-    def of(self, name: str) -> np.ndarray:
-        """The values of a column, float [evaluations]; NaN where there are none."""
-        return np.array([np.nan if (value := getattr(row, name)) is None else value for row in self.evaluations], float)
-
-    def by_step(self) -> tuple[np.ndarray, np.ndarray]:
-        """(generator steps, accuracy there): of several evaluations at a step, the last."""
-        accuracy = {row.generator_step: row.accuracy for row in self.evaluations}
-        return np.array(list(accuracy), float), np.array(list(accuracy.values()), float)
-
-
-Curves = dict[Unit, Curve]  # of one arm
-Arms = dict[str, Curves]
-
-
-def curves_by_setting(rows: Sequence[Evaluation]) -> dict[tuple[str, str], Arms]:
-    """{(task, setting): {arm: {(start, seed): curve}}}, all in the order of the rows."""
-    grouped: dict = {}
-    for row in rows:
-        runs = grouped.setdefault((row.task, row.setting), {}).setdefault(row.arm, {})
-        runs.setdefault((row.start, row.seed), []).append(row)
-    return {key: {arm: {unit: Curve(tuple(sorted(found, key=lambda row: row.turn))) for unit, found in runs.items()}
-                  for arm, runs in arms.items()} for key, arms in grouped.items()}  # fmt: skip
-
-
-# Measures of one curve.
-
-
-def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:
-    """Where y first reaches the level, by linear interpolation between neighbouring points; x ascends."""
-    [above] = np.nonzero(y >= level)
-    if not above.size:
-        return Reached(float(x[-1]), False)
-    index = above[0]
-    if index == 0:
-        return Reached(float(x[0]), True)
-    share = (level - y[index - 1]) / (y[index] - y[index - 1])
-    return Reached(float(x[index - 1] + share * (x[index] - x[index - 1])), True)
-
-
-def steps_to(curve: Curve, level: float = LEVEL) -> Reached:
-    """Generator steps to an accuracy."""
-    return first_reaching(*curve.by_step(), level)
-
-
-def tokens_to(curve: Curve, level: float = LEVEL) -> Reached:
-    """Tokens that both roles sampled, warm-up included, to an accuracy."""
-    return first_reaching(curve.of("sampled_tokens"), curve.of("accuracy"), level)
-
-
-def mean_accuracy(curve: Curve) -> float:
-    """Area under accuracy over generator steps, by trapezoids, divided by the steps: the mean over the run."""
-    steps, accuracy = curve.by_step()
-    span = steps[-1] - steps[0]
-    return float(np.trapezoid(accuracy, steps) / span) if span else float(accuracy[-1])
-
-
-# Estimates from all runs of some arms.
 
 
 def paired(*measures: Mapping[Unit, float]) -> tuple[list[Unit], np.ndarray]:

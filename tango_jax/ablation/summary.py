@@ -6,9 +6,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tango_jax.ablation import statistics
-from tango_jax.ablation.statistics import LEVEL, MIN_FOR_INTERVAL, Arms, Curves, Estimate, Reached, Unit
-from tango_jax.ablation.table import Evaluation
+from tango_jax.ablation.statistics import MIN_FOR_INTERVAL, Estimate, Unit
 from tango_jax.arms import ARMS, DEFAULT_ARM
+from tango_jax.tracking.evaluations import Evaluation
+from tango_jax.tracking.learning_curve import (
+    LEVEL,
+    Arms,
+    Curves,
+    Reached,
+    curves_by_setting,
+    mean_accuracy,
+    steps_to,
+    tokens_to,
+)
 
 METHODS = f"""\
 Accuracy is greedy, on held-out problems; its mean is over generator steps (the area under the curve). Steps and tokens
@@ -23,7 +33,7 @@ make such intervals too narrow, and with a single one they say nothing about oth
 def summarize(rows: Sequence[Evaluation]) -> str:
     """Markdown with a section for every setting of every task."""
     parts = [METHODS]
-    for (task, setting), arms in statistics.curves_by_setting(rows).items():
+    for (task, setting), arms in curves_by_setting(rows).items():
         parts += [heading(task, setting, arms), _start(arms), _arms_table(arms), *_comparisons(arms)]
     return "\n\n".join(parts) + "\n"
 
@@ -90,11 +100,11 @@ def _arms_table(arms: Arms) -> str:
         curves = arms[arm]
         steps = tokens = {}
         if trains_generator(curves):
-            steps = {unit: statistics.steps_to(curve) for unit, curve in curves.items()}
-            tokens = {unit: statistics.tokens_to(curve) for unit, curve in curves.items()}
+            steps = {unit: steps_to(curve) for unit, curve in curves.items()}
+            tokens = {unit: tokens_to(curve) for unit, curve in curves.items()}
             tokens = {unit: found._replace(x=found.x / 1000) for unit, found in tokens.items()}
         reached = f"{sum(found.is_reached for found in steps.values())} of {len(steps)}" if steps else ""
-        mean = {unit: statistics.mean_accuracy(curve) for unit, curve in curves.items()}
+        mean = {unit: mean_accuracy(curve) for unit, curve in curves.items()}
         cells = [arm, str(len(curves)), _mean(mean), _mean(_last(curves, "accuracy")), reached, _mean_reached(steps),
                  _mean_reached(tokens), _score(curves, "verifier_step_f1"), _score(curves, "verifier_outcome_f1"),
                  _live(curves)]  # fmt: skip
@@ -126,10 +136,10 @@ def _comparison_table(arms: Arms, pairs: Sequence[tuple[str, str]], bound: str |
         count = len(arms[first].keys() & arms[second].keys())
         if not count:
             continue
-        mean = {arm: {unit: statistics.mean_accuracy(curve) for unit, curve in arms[arm].items()}
+        mean = {arm: {unit: mean_accuracy(curve) for unit, curve in arms[arm].items()}
                 for arm in (first, second, bound) if arm}  # fmt: skip
         cells = [f"{first} / {second}", str(count)]
-        for measure_fn in (statistics.steps_to, statistics.tokens_to):
+        for measure_fn in (steps_to, tokens_to):
             cells.append(_ratio(*({unit: measure_fn(curve) for unit, curve in arms[arm].items()}
                                   for arm in (first, second))))  # fmt: skip
         cells.append(_figure(statistics.difference(mean[first], mean[second]), count, sign="+"))

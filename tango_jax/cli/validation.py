@@ -20,6 +20,7 @@ from tango_jax.rl.schedule import ALPHA_KINDS
 from tango_jax.rl.update import RATIO_LEVELS
 from tango_jax.runtime.checks import Mistakes, local_path, shortened
 from tango_jax.text.templates import load_template
+from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.source import kind_of
 
@@ -41,7 +42,7 @@ def validate(config: ConfigDict) -> None:
         check_numbers(flatten(config))
     mistakes.one_of("arm", config.arm, ARMS)
     _check_rl(config.rl, mistakes)
-    _check_watching(config.alarms, config.loggers, mistakes)
+    _check_watching(config.alarms, config.loggers, config.compare_with, mistakes)
     for name in ("arms", "seeds"):
         given = tuple(config.ablation[name])
         mistakes.require(len(given) > 0, f"ablation.{name} is empty: name at least one")
@@ -61,7 +62,7 @@ def validate(config: ConfigDict) -> None:
     mistakes.raise_all()
 
 
-def _check_watching(limits: ConfigDict, loggers: ConfigDict, mistakes: Mistakes) -> None:
+def _check_watching(limits: ConfigDict, loggers: ConfigDict, compare_with: str, mistakes: Mistakes) -> None:
     for name in ("entropy", "steps"):
         low, high = limits[f"{name}_low"], limits[f"{name}_high"]
         mistakes.require(mistakes.is_about("alarms.") or low < 1 < high,
@@ -72,6 +73,9 @@ def _check_watching(limits: ConfigDict, loggers: ConfigDict, mistakes: Mistakes)
                      f"loggers.wandb={loggers.wandb!r} is no project name: W&B allows no {' '.join(letters)} in it")
     with mistakes.collected():
         check_installed(loggers)
+    if compare_with:
+        with mistakes.collected("compare_with: "):
+            read_tables([compare_with], "compare_with")
 
 
 def _check_generate(generate: ConfigDict, teacher: ConfigDict, mistakes: Mistakes) -> None:

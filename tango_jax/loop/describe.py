@@ -15,10 +15,13 @@ from tango_jax.loop.imitation import sft_sequence
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn
+from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.stored_runs import PICTURE, describe_comparison, own_curve, stored_curves
 
 
 def describe_run(
@@ -78,7 +81,8 @@ def describe_parameters(console: Console, role: str, policy: Policy) -> None:
     console.table(title, ("parameter", "shape", "dtype", "count"), rows)
 
 
-def describe_results(console: Console, workdir: Path, summary: dict) -> None:
+def describe_results(console: Console, config: ConfigDict, workdir: Path, summary: dict) -> None:
+    """Log the first and last scores, the comparison with stored runs if there is one, and the files."""
     generator, verifier = summary["generator"], summary["verifier"]
     console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
     for name, key in (("step F1", "step_f1"), ("outcome F1", "outcome_f1")):
@@ -89,9 +93,14 @@ def describe_results(console: Console, workdir: Path, summary: dict) -> None:
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
         f"compilations after warm-up, {summary['wall_seconds']:.0f} s in total"
     )
+    if config.compare_with and hosts.is_first():
+        own = own_curve(config, read_metrics(workdir / "metrics.jsonl"))
+        for line in describe_comparison(config, own, stored_curves(config)):
+            console.log(line)
     console.log(f"view the report: python -m tango_jax.report {workdir}")
     console.log("files:")
-    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints", "sft"):
+    for name in ("metrics.jsonl", "summary.json", "curves.png", PICTURE, "transcripts.md", "rollouts", "checkpoints",
+                 "sft"):  # fmt: skip
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")
 

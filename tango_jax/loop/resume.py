@@ -115,5 +115,5 @@ def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict |
     if hosts.is_first():
         redraw_missing(config, workdir, console)
     summary = json.loads((workdir / "summary.json").read_text())
-    describe_results(console, workdir, summary)
+    describe_results(console, config, workdir, summary)
     return summary

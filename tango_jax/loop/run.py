@@ -135,7 +135,7 @@ def run_all(
     if compiles.after_warmup:
         console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")
     summary = hosts.from_first(summary)
-    describe_results(console, workdir, summary)
+    describe_results(console, config, workdir, summary)
     return summary
 
 

@@ -30,7 +30,7 @@ MAX_MARKERS = 12
 
 def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: str) -> None:
     """Plot one run: the generator's accuracy, the verifier's F1 on the fixed pool, and the verifier's verdicts."""
-    figure, (left, middle, right) = _make_figure(title)
+    figure, (left, middle, right) = make_figure(title)
     _draw_generator(left, metrics_rows)
     _draw_verifier_f1(middle, metrics_rows)
     if series(metrics_rows, {"warmup", "verifier"}, "step", "verifier/rate_correct").x.size:
@@ -38,7 +38,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
     else:
         _draw_entropy(right, metrics_rows)
     for axes in (left, middle, right):
-        _finish(axes)
+        finish_axes(axes)
         if axes.lines:
             axes.legend(fontsize=7.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.4,
                         labelspacing=0.3)
@@ -49,7 +49,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
 
 def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:
     """Plot the arms over generator steps, like figure 4 of the paper: mean over seeds, with a min-max band."""
-    figure, panels = _make_figure()
+    figure, panels = make_figure()
     looks = looks_of(runs)
     drawn = {}
     for axes, (name, heading) in zip(panels, ABLATION_PANELS, strict=True):
@@ -59,7 +59,7 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
             x, values = over_seeds(runs[arm].values(), name)
             if x.size:
                 drawn[arm] = _draw_arm(axes, x, values, looks[arm])
-        _finish(axes)
+        finish_axes(axes)
         _limit_scores(axes)
     if drawn:
         arms = [arm for arm in runs if arm in drawn]
@@ -136,15 +136,16 @@ def _shade_warmup(axes: Axes, rows: Iterable[dict], label: str = "") -> None:
                   transform=axes.get_xaxis_transform())
 
 
-def _make_figure(title: str | None = None) -> tuple[Figure, Sequence[Axes]]:
+def make_figure(title: str | None = None, num_panels: int = 3) -> tuple[Figure, Sequence[Axes]]:
+    """An empty figure, its panels side by side."""
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, fontsize=10, fontweight="bold")
-    return figure, figure.subplots(1, 3)
+    return figure, figure.subplots(1, num_panels)
 
 
-def _finish(axes: Axes) -> None:
+def finish_axes(axes: Axes) -> None:
     """Apply the common style to a panel."""
     axes.title.set_fontsize(9)
     axes.xaxis.label.set_fontsize(8)

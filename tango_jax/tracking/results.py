@@ -1,4 +1,5 @@
-"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md.
+"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md; with
+`compare_with` also comparison.png.
 
 Takes the run's metrics rows and its final solutions and verifications; runs once, after the last turn.
 """
@@ -16,6 +17,7 @@ from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
 from tango_jax.tracking.scores import wilson
+from tango_jax.tracking.stored_runs import PICTURE, draw_comparison, own_curve, stored_curves
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 
@@ -57,7 +59,7 @@ def write_results(
     compiles: int,
     seconds: float,
 ) -> dict:
-    """Write all three files and return the summary. summary.json is written last: it marks the run as finished."""
+    """Write all files and return the summary. summary.json is written last: it marks the run as finished."""
     summary = summarize(config, rows, compiles, seconds)
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
     draw_curves(config, rows, workdir)
@@ -67,6 +69,8 @@ def write_results(
 
 def draw_curves(config: ConfigDict, rows: list[dict], workdir: Path) -> None:
     plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
+    if stored := stored_curves(config):
+        draw_comparison(config, own_curve(config, rows), stored, workdir / PICTURE)
 
 
 def has_results(workdir: Path) -> bool:

@@ -24,7 +24,7 @@ ANY_HARDWARE = (
 # depends on them.
 ANY_PLACE = ("generator.init_from", "verifier.init_from")
 # Monitoring may change, notes, and what other runs an experiment has: these settings do not affect results at all.
-ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes")
+ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes", "compare_with")
 # Nor does a time limit, other than by an error.
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
 ANY_EXPERIMENT = ("ablation.",)

@@ -6,22 +6,17 @@ import pytest
 from support.ablation_cases import curve, evaluation, run_rows
 from tango_jax.ablation.statistics import (
     RESAMPLES,
-    Curve,
-    Reached,
     band_over,
     band_over_steps,
-    curves_by_setting,
     difference,
     estimate,
     gap_share,
-    mean_accuracy,
     paired,
     percentile_interval,
     ratio,
     resampled_weights,
-    steps_to,
-    tokens_to,
 )
+from tango_jax.tracking.learning_curve import Curve, Reached, curves_by_setting, mean_accuracy, steps_to, tokens_to
 
 # ------------------------------------------------------------------------------------------------ of one curve
 

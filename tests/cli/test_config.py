@@ -157,6 +157,7 @@ MISTAKES = [
     ("task.hard_error=1.5", r"task\.hard_error=1\.5 must lie between 0\.0 and 1\.0"),
     ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
     ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
+    ("compare_with=none.csv", r"compare_with: none\.csv cannot be read \(No such file or directory\): name the CSV"),
     ("rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
     ("rl.samples_per_prompt=0", r"rl\.samples_per_prompt=0 must be at least 1"),
     ("rl.warmup_steps=-1", r"rl\.warmup_steps=-1 must be at least 0"),

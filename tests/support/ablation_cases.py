@@ -1,7 +1,7 @@
 """Rows of an experiment's table, made by hand."""
 
-from tango_jax.ablation.statistics import Curve
-from tango_jax.ablation.table import Evaluation
+from tango_jax.tracking.evaluations import Evaluation
+from tango_jax.tracking.learning_curve import Curve
 
 
 def evaluation(step: int, accuracy: float, **other) -> Evaluation:

@@ -1,14 +1,19 @@
 """What a finished run leaves behind: the summary last, as the sign of its end, and nothing by halves."""
 
 import json
+import re
 
 import pytest
 
+from support.ablation_cases import evaluation
 from tango_jax.config import default_config
+from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
+from tango_jax.tracking.evaluations import write_table
 from tango_jax.tracking.metrics import MetricsWriter
+from tango_jax.tracking.stored_runs import describe_comparison, own_curve, stored_curves
 
 ROWS = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": 0.5} for step in (0, 6)]
 
@@ -48,6 +53,34 @@ def test_what_a_finished_run_lacks_is_made_where_that_can_be(tmp_path, capsys):
     results.redraw_missing(default_config(), tmp_path, Console())
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "curves.png was missing and has been redrawn" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, capsys):
+    config = default_config()
+    config.arm, config.seed, config.task.data_seed, config.compare_with = "tango", 1, 3, str(tmp_path / "stored.csv")
+    stored = [evaluation(step, accuracy, arm=arm, seed=seed, turn=step) for arm, seed, ends in (
+        ("grpo", 1, 0.9), ("gold_steps", 1, 0.4), ("grpo", 0, 1.0), ("tango", 1, 1.0)
+    ) for step, accuracy in ((0, 0.0), (10, ends))]  # fmt: skip
+    write_table(stored, config.compare_with)
+    rows = [{"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.0},
+            {"step": 1, "phase": "generator", "generator_step": 1, "generator/tokens_sampled": 500,
+             "verifier/tokens_sampled": 1500, "time/turn_s": 1.0},
+            {"step": 10, "phase": "eval", "generator_step": 10, "generator/accuracy": 1.0}]  # fmt: skip
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for row in rows:
+            writer.append(row)
+    summary = results.write_results(config, tmp_path, rows, [], [], 0, 1.0)
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    describe_results(Console(), config, tmp_path, summary)
+    printed = capsys.readouterr().out
+    assert re.findall(r"  (\w+) \((?:this run|stored)\) +(.*?) sampled tokens", printed) == [
+        ("tango", "8.0 generator steps, 2 thousand"),  # 0.8 of the way to 10
+        ("grpo", "8.9 generator steps, 1 thousand"),  # 100 tokens a step: 0.889 thousand
+        ("gold_steps", "not within 10 generator steps and 1 thousand"),
+    ]
+    config.seed = 7
+    assert describe_comparison(config, own_curve(config, rows), stored_curves(config)) == [
+        "no run with task.data_seed 3 and seed 7 is in stored.csv to compare this one with"]  # fmt: skip
 
 
 def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True, False), steps: int = 2):

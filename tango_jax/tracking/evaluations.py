@@ -94,8 +94,8 @@ def _cell(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
-def read_tables(paths: Sequence[str | os.PathLike]) -> list[Evaluation]:
-    """The rows of one or several tables.
+def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> list[Evaluation]:
+    """The rows of one or several tables; `name` is what the user calls them, for messages.
 
     Raises:
         ValueError: a file does not exist, has no rows, lacks a column or holds what is no number; or an evaluation
@@ -103,7 +103,7 @@ def read_tables(paths: Sequence[str | os.PathLike]) -> list[Evaluation]:
     """
     rows, places = [], {}
     for path in paths:
-        for line, row in _read_table(local_path("--figures", path)):
+        for line, row in _read_table(local_path(name, path)):
             key = (row.task, row.setting, row.start, row.arm, row.seed, row.turn)
             place = f"{path}, line {line}"
             if key in places:

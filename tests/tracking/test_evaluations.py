@@ -3,8 +3,8 @@
 import pytest
 
 from support.ablation_cases import evaluation, run_rows
-from tango_jax.ablation.table import Evaluation, evaluations_of, read_tables, write_table
 from tango_jax.config import default_config
+from tango_jax.tracking.evaluations import Evaluation, evaluations_of, read_tables, write_table
 
 
 def turn(step: int, phase: str, tokens: dict[str, int], seconds: float, **metrics) -> dict:

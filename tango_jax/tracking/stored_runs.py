@@ -1,0 +1,88 @@
+"""A finished run beside stored runs of other arms: what the verifier's judgements bought, and what they cost.
+
+In: the run's evaluations, and the table that `compare_with` names (see evaluations.py; tango_jax.ablate writes them).
+Out: comparison.png, and lines for the console. Compared are the runs of the same task, start (`task.data_seed`) and
+seed: they began with the same stage 1 and saw the same problems. Runs once, after the last turn.
+"""
+
+from pathlib import Path
+
+from matplotlib.ticker import EngFormatter
+from ml_collections import ConfigDict
+
+from tango_jax.arms import ARMS, GREY, VERMILION
+from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.evaluations import evaluations_of, read_tables
+from tango_jax.tracking.learning_curve import LEVEL, Curve, Reached, curves_by_setting, steps_to, tokens_to
+from tango_jax.tracking.plots import finish_axes, make_figure, save_figure
+
+PICTURE = "comparison.png"
+NUM_PANELS = 2
+
+
+def own_curve(config: ConfigDict, rows: list[dict]) -> Curve:
+    """The evaluations of a run, from all rows of its metrics.jsonl."""
+    return Curve(tuple(evaluations_of(rows, config, "")))
+
+
+def stored_curves(config: ConfigDict) -> dict[str, Curve]:
+    """{arm: its stored run of this task, start and seed}, the run's own arm left out; empty without `compare_with`.
+
+    Raises:
+        ValueError: the table cannot be read.
+    """
+    if not config.compare_with:
+        return {}
+    curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
+    arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
+    return {arm: found[unit] for arm, found in arms.items() if arm != config.arm and unit in found}
+
+
+def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]) -> list[str]:
+    """Lines that say when each run reached LEVEL, and with how many sampled tokens."""
+    if not config.compare_with:
+        return []
+    same = f"task.data_seed {config.task.data_seed} and seed {config.seed}"
+    name = on_one_line(Path(config.compare_with).name)
+    if not stored:
+        return [f"no run with {same} is in {name} to compare this one with"]
+    runs = {f"{config.arm} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
+    width = max(map(len, runs))
+    lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {name} with {same}:"]
+    return lines + [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
+
+
+def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:
+    """Draw accuracy over generator steps, and over the tokens that both roles sampled."""
+    figure, panels = make_figure(f"{config.task.name}, seed {config.seed}: this run beside stored ones", NUM_PANELS)
+    looks, drawn = looks_of([config.arm, *stored]), {}
+    for axes, name in zip(panels, ("generator_step", "sampled_tokens"), strict=True):
+        for arm, curve in [*reversed(stored.items()), (config.arm, own)]:  # the run itself on top
+            is_own = arm == config.arm
+            [line] = axes.plot(curve.of(name), curve.of("accuracy"), linestyle="-" if is_own else looks[arm].dash,
+                               color=VERMILION if is_own and arm not in ARMS else looks[arm].colour,
+                               marker=MARKERS[looks[arm].marker], linewidth=1.6 if is_own else 1.2)  # fmt: skip
+            drawn[f"{label_of(arm)}{' (this run)' if is_own else ''}"] = line
+        axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
+    panels[0].set_xlabel("generator step")
+    panels[0].set_ylabel("greedy accuracy, held out", fontsize=8)
+    panels[1].set_xlabel("sampled tokens, both roles")
+    for axes in panels:
+        finish_axes(axes)
+        axes.set_ylim(-0.02, 1.02)
+    panels[1].xaxis.set_major_formatter(EngFormatter(sep=" "))
+    figure.legend(list(drawn.values())[::-1], list(drawn)[::-1], fontsize=8, loc="outside lower center", frameon=False,
+                  ncols=min(len(drawn), 3), handlelength=3.4)  # fmt: skip
+    save_figure(figure, path)
+
+
+def _amounts(curve: Curve) -> str:
+    steps, tokens = steps_to(curve), tokens_to(curve)
+    if not steps.is_reached:
+        return f"not within {steps.x:g} generator steps and {_thousands(tokens)} sampled tokens"
+    return f"{steps.x:.1f} generator steps, {_thousands(tokens)} sampled tokens"
+
+
+def _thousands(tokens: Reached) -> str:
+    return f"{tokens.x / 1000:,.0f} thousand"
