@@ -29,7 +29,7 @@ def get_config(argument: str = "") -> ConfigDict:
     for role in (config.generator, config.verifier):
         role.checkpoint = "Qwen/Qwen2.5-1.5B"
         role.template = "last_letter"
-        role.model.compute_dtype = "bfloat16"
+        role.model.compute_dtype, role.model.head_precision = "bfloat16", "bfloat16_x3"
         role.logp_chunk = 512
         role.row_buckets = tuple(range(40, 321, 40))  # a batch of 320 rows at once, which shrinks in small steps
         role.rows_per_micro_batch, role.prompts_per_micro_batch = 16, 8

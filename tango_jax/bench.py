@@ -40,7 +40,7 @@ from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
-from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
+from tango_jax.models.transformer import HEAD_PRECISIONS, REMAT_MODES, ModelConfig, init_params
 from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
 from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
 from tango_jax.records import Rollout
@@ -82,8 +82,8 @@ DTYPES = ("float32", "bfloat16")
 # Options of --model. The second of `new` is the first that decode makes.
 NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
            "micro_rows": COUNT, "logp_chunk": COUNT}  # fmt: skip
-MODEL_OPTIONS = ("dtype", "head_dtype", "sample_cache_dtype", "sample_weight_dtype", "attention", "decode_attention",
-                 "remat", "mesh", *NUMBERS)  # fmt: skip
+MODEL_OPTIONS = ("dtype", "head_dtype", "head_precision", "sample_cache_dtype", "sample_weight_dtype", "attention",
+                 "decode_attention", "remat", "mesh", *NUMBERS)  # fmt: skip
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -248,6 +248,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     group = parser.add_argument_group("options of --model")
     group.add_argument("--dtype", choices=DTYPES, help="of products and cache; default: bfloat16")
     group.add_argument("--head_dtype", choices=DTYPES, help="of the output projection; default: float32, as in a run")
+    group.add_argument("--head_precision", choices=HEAD_PRECISIONS, help="of a float32 head; default: highest")
     for name, what in (("cache", "keys and values"), ("weight", "the matrices to sample with")):
         group.add_argument(f"--sample_{name}_dtype", choices=("int8",), help=f"of {what}; default: --dtype")
     group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")

@@ -10,7 +10,7 @@ from tango_jax.config import ROLES, flatten
 from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.int8 import SAMPLE_DTYPES
-from tango_jax.models.transformer import REMAT_MODES, ModelConfig
+from tango_jax.models.transformer import HEAD_PRECISIONS, REMAT_MODES, ModelConfig
 from tango_jax.rl.advantages import ALGORITHMS
 from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS
 from tango_jax.rl.optimizer import SCHEDULES
@@ -122,6 +122,7 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
 
 def _check_model(role: str, model: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.one_of(f"{role}.model.remat", model.remat, REMAT_MODES)
+    mistakes.one_of(f"{role}.model.head_precision", model.head_precision, HEAD_PRECISIONS)
     mistakes.one_of(f"{role}.model.attention", model.attention, ATTENTION_KINDS)
     mistakes.one_of(f"{role}.model.decode_attention", model.decode_attention, DECODE_ATTENTION_KINDS)
     for name in ("param_dtype", "compute_dtype", "head_dtype"):

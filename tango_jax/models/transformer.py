@@ -33,6 +33,10 @@ from tango_jax.models.int8 import SAMPLE_DTYPES, quantize_matrices
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
+# How a head of float32 is multiplied. "highest": to all 24 bits; on GPUs without tensor cores, on TPUs in six passes.
+# "bfloat16_x3": as high x high + high x low + low x high, where each number is the sum of two of bfloat16: 16 bits, by
+# tensor cores or in three passes. CPUs multiply float32 to all its bits in either case.
+HEAD_PRECISIONS = {"highest": lax.Precision.HIGHEST, "bfloat16_x3": lax.DotAlgorithmPreset.BF16_BF16_F32_X3}
 REMAT_MODES = ("none", "dots", "full")
 
 Rope = tuple[jax.Array, jax.Array]  # sine and cosine of every position
@@ -68,7 +72,8 @@ class ModelConfig:
     max_position: int = 32_768
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
-    head_dtype: str = "float32"  # float32 is multiplied as such (Precision.HIGHEST), wherever it runs
+    head_dtype: str = "float32"
+    head_precision: str = "highest"  # of a float32 head's products (HEAD_PRECISIONS)
     grad_reduce_dtype: str = "float32"  # in which gradients are summed over fsdp; never narrower than the dtype of use
     remat: str = "full"
     unroll: bool = False  # training scan fully unrolled: quicker steps for a small model, longer compiles
@@ -89,6 +94,8 @@ class ModelConfig:
         if self.decode_attention not in DECODE_ATTENTION_KINDS:
             kinds = ", ".join(DECODE_ATTENTION_KINDS)
             raise ValueError(f"decode_attention={self.decode_attention!r} is not one of {kinds}")
+        if self.head_precision not in HEAD_PRECISIONS:
+            raise ValueError(f"head_precision={self.head_precision!r} is not one of {', '.join(HEAD_PRECISIONS)}")
         for name in ("sample_cache_dtype", "sample_weight_dtype"):
             if getattr(self, name) not in SAMPLE_DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")
@@ -326,11 +333,11 @@ def logits_from_hidden(
 ) -> jax.Array:
     """Final norm and head; logits are float32 whatever the head's dtype.
 
-    By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. A head of float32 asks for all 24 bits,
-    here and (since a product's gradients inherit it) in the backward pass: sampler and trainer then agree on log-probs
-    as far as their hidden states do.
+    By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. A head of float32 asks for
+    `head_precision`, here and (since a product's gradients inherit it) in the backward pass: sampler and trainer then
+    agree on log-probs as far as their hidden states do.
     """
-    precision = lax.Precision.HIGHEST if config.head_dtype == "float32" else None
+    precision = HEAD_PRECISIONS[config.head_precision] if config.head_dtype == "float32" else None
     x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps)
     x_BTD = x_BTD.astype(config.head_dtype)
     return jnp.matmul(x_BTD, head_DV, precision=precision, preferred_element_type=jnp.float32)

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from tango_jax.models.decode_attention import columns_read
-from tango_jax.models.transformer import ModelConfig
+from tango_jax.models.transformer import HEAD_PRECISIONS, ModelConfig
 from tango_jax.planning import needs
 from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
 from tango_jax.planning.needs import Flops, MicroBatchShape
@@ -50,7 +50,7 @@ class Rates(NamedTuple):
     """What a device was measured to do at best."""
 
     matmul: float  # FLOP/s in compute_dtype, as jax multiplies it by default
-    head: float  # FLOP/s in head_dtype, float32 to all its bits
+    head: float  # FLOP/s in head_dtype; in float32 with head_precision
     copy: float  # bytes per second, read and written together
 
 
@@ -107,10 +107,10 @@ def bench_phases(
 
 
 def measured_rates(model: ModelConfig) -> Rates:
-    is_exact = model.head_dtype == "float32"
     matmul = matmul_rate(model.compute_dtype)
-    is_same = model.head_dtype == model.compute_dtype and not is_exact
-    return Rates(matmul, matmul if is_same else matmul_rate(model.head_dtype, is_exact), copy_rate())
+    precision = HEAD_PRECISIONS[model.head_precision] if model.head_dtype == "float32" else None
+    is_same = model.head_dtype == model.compute_dtype and precision is None
+    return Rates(matmul, matmul if is_same else matmul_rate(model.head_dtype, precision), copy_rate())
 
 
 def describe_model(policy: Policy) -> dict:
@@ -120,6 +120,7 @@ def describe_model(policy: Policy) -> dict:
         "parameters": num_parameters(model),
         "compute_dtype": model.compute_dtype,
         "head_dtype": model.head_dtype,
+        "head_precision": model.head_precision,
         "sample_cache_dtype": model.sample_cache_dtype or model.compute_dtype,
         "sample_weight_dtype": model.sample_weight_dtype or model.compute_dtype,
         "attention": model.attention,

@@ -45,6 +45,7 @@ class BenchOptions(NamedTuple):
     model: str  # a preset, by its short name or hub id, or a folder with a config.json
     dtype: str = "bfloat16"  # of products and of the cache; parameters are float32, as in a run
     head_dtype: str = "float32"
+    head_precision: str = "highest"
     sample_cache_dtype: str = ""
     sample_weight_dtype: str = ""
     attention: str = "auto"
@@ -253,9 +254,10 @@ def describe_sizes(policy: Policy, sizes: Sizes) -> str:
     mesh = " x ".join(f"{axis} {size}" for axis, size in shape.items())
     tokens = sizes.micro_rows * (sizes.new + 1) + sizes.micro_prompts * sizes.prompt
     dtypes = {"weights": model.sample_weight_dtype, "cache": model.sample_cache_dtype}
+    split = ", as three products of bfloat16" if model.head_precision == "bfloat16_x3" else ""
     small = "".join(f", {name} in {dtype}" for name, dtype in dtypes.items() if dtype)
     return (
-        f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}, "
+        f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}{split}, "
         f"attention {attention_names(model)}, mesh {mesh}, decoding weights on "
         f"{policy.config.mesh.decode_tensor} device(s) each; sampling {sizes.rows} rows ({sizes.prompts} prompts of "
         f"{sizes.prompt} tokens x {sizes.samples} samples of {sizes.new}{small}); "

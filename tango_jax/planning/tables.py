@@ -180,7 +180,8 @@ def assumptions(plan: Plan) -> list[str]:
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
             _lengths(role, turn) for role, turn in plan.turns.items()),
         f"products run at {times.SHARE_OF_FLOPS:.0%} of {target.flops / 1e12:.3g} TFLOP/s (float32 "
-        f"{target.flops_float32 / 1e12:.3g}), those of a float32 head at "
+        f"{target.flops_float32 / 1e12:.3g}), those of a float32 head "
+        f"in three bfloat16 products at a third, to all its bits at "
         f"{times.TimeModel(target).share_of_highest:.0%} of {target.flops_highest / 1e12:.3g}, memory is read at "
         f"{times.SHARE_OF_READ:.0%} of {target.read / 1e12:.3g} TB/s, links carry "
         f"{times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, "

@@ -2,8 +2,8 @@
 
 In: the job, its compiled functions, what a turn does (workload.py). Out: {phase: seconds} for a turn of either role.
 
-    products    FLOPs at SHARE_OF_FLOPS of the dense rate of their type; of a float32 head on a GPU, which has no tensor
-                cores to keep fed, at SHARE_OF_FLOAT32
+    products    FLOPs at SHARE_OF_FLOPS of the dense rate of their type; of a float32 head to all its bits on a GPU,
+                without tensor cores to keep fed, at SHARE_OF_FLOAT32; of one in three bfloat16 products at a third
     memory      bytes read at SHARE_OF_READ of the memory's rate
     sending     bytes received at SHARE_OF_LINK of the link's rate: between hosts, each device of a group has a network
                 card, and those of a host share what the host receives
@@ -58,13 +58,14 @@ class TimeModel(NamedTuple):
 
     target: Target
 
-    def matmul_seconds(self, flops: Flops, compute_dtype: str, head_dtype: str) -> float:
+    def matmul_seconds(self, flops: Flops, model: ModelConfig) -> float:
         target = self.target
         layers = head = SHARE_OF_FLOPS * target.flops
-        if compute_dtype == "float32":
+        if model.compute_dtype == "float32":
             layers = SHARE_OF_FLOPS * target.flops_float32
-        if head_dtype == "float32":  # see transformer.logits_from_hidden
-            head = self.share_of_highest * target.flops_highest
+        if model.head_dtype == "float32":  # see transformer.logits_from_hidden
+            is_exact = model.head_precision == "highest" or target.platform == "cpu"
+            head = self.share_of_highest * target.flops_highest if is_exact else head / 3
         return flops.layers / layers + flops.head / head
 
     @property
@@ -96,16 +97,15 @@ class TimeModel(NamedTuple):
         open_sums = [item for item in program.collectives if item.kind not in OVERLAPPED]
         sums = sum(self.transfer_seconds(item) * (count if item.in_pass else calls) for item in open_sums)
         outside = calls * sum(self.transfer_seconds(item) for item in overlapped if not item.in_pass)
-        return count * max(self.matmul_seconds(flops, model.compute_dtype, model.head_dtype), inside) + outside + sums
+        return count * max(self.matmul_seconds(flops, model), inside) + outside + sums
 
     def sampling_seconds(self, policy: Policy, done: SamplingWorkload) -> float:
         """All decode batches of a phase."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
-        dtypes = (model.compute_dtype, model.head_dtype)
         prompts = done.prompts / groups
         prefill = prefill_flops(model, prompts, done.prompt_length, tensor, model.attention)
-        seconds = done.passes * self.matmul_seconds(prefill, *dtypes)
+        seconds = done.passes * self.matmul_seconds(prefill, model)
         for segment in done.segments:
             rows = segment.rows / groups
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
@@ -122,8 +122,7 @@ class TimeModel(NamedTuple):
 
     def part_seconds(self, part: StepPart, model: ModelConfig) -> float:
         """The longer of its reads and its products."""
-        products = self.matmul_seconds(part.flops, model.compute_dtype, model.head_dtype)
-        return max(self.read_seconds(part.read), products)
+        return max(self.read_seconds(part.read), self.matmul_seconds(part.flops, model))
 
     def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
         """The two sums of a layer over the devices that share decoding weights."""

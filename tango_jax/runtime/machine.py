@@ -80,14 +80,13 @@ def machine_rates() -> dict[str, float]:
     return {"matmul_gflops": 2 * 2048**3 / matmul_s / 1e9, "read_gb_s": big.nbytes / read_s / 1e9}
 
 
-def matmul_rate(dtype: str, is_highest: bool = False, size: int = 0) -> float:
-    """FLOP/s of a device in products of square matrices of this dtype, float32 as jax multiplies it by default or, with
-    `is_highest`, to all its bits. `size` is that of the matrices; 0: one that keeps the device busy."""
+def matmul_rate(dtype: str, precision: jax.lax.PrecisionLike = None, size: int = 0) -> float:
+    """FLOP/s of a device in products of square matrices of this dtype and precision, None as jax multiplies by default.
+    `size` is that of the matrices; 0: one that keeps the device busy."""
     size = size or (1024 if jax.default_backend() == "cpu" else 8192)
     keys = jax.random.split(jax.random.key(0))
     # Random numbers, since GPUs draw less power and clock higher on constant ones; of a size that products keep.
     x, w = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
-    precision = jax.lax.Precision.HIGHEST if is_highest else None
     multiply = jax.jit(lambda x, w: jnp.matmul(x, w, precision=precision))
     scaled = w * jnp.asarray(size**-0.5, w.dtype)
     return 2 * size**3 / _seconds_in_a_chain(lambda y: multiply(y, scaled), lambda: x)

@@ -26,7 +26,7 @@ from tango_jax.weights.to_hf import TOKENIZER_FILES
 
 # Fields of ModelConfig that no checkpoint determines.
 NUMERICS = (
-    "param_dtype", "compute_dtype", "head_dtype", "remat", "unroll", "attention", "decode_attention",
+    "param_dtype", "compute_dtype", "head_dtype", "head_precision", "remat", "unroll", "attention", "decode_attention",
     "sample_cache_dtype", "sample_weight_dtype",
 )  # fmt: skip
 

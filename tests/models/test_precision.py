@@ -64,9 +64,13 @@ def products(function, *arguments) -> tuple[list, list]:
 HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
-@pytest.mark.parametrize("head_dtype, precision", [("float32", HIGHEST), ("bfloat16", None)])
-def test_a_head_of_float32_is_multiplied_as_such_by_trainer_and_sampler(head_dtype, precision):
-    model = dataclasses.replace(MODEL, head_dtype=head_dtype)
+@pytest.mark.parametrize("settings, precision", [
+    ({"head_dtype": "float32"}, HIGHEST),
+    ({"head_dtype": "float32", "head_precision": "bfloat16_x3"}, lax.DotAlgorithmPreset.BF16_BF16_F32_X3),
+    ({"head_dtype": "bfloat16"}, None),
+], ids=["float32", "three products", "bfloat16"])  # fmt: skip
+def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(settings, precision):
+    model = dataclasses.replace(MODEL, **settings)
     policy = policy_of(model, fsdp=1)
     state, batch = policy.abstract_state(), batch_of(policy)
     head, others = products(policy.update, state, batch)

@@ -359,7 +359,12 @@ def test_bandwidth_of_a_group():
     assert times.transfer_seconds(gather) == pytest.approx(3 * 7e9 / (0.8 * 300e9))
     # Half of 312 TFLOP/s for bfloat16, half of 156 for float32 as it is, 70 % of 19.5 for a head in full float32; on a
     # TPU, where that is six products of bfloat16, half of 76.5.
-    assert times.matmul_seconds(Flops(156e12, 13.65e12), "bfloat16", "float32") == pytest.approx(2.0)
-    assert TimeModel(TARGETS["tpu-v5p"]).matmul_seconds(Flops(0.0, 38.25e12), "bfloat16", "float32") == pytest.approx(1)
-    assert times.matmul_seconds(Flops(78e12, 156e12), "float32", "bfloat16") == pytest.approx(2.0)
+    model = ModelConfig(6, 2, 2, 1, 1, 2, 1, compute_dtype="bfloat16")
+    assert times.matmul_seconds(Flops(156e12, 13.65e12), model) == pytest.approx(2.0)
+    assert TimeModel(TARGETS["tpu-v5p"]).matmul_seconds(Flops(0.0, 38.25e12), model) == pytest.approx(1)
+    split = dataclasses.replace(model, head_precision="bfloat16_x3")
+    assert times.matmul_seconds(Flops(156e12, 52e12), split) == pytest.approx(2.0)
+    assert TimeModel(TARGETS["tpu-v5p"]).matmul_seconds(Flops(0.0, 76.5e12), split) == pytest.approx(1)
+    wide = dataclasses.replace(model, compute_dtype="float32", head_dtype="bfloat16")
+    assert times.matmul_seconds(Flops(78e12, 156e12), wide) == pytest.approx(2.0)
     assert times.read_seconds(2.04e12) == pytest.approx(1 / 0.7)

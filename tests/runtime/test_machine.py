@@ -62,6 +62,6 @@ def test_what_is_prepared_is_handed_over_and_not_timed(monkeypatch):
 
 def test_rates_are_work_over_time(monkeypatch):
     monkeypatch.setattr(machine, "median_seconds", lambda fn, runs, prepare_fn: fn(prepare_fn(0)) is not None and 16.0)
-    for dtype, is_highest in (("float32", False), ("float32", True), ("bfloat16", False)):
-        assert machine.matmul_rate(dtype, is_highest, size=64) == 2 * 64**3 / 2  # 8 products in 16 seconds
+    for dtype, precision in (("float32", None), ("float32", "highest"), ("bfloat16", None)):
+        assert machine.matmul_rate(dtype, precision, size=64) == 2 * 64**3 / 2  # 8 products in 16 seconds
     assert machine.copy_rate(size=4096) == 2 * 4096 / 2
