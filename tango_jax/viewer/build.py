@@ -115,7 +115,7 @@ def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
     payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),
-        "comparison": pack.encode_json(comparison.comparison(found) if runs[1:] else {}),
+        "comparison": pack.encode_json(comparison.comparison(found, as_seed) if runs[1:] else {}),
         **{f"charts-{index}": page for index, page in enumerate(pages)},
         "facts": pack.encode_json(facts),
     }

@@ -1,6 +1,6 @@
 """The comparison of several runs: takes lines (lines.py), returns panels that overlay them, and a table."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,8 +56,11 @@ OVERLAYS = (
 )  # fmt: skip
 
 
-def comparison(lines: Sequence[Line]) -> dict:
-    """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}."""
+def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
+    """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}.
+
+    `as_seed` are settings in which runs of a line may differ, besides the seed.
+    """
     scores, turns = [], []
     over_seeds_caption = OVER_SEEDS if _have_seeds(lines) else "One seed of each."
     for cell, members in _by_cell(lines).items():
@@ -70,22 +73,24 @@ def comparison(lines: Sequence[Line]) -> dict:
             traces = _traces(members, lambda runs, item=item: _of_turns(runs, item), _plain)
             caption = f"{item.caption} Running mean. {over_seeds_caption}"
             turns.append(panel(_in_cell(item.title, cell), caption, traces, x, score=item.is_share))
-    return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines)}
+    return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines, as_seed)}
 
 
-def table(lines: Sequence[Line]) -> dict | None:
+def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
     """The last evaluation of every line: the mean, with the value of each seed in brackets; and what differs."""
     rows = []
     for item in lines:
         last = [next((row for row in reversed(run.rows) if row["phase"] == "eval"), {}) for run in item.runs]
         found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in TABLE.items()}
-        seeds = ", ".join(str(run.settings["seed"]) for run in item.runs)
+        keys = ("seed", *as_seed)
+        seeds = ", ".join("/".join(str(run.settings.get(key, "unset")) for key in keys) for run in item.runs)
         rows.append((item.label, seeds, found, item.settings))
     columns = [column for column in TABLE if any(found[column] for _, _, found, _ in rows)]
     if not columns:
         return None
     differing = list(lines[0].settings)
-    head = ["runs", "seeds" if _have_seeds(lines) else "seed", *columns, *differing]
+    kinds = "/".join(["seeds" if _have_seeds(lines) else "seed", *as_seed])
+    head = ["runs", kinds, *columns, *differing]
     body = [[label, seeds, *(_shown(found[column]) for column in columns), *(settings[key] for key in differing)]
             for label, seeds, found, settings in rows]  # fmt: skip
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""

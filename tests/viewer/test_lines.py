@@ -72,7 +72,10 @@ def test_data_seed_separates_unless_it_is_to_count_as_a_seed():
     runs = [run_of("a"), run_of("b", task__data_seed=1)]
     assert list(labels(runs)) == ["data_seed=0", "data_seed=1"]
     assert list(labels(runs, ["task.data_seed"]).values()) == [["a", "b"]]
-    assert warnings(lines_of(runs, ["task.data_seed"]), ["task.data_seed"]) == []
+    lines = lines_of(runs, ["task.data_seed"])
+    assert warnings(lines, ["task.data_seed"]) == []
+    shown = comparison.table(lines, ["task.data_seed"])
+    assert shown["head"][1] == "seeds/task.data_seed" and shown["rows"][0][1] == "0/0, 0/1"
 
 
 def test_equal_seeds_are_warned_of():
