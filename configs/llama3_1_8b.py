@@ -10,8 +10,8 @@ Hardware:  the paper used 4 nodes of 8 A100; mesh and processes are those of qwe
            told by
                python -m tango_jax.plan --config=configs/llama3_1_8b.py --target=a100-80gb:32
            A checkpoint of both roles is 193 GB.
-Time:      by the plan's arithmetic, not measured: 24 hours on 32 A100, if the mean response has half the maximum
-           length; 20 with `model.head_dtype=bfloat16` in both roles.
+Time:      by the plan's arithmetic, not measured: 21 hours on 32 A100, if the mean response has half the maximum
+           length; 17 with `model.sample_cache_dtype=int8` in both roles.
 Expected:  not reproduced here; the paper's results are in its appendix E. The baseline is --config.arm=grpo, the
            generator alone.
 """

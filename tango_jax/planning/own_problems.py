@@ -123,6 +123,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     if not machine.is_cpu:
         for role in ROLES:
             settings.put(f"{role}.model.compute_dtype", "bfloat16")
+            settings.put(f"{role}.model.head_precision", "bfloat16_x3")
     sources = open_sources(settings, mistakes)
     mistakes.raise_all()
     scale = CPU if machine.is_cpu else ACCELERATOR
