@@ -154,7 +154,8 @@ def this_machine(config: ConfigDict) -> Machine:
     """The devices of the job, of which there must be one. Raises ValueError."""
     hosts.connect(config.distributed)
     hosts.check_devices()
-    return Machine(jax.default_backend(), jax.device_count(), device_memory())
+    # All processes must derive the same settings, although the machines they run on may not be quite alike.
+    return Machine(jax.default_backend(), jax.device_count(), hosts.from_first(device_memory()))
 
 
 def open_sources(settings: Settings, mistakes: Mistakes) -> dict[str, Source]:
