@@ -5,7 +5,7 @@ declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,6 @@ from tango_jax.loop.breakdown import Broken
 from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
 from tango_jax.records import (
-    Batch,
     Counters,
     Responses,
     Rollout,
@@ -188,7 +187,7 @@ def update_policy(
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            batches.append(add_scores(policy, policy.score, batch, state.params, reference_fn))
+            batches.append(policy.with_scores(batch, state.params, reference_fn))
         state, updates = policy.fetched(state), []
         for _ in range(policy.config.loss.epochs):
             for batch in batches:
@@ -197,17 +196,3 @@ def update_policy(
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
         state = policy.offloaded(state)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}
-
-
-def add_scores(policy: Policy, score_fn: Callable, batch: Batch, params: dict, reference_fn: Callable) -> Batch:
-    """The batch with the log-probs that the loss needs: of the reference policy, and of the policy before any update.
-
-    Args:
-        score_fn: `policy.score`.
-        reference_fn: () -> the reference's parameters; not called if the loss has no KL term.
-    """
-    if policy.config.loss.kl_coef > 0:
-        batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
-    if policy.updates_per_batch > 1:
-        batch = batch.replace(old_logp_NZRT=score_fn(params, batch))
-    return batch

@@ -6,7 +6,7 @@ computed. Runs once, after stage 1, with dummy batches.
 
 import numpy as np
 
-from tango_jax.loop.turn import RunContext, action_mask, add_scores
+from tango_jax.loop.turn import RunContext, action_mask
 from tango_jax.records import Responses, Rollout
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -50,5 +50,5 @@ def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, pr
     for number in range(policy.config.loss.minibatches):
         batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
         # The policy itself serves as the reference.
-        batch = add_scores(policy, ahead(policy.score), batch, state.params, lambda: state.params)
+        batch = policy.with_scores(batch, state.params, lambda: state.params, ahead(policy.score))
         ahead(policy.update)(state, batch)

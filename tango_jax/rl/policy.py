@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from tango_jax.models.attention import attention_of
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig, init_params
-from tango_jax.records import TrainState
+from tango_jax.records import Batch, TrainState
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
@@ -58,6 +58,22 @@ class Policy:
         if not self.config.mesh.offload:
             return state
         return state.replace(opt_state=fetch(state.opt_state, self.shardings.opt_state))
+
+    def with_scores(
+        self, batch: Batch, params: dict, reference_fn: Callable, score_fn: Callable | None = None
+    ) -> Batch:
+        """The batch with the log-probs that the loss needs: of the reference, and of the policy before any update.
+
+        Args:
+            reference_fn: () -> the reference's parameters; not called if the loss has no KL term.
+            score_fn: takes the place of `score`.
+        """
+        score_fn = score_fn or self.score
+        if self.config.loss.kl_coef > 0:
+            batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
+        if self.updates_per_batch > 1:
+            batch = batch.replace(old_logp_NZRT=score_fn(params, batch))
+        return batch
 
     @property
     def updates_per_batch(self) -> int:
