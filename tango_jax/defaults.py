@@ -44,7 +44,8 @@ def model_config() -> ConfigDict:
             # Output projection. float32 keeps log-probs of sampler and trainer close; either accumulates in float32.
             "head_dtype": "float32",
             # Products of a float32 head. highest: all 24 bits on every platform, on an A100 at a sixteenth of the speed
-            # of bfloat16; bfloat16_x3: three products of bfloat16, 16 bits at a third of that speed (all 24 on CPUs).
+            # of bfloat16; bfloat16_x3: three products of bfloat16, 16 bits at a third of that speed (all 24 on CPUs);
+            # NVIDIA GPUs before compute capability 8.0 cannot.
             "head_precision": "highest",
             "remat": "full",  # none, dots (keep matmul results), full (keep only each layer's input)
             "unroll": False,  # unroll the training scan over layers: faster for small models, slower to compile
@@ -56,9 +57,9 @@ def model_config() -> ConfigDict:
             # than is there. Neither has ever run on its device, so that xla is the default. They need cache_tokens=0.
             # auto: whatever the devices support, otherwise xla. May change when a run is resumed.
             "decode_attention": "xla",
-            # Sampling in smaller numbers, in training runs only: "int8", or empty for compute_dtype. Keys and values
-            # have a scale per token and head, matrices of the layers one per output; embedding and head stay as they
-            # are. The log-probs of sampler and trainer then differ, for which loss.importance_cap must be above 0.
+            # Sampling in smaller numbers, by runs and by tango_jax.generate: int8, or empty for compute_dtype. Keys and
+            # values have a scale per token and head, matrices of the layers one per output; embedding and head stay as
+            # they are. The log-probs of sampler and trainer then differ, for which loss.importance_cap must be above 0.
             "sample_cache_dtype": "",
             "sample_weight_dtype": "",
         }
@@ -336,7 +337,8 @@ def default_config() -> ConfigDict:
             },
             "compile_cache": "~/.cache/tango_jax/xla",  # persistent compilation cache, shared by all runs; empty: off
             # A table of evaluations, as tango_jax.ablate writes them: when the run ends, it is drawn beside the runs
-            # in it with the same task, task.data_seed and seed (comparison.png). Empty: none.
+            # in it of other arms with the same task, task.data_seed and seed, made without a grid (comparison.png).
+            # Empty: none. It may change.
             "compare_with": "",
             "transcripts": 6,  # annotated examples in transcripts.md
             "ablation": ablation_config(),

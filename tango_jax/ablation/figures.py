@@ -31,12 +31,12 @@ from tango_jax.ablation.drawing import (
 )
 from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
 from tango_jax.ablation.statistics import Band
-from tango_jax.ablation.summary import in_order, trains_generator
+from tango_jax.ablation.summary import in_order
 from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.checks import one_of
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
-from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, curves_by_setting
+from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, curves_by_setting, trains_generator
 from tango_jax.tracking.plots import save_figure
 
 X_LABELS = {"steps": "generator step", "tokens": "sampled tokens, both roles", "seconds": "minutes of training"}
@@ -55,7 +55,7 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
     Raises:
         ValueError: there is no such setting.
     """
-    settings = {key: {arm: arms[arm] for arm in in_order(arms) if trains_generator(arms[arm])}
+    settings = {key: {arm: arms[arm] for arm in in_order(arms) if trains_generator(arm) and _has_moved(arms[arm])}
                 for key, arms in curves_by_setting(rows).items()}  # fmt: skip
     settings = {key: arms for key, arms in settings.items() if arms}
     if setting:
@@ -81,6 +81,10 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
                                         is_varied=lambda axis: axis.startswith(VERIFIER)))
     save("alpha", _alphas(settings))
     return files
+
+
+def _has_moved(curves: Curves) -> bool:
+    return all(curve.evaluations[-1].generator_step > 0 for curve in curves.values())
 
 
 def _curves(arms: Arms, over: Sequence[str], title: str) -> Figure:

@@ -38,13 +38,14 @@ from tango_jax.tasks.registry import tokenizer_model
 START_KEYS = {"task.data_seed", "seed", "generator.init_from", "verifier.init_from"}
 # What stage 1 does not depend on, as patterns of fnmatch. A key that is missing here costs time: a stage 1 more.
 NOT_IN_STAGE_ONE = (
-    "arm", "ablation.*", "alarms.*", "checkpoint.*", "compile_cache", "distributed.*", "eval.*", "generate.*",
-    "loggers.*", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*", "task.verifier_*",
+    "arm", "ablation.*", "alarms.*", "checkpoint.*", "compare_with", "compile_cache", "distributed.*", "eval.*",
+    "generate.*", "loggers.*", "notes", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*",
+    "task.verifier_*",
     *(f"{role}.{name}" for role in ROLES for name in (
         "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "model.decode_attention",
         "model.sample_*", "optimizer.*",
-        "pack_length", "prompt_buckets", "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch",
-        "share_prompts", "temperature", "top_k", "top_p",
+        "pack_length", "prompt_buckets", "prompts_per_micro_batch", "reward", "reward_timeout_s", "row_buckets",
+        "rows_per_micro_batch", "share_prompts", "temperature", "top_k", "top_p",
     )),
 )  # fmt: skip
 SHORTENED = ("task.", "rl.")  # prefixes of keys that the names of cells leave out

@@ -18,6 +18,7 @@ from tango_jax.tracking.learning_curve import (
     mean_accuracy,
     steps_to,
     tokens_to,
+    trains_generator,
 )
 
 METHODS = f"""\
@@ -74,10 +75,6 @@ def pass_rate_at_start(arms: Arms) -> float:
     return float(np.mean([curve.evaluations[0].accuracy for curves in arms.values() for curve in curves.values()]))
 
 
-def trains_generator(curves: Curves) -> bool:
-    return all(curve.evaluations[-1].generator_step > 0 for curve in curves.values())
-
-
 def values_of(reached: Mapping[Unit, Reached]) -> dict[Unit, float]:
     return {unit: found.x for unit, found in reached.items()}
 
@@ -99,7 +96,7 @@ def _arms_table(arms: Arms) -> str:
     for arm in in_order(arms):
         curves = arms[arm]
         steps = tokens = {}
-        if trains_generator(curves):
+        if trains_generator(arm):
             steps = {unit: steps_to(curve) for unit, curve in curves.items()}
             tokens = {unit: tokens_to(curve) for unit, curve in curves.items()}
             tokens = {unit: found._replace(x=found.x / 1000) for unit, found in tokens.items()}
@@ -114,7 +111,7 @@ def _arms_table(arms: Arms) -> str:
 
 def _comparisons(arms: Arms) -> list[str]:
     """Tables of the arms against the baseline, and of the method against the others."""
-    arms = {arm: curves for arm, curves in arms.items() if trains_generator(curves)}
+    arms = {arm: curves for arm, curves in arms.items() if trains_generator(arm)}
     baseline, bound, parts = outcome_only(arms), upper_bound(arms), []
     if baseline:
         pairs = [(arm, baseline) for arm in in_order(arms) if arm != baseline]
@@ -195,8 +192,8 @@ def _score(curves: Curves, name: str) -> str:
 
 def _live(curves: Curves) -> str:
     """The sampled verifier on live solutions, at the first and at the last evaluation."""
-    found = {unit: values[np.isfinite(values)] for unit, curve in curves.items()
-             if (values := curve.of("verifier_live_step_f1")) is not None}  # fmt: skip
+    found = {unit: curve.of("verifier_live_step_f1") for unit, curve in curves.items()}
+    found = {unit: values[np.isfinite(values)] for unit, values in found.items()}
     if not all(values.size > 1 for values in found.values()):
         return ""
     first, last = ({unit: values[place] for unit, values in found.items()} for place in (0, -1))

@@ -20,8 +20,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
-from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.stored_runs import PICTURE, describe_comparison, own_curve, stored_curves
+from tango_jax.tracking.stored_runs import PICTURE, compare
 
 
 def describe_run(
@@ -82,7 +81,7 @@ def describe_parameters(console: Console, role: str, policy: Policy) -> None:
 
 
 def describe_results(console: Console, config: ConfigDict, workdir: Path, summary: dict) -> None:
-    """Log the first and last scores, the comparison with stored runs if there is one, and the files."""
+    """Log the first and last scores, compare the run with those that `compare_with` names, and log the files."""
     generator, verifier = summary["generator"], summary["verifier"]
     console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
     for name, key in (("step F1", "step_f1"), ("outcome F1", "outcome_f1")):
@@ -93,10 +92,8 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
         f"compilations after warm-up, {summary['wall_seconds']:.0f} s in total"
     )
-    if config.compare_with and hosts.is_first():
-        own = own_curve(config, read_metrics(workdir / "metrics.jsonl"))
-        for line in describe_comparison(config, own, stored_curves(config)):
-            console.log(line)
+    for line in compare(config, workdir) if hosts.is_first() else ():
+        console.log(line)
     console.log(f"view the report: python -m tango_jax.report {workdir}")
     console.log("files:")
     for name in ("metrics.jsonl", "summary.json", "curves.png", PICTURE, "transcripts.md", "rollouts", "checkpoints",

@@ -20,7 +20,7 @@ from tango_jax.loop.resume import RunRecord, Start, check_start, read_finished, 
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_rewards import load_and_try_rewards
 from tango_jax.loop.turn import RunContext, run_turn
-from tango_jax.loop.warm_up import warm_up
+from tango_jax.loop.warm_up import warm_up, warm_up_transfers
 from tango_jax.records import Solution, States, TurnResult
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.rl.schedule import (
@@ -106,13 +106,13 @@ def run_all(
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: offload(params) for role, params in references.items() if config[role].mesh.offload}
     context = RunContext(config, task, policies, references, PhaseTimer(), own_rewards)
-    # Before the states are created: next to them, the scratch state used for compiling might not fit into memory.
     with console.stage("Compiling", total=len(ROLES)) as progress:
         warm_up(context, start_params, progress, preemption)
     start = start_or_resume(policies, start_params, abstract_states, fingerprints, checkpointer)
     if start.counters.turn:
         console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
     del start_params  # frees them, unless they serve as the reference policy on the devices
+    warm_up_transfers(context, start.states)
     compiles.mark_warm()
 
     began -= start.seconds

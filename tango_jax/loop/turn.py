@@ -174,20 +174,21 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
     return np.arange(policy.config.max_response)[None, :] < length_B[:, None]
 
 
+def reference_of(context: RunContext, policy: Policy) -> dict:
+    """The parameters of the reference policy, on the devices."""
+    return fetch(context.references[policy.role], policy.shardings.params)
+
+
 def update_policy(
     context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray, is_action_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
     """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
-
-    def reference_fn() -> dict:
-        return fetch(context.references[policy.role], policy.shardings.params)
-
     with context.timer("update"):
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            batches.append(policy.with_scores(batch, state.params, reference_fn))
+            batches.append(policy.with_scores(batch, state.params, lambda: reference_of(context, policy)))
         state, updates = policy.fetched(state), []
         for _ in range(policy.config.loss.epochs):
             for batch in batches:

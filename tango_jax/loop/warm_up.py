@@ -4,10 +4,11 @@ Takes a run's context and parameters of both roles, and compiles the jitted func
 computed. Runs once, after stage 1, with dummy batches.
 """
 
+import jax
 import numpy as np
 
-from tango_jax.loop.turn import RunContext, action_mask
-from tango_jax.records import Responses, Rollout
+from tango_jax.loop.turn import RunContext, action_mask, reference_of
+from tango_jax.records import Responses, Rollout, States
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
@@ -35,6 +36,15 @@ def warm_up(context: RunContext, params: dict, progress: Stage, preemption: host
         preemption.check()
         first_not_finite(params[role])  # runs before every save
         progress.advance(phase=f"sampler and update of the {role}")
+
+
+def warm_up_transfers(context: RunContext, states: States) -> None:
+    """With `mesh.offload`, bring moments and references to the devices once, which several processes compile."""
+    for role, policy in context.policies.items():
+        if policy.config.mesh.offload:
+            jax.block_until_ready(policy.fetched(states[role]))
+            if role in context.references:
+                jax.block_until_ready(reference_of(context, policy))
 
 
 def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int) -> None:

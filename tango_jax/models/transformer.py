@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
+from tango_jax.models.attention import ATTENTION_KINDS, AttendFn, capability_of
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.int8 import SAMPLE_DTYPES, quantize_matrices
 from tango_jax.sharding import collectives
@@ -37,6 +37,7 @@ from tango_jax.sharding.layouts import PARAM_SPECS
 # "bfloat16_x3": as high x high + high x low + low x high, where each number is the sum of two of bfloat16: 16 bits, by
 # tensor cores or in three passes. CPUs multiply float32 to all its bits in either case.
 HEAD_PRECISIONS = {"highest": lax.Precision.HIGHEST, "bfloat16_x3": lax.DotAlgorithmPreset.BF16_BF16_F32_X3}
+LEAST_CAPABILITY = 8.0  # compute capability from which NVIDIA GPUs multiply bfloat16, and XLA splits float32 into it
 REMAT_MODES = ("none", "dots", "full")
 
 Rope = tuple[jax.Array, jax.Array]  # sine and cosine of every position
@@ -99,6 +100,14 @@ class ModelConfig:
         for name in ("sample_cache_dtype", "sample_weight_dtype"):
             if getattr(self, name) not in SAMPLE_DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")
+
+
+def check_head_precision(precision: str, device: jax.Device) -> None:
+    """Raises ValueError where XLA refuses a head's `head_precision` on the device."""
+    capability = capability_of(device)
+    if precision == "bfloat16_x3" and capability is not None and capability < LEAST_CAPABILITY:
+        raise ValueError(f"head_precision={precision} needs an NVIDIA GPU of compute capability {LEAST_CAPABILITY} or "
+                         f"more, and this one has {capability}: set model.head_precision=highest")
 
 
 def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:

@@ -109,10 +109,7 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
     gradients = device_bytes(job.states[role].params)
     kept = saved_activations(job.policies[role], job.batches[role])
     phase = resident(job, f"{role}/update", role, with_moments=True)
-    # It is compiled with a state of its own, before any other has moments. Where those do not count, parameters do.
-    twice = gradients if job.policies[role].config.mesh.offload else 0
     return phase._replace(
-        parameters=phase.parameters + twice,
         gradients=gradients,
         activations=kept,
         temporaries=max(0, update.added - gradients - kept) + _batches(job, role),

@@ -21,7 +21,8 @@ from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key, resolve
 from tango_jax.data.row_formats import detect_format
 from tango_jax.data.rows import read_rows
-from tango_jax.models.transformer import ModelConfig
+from tango_jax.models.attention import capability_of
+from tango_jax.models.transformer import LEAST_CAPABILITY, ModelConfig
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes, shortened
@@ -45,6 +46,7 @@ class Machine(NamedTuple):
     platform: str  # cpu, gpu or tpu
     devices: int  # of the job
     memory: int  # bytes that programs may use on each device
+    capability: float | None = None  # compute capability of NVIDIA GPUs
 
     @property
     def is_cpu(self) -> bool:
@@ -123,7 +125,8 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     if not machine.is_cpu:
         for role in ROLES:
             settings.put(f"{role}.model.compute_dtype", "bfloat16")
-            settings.put(f"{role}.model.head_precision", "bfloat16_x3")
+            if machine.platform == "tpu" or (machine.capability or 0) >= LEAST_CAPABILITY:
+                settings.put(f"{role}.model.head_precision", "bfloat16_x3")
     sources = open_sources(settings, mistakes)
     mistakes.raise_all()
     scale = CPU if machine.is_cpu else ACCELERATOR
@@ -155,7 +158,8 @@ def this_machine(config: ConfigDict) -> Machine:
     hosts.connect(config.distributed)
     hosts.check_devices()
     # All processes must derive the same settings, although the machines they run on may not be quite alike.
-    return Machine(jax.default_backend(), jax.device_count(), hosts.from_first(device_memory()))
+    memory, capability = hosts.from_first((device_memory(), capability_of(jax.local_devices()[0])))
+    return Machine(jax.default_backend(), jax.device_count(), memory, capability)
 
 
 def open_sources(settings: Settings, mistakes: Mistakes) -> dict[str, Source]:

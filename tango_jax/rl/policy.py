@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.models.attention import attention_of
 from tango_jax.models.decode_attention import decode_attention_of
-from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.models.transformer import ModelConfig, check_head_precision, init_params
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
@@ -93,7 +93,7 @@ def make_policy(
 
     Raises:
         ValueError: prompt and response are longer than the model's positions, or the mesh fits neither the devices nor
-            the model, or the devices cannot run the attention that is asked for.
+            the model, or the devices cannot run the attention or the head's products that are asked for.
     """
     model, tokenizer = source.model_config, source.tokenizer
     total = config.max_prompt + config.max_response
@@ -110,6 +110,7 @@ def make_policy(
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
         device, buckets = placement.train.devices.flat[0], sampler_config.buckets
+        check_head_precision(model.head_precision, device)
         model = dataclasses.replace(
             model,
             attention=attention_of(model, device),

@@ -6,12 +6,13 @@ arrays of these shapes, types and shardings neither traces nor compiles, because
 make.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
+
+from tango_jax.runtime.cpus import num_cpus
 
 # XLA releases Python's lock while it compiles. Each program takes memory of the host, for large models a few GB.
 MOST_AT_A_TIME = 8
@@ -22,7 +23,7 @@ class CompileAhead:
 
     def __init__(self):
         # The compilers of several processes may wait for each other, and must then meet the programs in one order.
-        at_a_time = 1 if jax.process_count() > 1 else min(MOST_AT_A_TIME, os.cpu_count() or 1)
+        at_a_time = 1 if jax.process_count() > 1 else min(MOST_AT_A_TIME, num_cpus())
         self._pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="compile")
         self._pending: dict[Any, tuple[Future, Any]] = {}
 

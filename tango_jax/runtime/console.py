@@ -102,8 +102,8 @@ class Stage:
 
     def begin(self, phase: str) -> None:
         """Show what is being done; with a live bar only, since a line is printed for what is done."""
-        self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
         if self._bar is not None:
+            self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
             self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
 
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tango_jax.runtime.cpus import num_cpus
+
 # Files of control groups, version 2 and 1, that hold the most memory that a container may use.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def describe_machine() -> str:
     device = jax.devices()[0]
-    # Only the cores that this process may use, if the system tells: containers and launchers may restrict them.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores} CPU cores"
+    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {num_cpus()} CPU cores"
 
 
 def host_memory() -> int:

@@ -31,7 +31,7 @@ def keep_freed_memory() -> bool:
 
 
 def use_compile_cache(name: str) -> str:
-    """Set the folder of the persistent compilation cache. Returns a warning if it is not writable, else ."""
+    """Set the folder of the persistent compilation cache. Returns a warning if it is not writable, else ""."""
     folder = Path(os.path.expanduser(name))
     try:
         folder.mkdir(parents=True, exist_ok=True)

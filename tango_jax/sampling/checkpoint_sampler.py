@@ -109,8 +109,9 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         ValueError: there is nothing of that name, the checkpoint cannot be run, a response is longer than the model's
             positions, or the model cannot be split over the devices.
     """
-    # A run chose its attention for its own devices, and int8 for its own speed: the model is what it was trained as.
-    numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla"}
+    # A run chose attention and its head's products for its own devices, and int8 for its own speed: the model is what
+    # it was trained as.
+    numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla", "head_precision": "highest"}
     numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
     min_steps = MIN_STEPS
     if kind_of(name) == "workdir":

@@ -142,7 +142,8 @@ class ContinuousDriver:
             is_alive_B, cache = self.slot_fns.save(run.state, slot_Z)
             run.state, cache = run.state.replace(is_alive_B=is_alive_B), jax.device_get(cache)
             for seat in filter(None, taken):
-                run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1], cache)
+                # A copy, since a view would keep what the other shards had in this round.
+                run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1].copy(), cache)
 
     def _restore(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
         def bucket_of(seat: Seat) -> int:

@@ -2,7 +2,7 @@
 
 The sampler runs on the host and drives jitted functions: in batches that follow each other (`batches.py`), or, with a
 budget of cached tokens, in one that is refilled as rows end (`continuous.py`). All shapes come from fixed buckets
-(`buckets.py`), and `warm_up` compiles all of them.
+(`buckets.py`), and `compile_ahead` compiles all of them.
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ class Evaluation(NamedTuple):
     arm: str
     seed: int
     turn: int  # turns of both roles made before it, warm-up included
-    generator_step: int  # generator turns made before it
+    generator_step: int  # generator turns made before it; of an arm without any, those that others would have made
     sampled_tokens: int  # that both roles had sampled in training by then, those of resampled groups included
     seconds: float  # of training by then, without evaluations
     accuracy: float  # greedy, on held-out problems

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tango_jax.arms import ARMS
 from tango_jax.tracking.evaluations import Evaluation
 
 LEVEL = 0.8  # accuracy that counts as having learned the task
@@ -47,6 +48,13 @@ def curves_by_setting(rows: Sequence[Evaluation]) -> dict[tuple[str, str], Arms]
         runs.setdefault((row.start, row.seed), []).append(row)
     return {key: {arm: {unit: Curve(tuple(sorted(found, key=lambda row: row.turn))) for unit, found in runs.items()}
                   for arm, runs in arms.items()} for key, arms in grouped.items()}  # fmt: skip
+
+
+def trains_generator(arm: str) -> bool:
+    """Whether the generator learns in this arm, so that its curve can rise; an arm that this version does not know is
+    taken for one that does. Generator steps do not tell: where the generator is fixed, they are those that it would
+    have made."""
+    return arm not in ARMS or "generator" in ARMS[arm].turns
 
 
 def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:

@@ -1,5 +1,4 @@
-"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md; with
-`compare_with` also comparison.png.
+"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md.
 
 Takes the run's metrics rows and its final solutions and verifications; runs once, after the last turn.
 """
@@ -17,7 +16,6 @@ from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
 from tango_jax.tracking.scores import wilson
-from tango_jax.tracking.stored_runs import PICTURE, draw_comparison, own_curve, stored_curves
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 
@@ -69,8 +67,6 @@ def write_results(
 
 def draw_curves(config: ConfigDict, rows: list[dict], workdir: Path) -> None:
     plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
-    if stored := stored_curves(config):
-        draw_comparison(config, own_curve(config, rows), stored, workdir / PICTURE)
 
 
 def has_results(workdir: Path) -> bool:

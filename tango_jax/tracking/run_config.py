@@ -23,10 +23,11 @@ ANY_HARDWARE = (
 # checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
 # depends on them.
 ANY_PLACE = ("generator.init_from", "verifier.init_from")
-# Monitoring may change, notes, and what other runs an experiment has: these settings do not affect results at all.
+# Monitoring may change, and notes and stored runs to compare with: these settings do not affect results at all.
 ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes", "compare_with")
 # Nor does a time limit, other than by an error.
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
+# What other runs an experiment has may change, too.
 ANY_EXPERIMENT = ("ablation.",)
 _LONGER = ("; to train on from its weights, choose another --workdir and set generator.checkpoint and "
            "verifier.checkpoint to this one")  # fmt: skip

@@ -2,7 +2,8 @@
 
 In: the run's evaluations, and the table that `compare_with` names (see evaluations.py; tango_jax.ablate writes them).
 Out: comparison.png, and lines for the console. Compared are the runs of the same task, start (`task.data_seed`) and
-seed: they began with the same stage 1 and saw the same problems. Runs once, after the last turn.
+seed: they began with the same stage 1 and saw the same problems. Runs after the last turn, once the results are
+written.
 """
 
 from pathlib import Path
@@ -10,43 +11,65 @@ from pathlib import Path
 from matplotlib.ticker import EngFormatter
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS, GREY, VERMILION
+from tango_jax.arms import GREY
+from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import evaluations_of, read_tables
-from tango_jax.tracking.learning_curve import LEVEL, Curve, Reached, curves_by_setting, steps_to, tokens_to
+from tango_jax.tracking.learning_curve import (
+    LEVEL,
+    Curve,
+    Reached,
+    curves_by_setting,
+    steps_to,
+    tokens_to,
+    trains_generator,
+)
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import finish_axes, make_figure, save_figure
 
 PICTURE = "comparison.png"
 NUM_PANELS = 2
 
 
-def own_curve(config: ConfigDict, rows: list[dict]) -> Curve:
-    """The evaluations of a run, from all rows of its metrics.jsonl."""
-    return Curve(tuple(evaluations_of(rows, config, "")))
+def compare(config: ConfigDict, workdir: Path) -> list[str]:
+    """Draw comparison.png and return lines that say the same; none without `compare_with`.
+
+    The run is finished and its results are saved: if the table has gone in the meantime, a line says so.
+    """
+    if not config.compare_with:
+        return []
+    picture = workdir / PICTURE
+    try:
+        picture.unlink(missing_ok=True)  # it may be of another table
+        stored = stored_curves(config)
+        own = Curve(tuple(evaluations_of(read_metrics(workdir / "metrics.jsonl"), config, "")))
+        if stored:
+            draw_comparison(config, own, stored, picture)
+    except (ValueError, OSError) as error:
+        return [f"this run is not compared with stored ones: {describe(error)}"]
+    return describe_comparison(config, own, stored)
 
 
 def stored_curves(config: ConfigDict) -> dict[str, Curve]:
-    """{arm: its stored run of this task, start and seed}, the run's own arm left out; empty without `compare_with`.
+    """{arm: its stored run of this task, start and seed}, of all arms but the run's own that train the generator.
 
     Raises:
         ValueError: the table cannot be read.
     """
-    if not config.compare_with:
-        return {}
     curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
     arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
-    return {arm: found[unit] for arm, found in arms.items() if arm != config.arm and unit in found}
+    return {arm: found[unit] for arm, found in arms.items()
+            if arm != config.arm and trains_generator(arm) and unit in found}  # fmt: skip
 
 
 def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]) -> list[str]:
     """Lines that say when each run reached LEVEL, and with how many sampled tokens."""
-    if not config.compare_with:
-        return []
     same = f"task.data_seed {config.task.data_seed} and seed {config.seed}"
     name = on_one_line(Path(config.compare_with).name)
     if not stored:
-        return [f"no run with {same} is in {name} to compare this one with"]
+        return [f"{name} has no run to compare this one with: of task {config.task.name}, {same} and another arm, made "
+                "without a grid"]
     runs = {f"{config.arm} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {name} with {same}:"]
@@ -60,9 +83,9 @@ def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], pa
     for axes, name in zip(panels, ("generator_step", "sampled_tokens"), strict=True):
         for arm, curve in [*reversed(stored.items()), (config.arm, own)]:  # the run itself on top
             is_own = arm == config.arm
-            [line] = axes.plot(curve.of(name), curve.of("accuracy"), linestyle="-" if is_own else looks[arm].dash,
-                               color=VERMILION if is_own and arm not in ARMS else looks[arm].colour,
-                               marker=MARKERS[looks[arm].marker], linewidth=1.6 if is_own else 1.2)  # fmt: skip
+            look, width = looks[arm], 1.6 if is_own else 1.2
+            [line] = axes.plot(curve.of(name), curve.of("accuracy"), linestyle="-" if is_own else look.dash,
+                               color=look.colour, marker=MARKERS[look.marker], linewidth=width)  # fmt: skip
             drawn[f"{label_of(arm)}{' (this run)' if is_own else ''}"] = line
         axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
     panels[0].set_xlabel("generator step")

@@ -87,7 +87,8 @@ def test_the_sampled_verifier_is_followed_from_first_to_last():
 
 @pytest.mark.filterwarnings("error")
 def test_an_arm_that_does_not_train_the_generator_is_not_compared():
-    rows = [evaluation(0, 0.2, arm="fixed_generator", turn=0), evaluation(0, 0.2, arm="fixed_generator", turn=9)]
+    # Its generator steps are those that the other arms make meanwhile.
+    rows = [evaluation(0, 0.2, arm="fixed_generator", turn=0), evaluation(9, 0.2, arm="fixed_generator", turn=9)]
     summary = summarize([*rows, *run_rows("grpo", GOLD), *run_rows("my_arm", GOLD, verifier_step_f1=None)])
     assert cells(summary, "fixed_generator")[2:7] == ["0.200 (0.20)", "0.200 (0.20)", "", "", ""]
     assert "fixed_generator / grpo" not in summary and "my_arm / grpo" in summary

@@ -202,8 +202,11 @@ def fitted(folder, problems, machine: Machine, *overrides: str):
 
 def test_an_accelerator_gets_larger_batches_longer_answers_and_bfloat16(folder, tmp_path):
     problems = write_problems(tmp_path / "problems.jsonl", 200)
-    config = fitted(folder, problems, Machine("gpu", 8, 80 * GIB))
+    config = fitted(folder, problems, Machine("gpu", 8, 80 * GIB, capability=8.0))
     assert config.generator.model.compute_dtype == config.verifier.model.compute_dtype == "bfloat16"
+    assert config.generator.model.head_precision == config.verifier.model.head_precision == "bfloat16_x3"
+    older = fitted(folder, problems, Machine("gpu", 8, 80 * GIB, capability=7.5))  # XLA refuses the three products
+    assert older.generator.model.head_precision == older.verifier.model.head_precision == "highest"
     assert (config.rl.prompts_per_step, config.rl.samples_per_prompt) == (32, 8)
     assert config.generator.max_response == 1024 and config.generator.row_buckets[-1] == 256
     assert "8 x gpu of 80.0 GiB" in config.notes

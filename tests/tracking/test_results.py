@@ -13,7 +13,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
 from tango_jax.tracking.evaluations import write_table
 from tango_jax.tracking.metrics import MetricsWriter
-from tango_jax.tracking.stored_runs import describe_comparison, own_curve, stored_curves
+from tango_jax.tracking.stored_runs import compare
 
 ROWS = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": 0.5} for step in (0, 6)]
 
@@ -59,7 +59,7 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     config = default_config()
     config.arm, config.seed, config.task.data_seed, config.compare_with = "tango", 1, 3, str(tmp_path / "stored.csv")
     stored = [evaluation(step, accuracy, arm=arm, seed=seed, turn=step) for arm, seed, ends in (
-        ("grpo", 1, 0.9), ("gold_steps", 1, 0.4), ("grpo", 0, 1.0), ("tango", 1, 1.0)
+        ("grpo", 1, 0.9), ("gold_steps", 1, 0.4), ("grpo", 0, 1.0), ("tango", 1, 1.0), ("fixed_generator", 1, 0.0)
     ) for step, accuracy in ((0, 0.0), (10, ends))]  # fmt: skip
     write_table(stored, config.compare_with)
     rows = [{"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.0},
@@ -70,7 +70,6 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
         for row in rows:
             writer.append(row)
     summary = results.write_results(config, tmp_path, rows, [], [], 0, 1.0)
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     describe_results(Console(), config, tmp_path, summary)
     printed = capsys.readouterr().out
     assert re.findall(r"  (\w+) \((?:this run|stored)\) +(.*?) sampled tokens", printed) == [
@@ -78,9 +77,18 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
         ("grpo", "8.9 generator steps, 1 thousand"),  # 100 tokens a step: 0.889 thousand
         ("gold_steps", "not within 10 generator steps and 1 thousand"),
     ]
+    picture = tmp_path / "comparison.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
     config.seed = 7
-    assert describe_comparison(config, own_curve(config, rows), stored_curves(config)) == [
-        "no run with task.data_seed 3 and seed 7 is in stored.csv to compare this one with"]  # fmt: skip
+    assert compare(config, tmp_path) == [
+        f"stored.csv has no run to compare this one with: of task {config.task.name}, task.data_seed 3 and seed 7 and "
+        "another arm, made without a grid"]  # fmt: skip
+    assert not picture.exists()  # it was that of another seed
+    (tmp_path / "stored.csv").unlink()  # by then the results are saved
+    [line] = compare(config, tmp_path)
+    assert line.startswith("this run is not compared with stored ones: ") and "cannot be read" in line
+    config.compare_with = ""
+    assert compare(config, tmp_path) == []
 
 
 def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True, False), steps: int = 2):
