@@ -3,7 +3,7 @@
 Stage 1 uses 2 to 4 words of 3 to 6 letters, reinforcement learning 2 to 10 words of 3 to 10 letters, and the test 2 to
 12 words of 3 to 12 letters; batches have 64 prompts. What that section leaves open (learning rates, steps, schedule) is
 set as in the published setting of qwen2_5_math_7b.py. Two choices are this project's own: the teacher of stage 1 makes
-mistakes on purpose (data/last_letter.py), and the verifier also has a stage 1, since the task's prompt does not
+mistakes on purpose (tasks/last_letter.py), and the verifier also has a stage 1, since the task's prompt does not
 describe the format.
 
 Command:   python -m tango_jax.train --config=configs/qwen2_5_1_5b_last_letter.py --workdir=runs/last_letter_1_5b

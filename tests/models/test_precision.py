@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -122,3 +123,17 @@ def test_a_run_of_before_there_was_a_choice_goes_on(tmp_path):
 def test_float16_is_refused(override, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config("configs/tiny.py", [override]))
+
+
+@pytest.mark.parametrize("capability", ["8.0", "gfx942", ""])  # an A100, an AMD GPU, no GPU
+def test_devices_that_may_split_a_heads_products(capability):
+    device = types.SimpleNamespace(compute_capability=capability)
+    for precision in transformer.HEAD_PRECISIONS:
+        transformer.check_head_precision(precision, device)
+
+
+def test_a_gpu_that_cannot_split_a_heads_products_is_an_error():
+    device = types.SimpleNamespace(compute_capability="7.5")  # a T4
+    transformer.check_head_precision("highest", device)
+    with pytest.raises(ValueError, match=r"compute capability 8.0 or more, and this one has 7.5: set .*=highest$"):
+        transformer.check_head_precision("bfloat16_x3", device)

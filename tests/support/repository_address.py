@@ -1,4 +1,4 @@
-"""Copies the address of the repository from pyproject.toml into the README's and the notebooks' links:
+"""Copies the address of the repository from pyproject.toml into the notebooks' links, and the README's if it has any:
 
     PYTHONPATH=tests python -m support.repository_address
 
