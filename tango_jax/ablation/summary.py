@@ -25,10 +25,11 @@ METHODS = f"""\
 Accuracy is greedy, on held-out problems; its mean is over generator steps (the area under the curve). Steps and tokens
 (of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations. A
 run that does not reach it counts with all that it had: the mean of its arm is then a lower bound (≥), and a ratio to it
-an upper one (≤). Square brackets hold 95 % intervals of a bootstrap with {statistics.RESAMPLES:,} resamples, paired by
-start and seed where arms are compared. With several starts, starts are drawn and then seeds within them; few starts
-make such intervals too narrow, and with a single one they say nothing about others. Where there are fewer than
-{MIN_FOR_INTERVAL} runs, each stands in round brackets instead."""
+an upper one (≤); where runs of both arms do not reach it, the ratio is no bound (~). Square brackets hold 95 %
+intervals of a bootstrap with {statistics.RESAMPLES:,} resamples, paired by start and seed where arms are compared. With
+several starts, starts are drawn and then seeds within them; few starts make such intervals too narrow, and with a
+single one they say nothing about others. Where there are fewer than {MIN_FOR_INTERVAL} runs, each stands in round
+brackets instead."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:
@@ -174,12 +175,12 @@ def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
 
 
 def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
-    """A ratio of means; nothing where runs of both arms are censored, and not where nobody got there."""
+    """A ratio of means, marked where runs are censored; none where no run of either arm got there."""
     units = over.keys() & under.keys()
+    if not any(reached[unit].is_reached for unit in units for reached in (over, under)):
+        return "neither reaches it"
     is_over, is_under = (all(reached[unit].is_reached for unit in units) for reached in (over, under))
-    if not is_over and not is_under:
-        return "both have runs that do not reach it"
-    bound = "" if is_over and is_under else "≤ " if is_over else "≥ "
+    bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ ", (False, False): "~ "}[is_over, is_under]
     return bound + _figure(statistics.ratio(values_of(over), values_of(under)), len(units))
 
 

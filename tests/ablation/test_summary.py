@@ -61,9 +61,11 @@ def test_many_runs_have_intervals():
     assert re.fullmatch(r"≤ 0\.839 \[0\.83\d, 0\.84\d\]", cells(summary, "tango / grpo")[2])
 
 
-def test_a_ratio_of_two_censored_arms_is_not_given():
+def test_a_ratio_of_censored_arms_is_marked():
     rows = [*run_rows("tango", BASELINE), *run_rows("grpo", BASELINE)]
-    assert cells(summarize(rows), "tango / grpo")[2] == "both have runs that do not reach it"
+    assert cells(summarize(rows), "tango / grpo")[2] == "neither reaches it"
+    rows += [*run_rows("tango", GOLD, seed=1), *run_rows("grpo", GOLD, seed=1)]
+    assert cells(summarize(rows), "tango / grpo")[2] == "~ 1.000"
     rows = [*run_rows("tango", BASELINE), *run_rows("grpo", GOLD)]
     assert cells(summarize(rows), "tango / grpo")[2] == "≥ 2.000"
 
