@@ -11,11 +11,13 @@ TPU_NAME=${TPU_NAME:-tango}
 TPU_ZONE=${TPU_ZONE:-us-east5-a}
 TPU_TYPE=${TPU_TYPE:-v5p-32}                # gcloud compute tpus accelerator-types list
 TPU_VERSION=${TPU_VERSION:-v2-alpha-tpuv5}  # the VM's image: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e
-TPU_CREATE_FLAGS=${TPU_CREATE_FLAGS:---spot} # more options of `tpu-vm create`; empty: on demand
-# Run on each worker before each start of the command. --workdir must lie in a folder that all workers share, for
-# checkpoints, and so should the compile cache, which the first one writes: add --config.compile_cache=/mnt/share/xla to
-# the command. An image with a Python older than 3.11 needs another one as well. Example:
-#   sudo apt-get install -yq nfs-common python3.11-venv && sudo mkdir -p /mnt/share &&
+TPU_CREATE_FLAGS=${TPU_CREATE_FLAGS---spot} # more options of `tpu-vm create`; set but empty: on demand
+# Run on each worker before each start of the command. If it fails at the first start, the job ends; later it counts as
+# a lost machine, and all start again. --workdir must lie in a folder that all workers share, for checkpoints, and so
+# should the compile cache, which the first one writes: add --config.compile_cache=/mnt/share/xla to the command. An
+# image with a Python older than 3.11 needs another one as well. Example, which waits while a new machine still updates
+# itself and holds the lock of its packages:
+#   sudo apt-get install -yq -o DPkg::Lock::Timeout=600 nfs-common python3.11-venv && sudo mkdir -p /mnt/share &&
 #       (mountpoint -q /mnt/share || sudo mount FILESTORE_IP:/share /mnt/share)
 TPU_SETUP=${TPU_SETUP:-true}
 #
@@ -43,6 +45,7 @@ command -v gcloud >/dev/null || fail "gcloud is not on PATH: install the Google 
 logs=${TPU_LOGS:-runs/tpu_logs}
 code_archive=$(mktemp)
 last_words='tango_jax: this worker ended with exit code' # as _tpu_worker.sh says it
+setup_failed='tango_jax: TPU_SETUP failed on this worker'
 tail_pid=''
 trap 'rm -f "$code_archive"; [[ -z $tail_pid ]] || kill "$tail_pid" 2>/dev/null || true' EXIT
 # What runs is what lies here now; later changes do not reach a restart.
@@ -78,7 +81,7 @@ copy_code() {
 
 # Nothing here may end the script: what failed shows in the codes, and is tried again.
 run_all() {
-    local worker log gcloud_pid
+    local worker log gcloud_pid setup_code reason
     mkdir -p "$logs/$restarts"
     rm -f "$logs/$restarts"/*.log
     exit_codes=()
@@ -87,8 +90,13 @@ run_all() {
     touch "$logs/$restarts/0.log"
     tail -n +1 -F "$logs/$restarts/0.log" 2>/dev/null &
     tail_pid=$!
+    # A setup that fails at the first start is a mistake. On a restart the cause is more likely the machine, which may
+    # be new, or the network: it counts as a lost machine, and is tried again.
+    setup_code=1
+    ((restarts == 0)) || setup_code=137
     # In the background, so that Ctrl-C reaches this script alone.
-    on_all "if { $TPU_SETUP; }; then bash tango_jax/launch/_tpu_worker.sh $command; else echo '$last_words 1'; fi" \
+    on_all "if { $TPU_SETUP; }; then bash tango_jax/launch/_tpu_worker.sh $command; \
+        else echo '$setup_failed'; echo '$last_words $setup_code'; fi" \
         --output-directory="$logs/$restarts" >"$logs/$restarts/gcloud" 2>&1 &
     gcloud_pid=$!
     while kill -0 "$gcloud_pid" 2>/dev/null; do wait "$gcloud_pid" || true; done
@@ -99,8 +107,9 @@ run_all() {
         exit_codes[worker]=$(sed -n "s/^$last_words //p" "$log" | tail -n 1)
         # No last line: the worker, or the way to it, was lost.
         exit_codes[worker]=${exit_codes[worker]:-137}
-        ((exit_codes[worker] == 0)) ||
-            say "worker $worker: exit code ${exit_codes[worker]}: $(describe_exit "${exit_codes[worker]}")"
+        reason=$(describe_exit "${exit_codes[worker]}")
+        if grep -qxF "$setup_failed" "$log"; then reason="TPU_SETUP failed, see $log"; fi
+        ((exit_codes[worker] == 0)) || say "worker $worker: exit code ${exit_codes[worker]}: $reason"
     done
 }
 

@@ -74,7 +74,8 @@ def _check_math(config: ConfigDict, mistakes: Mistakes) -> None:
 
 def _check_count(config: ConfigDict, mistakes: Mistakes) -> None:
     task = config.task
-    aside = task.validation * (bool(task.stage_one) + (not task.test))
+    # Text to imitate from a file of its own has its own held-out rows.
+    aside = task.validation * ((task.stage_one == "gsm8k") + (not task.test))
     wanted, count = config.rl.prompts_per_step + aside, None
     with mistakes.collected("task.train: "):
         count = _count_problems(task.train, task.row_format)

@@ -100,6 +100,11 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
             f"an exponential alpha schedule cannot start or end at 0 (alpha_initial={rl.alpha_initial}, "
             f"alpha_final={rl.alpha_final}): use rl.alpha_schedule=linear, or arm=grpo for no step rewards",
         )
+    mistakes.require(
+        rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
+        f"rl.alpha_schedule=signal follows the share of groups without signal, which rl.dynamic_sampling="
+        f"{rl.dynamic_sampling} replaces by others: choose another schedule, or rl.dynamic_sampling=0",
+    )
 
 
 def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistakes) -> None:

@@ -41,6 +41,7 @@ class ProblemSet(NamedTuple):
 
     problems: tuple[Problem, ...]
     grade_kind: str  # tango_jax.grading.grade's `kind`
+    num_other: int = 0  # rows of the source that are no problems of this kind, and repeats of others
 
 
 def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
@@ -68,7 +69,7 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
         problems = list({(problem.question, problem.answer): problem for problem in reversed(problems)}.values())[::-1]
     if not problems:
         raise ValueError(f"{source}: none of its {len(rows)} rows is a problem in the format {row_format}")
-    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind)
+    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems))
 
 
 def load_task_problems(source: str, row_format: str = "") -> ProblemSet:

@@ -1,7 +1,8 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): groups in which all rewards are equal give way to those of other problems.
 
-In: a function that samples a batch, and the reward. Out: one batch of the usual size, and metrics over everything that
-was sampled. Stage: the first calls of a turn, up to that of the role that learns.
+In: a function that samples a batch, and the reward. Out: one batch of the usual size, and metrics of lengths and
+rewards over everything that was sampled; what a turn logs beside them (steps, verdicts, F1) is of the chosen groups.
+Stage: the first calls of a turn, up to that of the role that learns.
 """
 
 import dataclasses

@@ -6,6 +6,7 @@ counters. Runs before the first turn, and after every turn that saves.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -18,14 +19,14 @@ from tango_jax.records import Counters, States
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer, Restored
+from tango_jax.runtime.checkpoint import Checkpointer, Restored, tree_fingerprint
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.finite import check_loaded
-from tango_jax.tasks.task import STREAMS
+from tango_jax.tasks.task import STREAMS, Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.results import is_finished, redraw_missing
 from tango_jax.tracking.rollout_dump import RolloutDump
-from tango_jax.tracking.run_config import check_config
+from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class RunRecord:
     writer: RunLog
     dump: RolloutDump
     checkpointer: Checkpointer
-    fingerprints: dict[str, str]  # of the parameters that the run started from
+    fingerprints: dict[str, str]  # see `fingerprints_of`
     started: float  # time.monotonic(), less the seconds of earlier attempts
     workdir: Path
 
@@ -71,14 +72,15 @@ def start_or_resume(
     abstract_states: States,
     fingerprints: dict[str, str],
     checkpointer: Checkpointer,
+    config: ConfigDict,
 ) -> Start:
-    """Return the newest checkpoint, or train states initialised from `start_params`.
+    """Return the newest checkpoint, or train states initialised from `start_params`, which are needed only without one.
 
     Raises:
         ValueError: the checkpoint has a different start or a different model, or holds broken values.
     """
     restored = checkpointer.restore(abstract_states)
-    check_start(restored, fingerprints)
+    check_start(restored, fingerprints, config)
     if restored is None:
         return Start({role: policy.offloaded(policy.restart(start_params[role])) for role, policy in policies.items()})
     for role, state in restored.state.items():  # one at a time, since their meshes may use different devices
@@ -93,13 +95,33 @@ def start_or_resume(
     return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta.get("owes_evaluation", False))
 
 
-def check_start(restored: Restored | None, fingerprints: dict[str, str]) -> None:
-    """Raise ValueError if a checkpoint belongs to a run that started from different parameters."""
-    if restored is not None and restored.meta["source_fingerprint"] != fingerprints:
-        raise ValueError(
-            f"stage 1, or the run that init_from names, has changed since the checkpoint of turn {restored.step} was "
-            "saved: restore the stage-1 checkpoints, or choose another --workdir"
-        )
+def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
+    """What a run depends on beside its settings, {what: digest}: the parameters that each role starts from, and what is
+    in the files of problems and of prompts."""
+    templates = {role: policy.template for role, policy in policies.items()}
+    return {role: tree_fingerprint(start_params[role]) for role in policies} | {
+        "problems": task.fingerprint,
+        "templates": hashlib.sha256(json.dumps(templates).encode()).hexdigest(),
+    }
+
+
+def check_start(restored: Restored | None, fingerprints: dict[str, str], config: ConfigDict) -> None:
+    """Raise ValueError if a checkpoint belongs to a run that started from other parameters, problems or prompts."""
+    saved = {} if restored is None else restored.meta["source_fingerprint"]  # earlier versions: of parameters alone
+    for name in [name for name in fingerprints if saved.get(name, fingerprints[name]) != fingerprints[name]]:
+        raise ValueError(f"{_changed(name, config)} since the checkpoint of turn {restored.step} was saved, and the "
+                         "run would go on as another one: put back what was there, or choose another --workdir")
+
+
+def _changed(name: str, config: ConfigDict) -> str:
+    if name == "problems":
+        return f"the problems of {' or '.join(filter(None, [config.task.train, config.task.test]))} have changed"
+    if name == "templates":
+        return "a template file has changed"
+    role = config[name]
+    if role.sft.steps or role.init_from:
+        return f"the stage 1 of the {name}{f' in {role.init_from}' if role.init_from else ''} has changed"
+    return f"{name}.checkpoint={role.checkpoint} has changed"
 
 
 def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
@@ -110,7 +132,7 @@ def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict |
     """
     if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
         return None
-    check_config(config, workdir / "config.json")
+    check_config(config, workdir / "config.json", may_move=ANY_PLACE)
     console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
     if hosts.is_first():
         redraw_missing(config, workdir, console)

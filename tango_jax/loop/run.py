@@ -16,7 +16,7 @@ from tango_jax.loop.breakdown import check_metrics, check_params
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
-from tango_jax.loop.resume import RunRecord, Start, check_start, read_finished, start_or_resume
+from tango_jax.loop.resume import RunRecord, Start, check_start, fingerprints_of, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_rewards import load_and_try_rewards
 from tango_jax.loop.turn import RunContext, run_turn
@@ -33,7 +33,7 @@ from tango_jax.rl.schedule import (
     turn_at,
 )
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
+from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.lock import hold
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
@@ -101,17 +101,19 @@ def run_all(
     newest = checkpointer.peek(abstract_states)
     check_log(workdir, newest, config.checkpoint.every)
     start_params = run_stage_one(policies, config, task, workdir, console, preemption)
-    fingerprints = {role: tree_fingerprint(start_params[role]) for role in ROLES}
-    check_start(newest, fingerprints)
+    fingerprints = fingerprints_of(policies, start_params, task)
+    check_start(newest, fingerprints, config)
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: offload(params) for role, params in references.items() if config[role].mesh.offload}
     context = RunContext(config, task, policies, references, PhaseTimer(), own_rewards)
     with console.stage("Compiling", total=len(ROLES)) as progress:
         warm_up(context, start_params, progress, preemption)
-    start = start_or_resume(policies, start_params, abstract_states, fingerprints, checkpointer)
+    if newest is not None:
+        start_params = {}  # frees them before the states are read, unless they serve as the reference on the devices
+    start = start_or_resume(policies, start_params, abstract_states, fingerprints, checkpointer, config)
     if start.counters.turn:
         console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
-    del start_params  # frees them, unless they serve as the reference policy on the devices
+    del start_params
     warm_up_transfers(context, start.states)
     compiles.mark_warm()
 

@@ -22,7 +22,7 @@ from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.finite import first_not_finite
-from tango_jax.sharding.layouts import with_shardings
+from tango_jax.sharding.layouts import fetch, with_shardings
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
@@ -73,7 +73,8 @@ def run_stage_one(
             params[role] = restored.state
             console.log(f"the {role} starts from step {restored.step} of the stage 1 in {init_from}")
         elif sft.steps:
-            start = params["generator"] if sft.start == "generator" else None
+            # Moved to where the verifier's are: the roles' meshes may take different devices.
+            start = fetch(params["generator"], policy.shardings.params) if sft.start == "generator" else None
             title = f"Stage 1.{number}: SFT of the {role}"
             params[role] = run_sft(policy, task, config, workdir, console, title, preemption, start)
         elif policy.load_params:

@@ -150,16 +150,17 @@ def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray) -> n
     return whiten_BT(reward_to_go_BT(reward_BT), is_action_BT).astype(np.float32)
 
 
-def reinforce_pp_step_BT(step_reward_BT: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
+def reinforce_pp_step_BT(
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray
+) -> np.ndarray:
     """Step advantage of RL Tango with REINFORCE++ (arXiv 2505.15034), float32 [B, T].
 
     Returns of the raw step rewards, whitened over all action tokens of the whole batch (sample variance, ddof=1). Rows
-    without step rewards enter these statistics as zeros and get the advantage 0, not the whitened value of 0. A step
-    reward is never 0, so a row without step rewards is a row of zeros.
+    without step rewards enter these statistics as zeros and get the advantage 0, not the whitened value of 0.
     """
-    chex.assert_rank([step_reward_BT, is_action_BT], 2)
-    chex.assert_equal_shape([step_reward_BT, is_action_BT])
-    has_steps_B1 = (step_reward_BT != 0).any(axis=1, keepdims=True)
+    chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
+    chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
+    has_steps_B1 = is_step_end_BT.any(axis=1, keepdims=True)
     whitened_BT = whiten_BT(reward_to_go_BT(step_reward_BT), is_action_BT)
     return (whitened_BT * has_steps_B1).astype(np.float32)
 
@@ -187,7 +188,7 @@ def step_advantages(
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
     check_algorithm(algorithm)
     if algorithm == "reinforce_pp":
-        return reinforce_pp_step_BT(step_reward_BT, is_action_BT)
+        return reinforce_pp_step_BT(step_reward_BT, is_step_end_BT, is_action_BT)
     if algorithm == "grpo":
         return grpo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, use_std)
     return rloo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, step_scale)

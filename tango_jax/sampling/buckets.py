@@ -17,7 +17,10 @@ CHUNK_SHARE, CHUNK_TOKENS = 4, 8192
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
-    """Bucket sizes, each ascending. The last one is the limit: prompt tokens, new tokens, rows of one decode batch."""
+    """Bucket sizes, each ascending. The last one is the limit: prompt tokens, new tokens, rows of one decode batch.
+
+    A decode batch has more rows where the last row bucket is too small for a group of each device, which it then has.
+    """
 
     prompt_buckets: tuple[int, ...]
     cache_buckets: tuple[int, ...]

@@ -114,7 +114,8 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla", "head_precision": "highest"}
     numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
     min_steps = MIN_STEPS
-    if kind_of(name) == "workdir":
+    is_run = kind_of(name) == "workdir"
+    if is_run:
         config = read_config(Path(name).expanduser())
         own, min_steps = config[role], config.task.min_steps
     else:
@@ -123,7 +124,8 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         numerics |= {key: settings.dtype for key in NUMERICS[:3]}
     source = open_checkpoint(name, role, True if settings.use_chat else None, **numerics)
     positions = source.model_config.max_position
-    max_new = settings.max_new or min(own.max_response, positions // 2)
+    # A run's own limits fit together; those that stand in for others must leave room for a prompt.
+    max_new = settings.max_new or (own.max_response if is_run else min(own.max_response, positions // 2))
     if max_new >= positions:
         raise ValueError(f"--{settings.max_new_flag}={max_new} leaves no room for a prompt in the {positions} "
                          f"positions of {name}: lower it")

@@ -4,12 +4,13 @@ Takes the `task` part of a config and the tokenizer of each role; returns a Task
 of a run.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.data.problem_sets import load_task_problems, question_key, resolve
+from tango_jax.data.problem_sets import ProblemSet, load_task_problems, question_key, resolve
 from tango_jax.data.row_formats import detect_format
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import FILES
@@ -46,18 +47,19 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     # A question that is used for measurements is not trained on in either stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
     validation = draw_questions(train_set.problems, num_validation, task.data_seed)
-    stage_one = _make_stage_one(config, tokenizers, validation)
+    test_problems = _load_test(task, train_set) if task.test else ()
+    evaluated = validation | {question_key(problem.question) for problem in test_problems}
+    stage_one = _make_stage_one(config, tokenizers, evaluated)
     problems = [problem for problem in train_set.problems if question_key(problem.question) not in stage_one.heldout]
     split = split_problems(
         problems, num_tokens_fn, limit, num_validation, config.rl.prompts_per_step, task.data_seed, validation
     )
     notes, test = [f"{task.train}: {split.describe()}"], split.validation
+    if train_set.num_other:
+        notes.append(f"{task.train}: {train_set.num_other} further rows are of another kind, or repeat others, and are "
+                     "left out")
     if task.test:
-        test_set = load_task_problems(task.test, task.row_format)
-        if test_set.grade_kind != train_set.grade_kind:
-            raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
-                             f"{test_set.grade_kind}: choose two sets with the same kind of grading")
-        test_split = split_problems(test_set.problems, num_tokens_fn, limit, 0, 1, seed=task.data_seed)
+        test_split = split_problems(test_problems, num_tokens_fn, limit, 0, 1, seed=task.data_seed)
         test = test_split.train
         notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out because of their "
                      f"length; evaluation uses {min(len(test), config.eval.problems)}")
@@ -76,7 +78,26 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         sft_example=stage_one.sft_example,
         sft_roles=stage_one.roles,
         notes=(*notes, stage_one.note),
+        fingerprint=_fingerprint(train_set.problems, test_problems),
     )
+
+
+def _load_test(task: ConfigDict, train_set: ProblemSet) -> tuple[Problem, ...]:
+    """The problems of `task.test`. Raises ValueError where they are graded in another way than those for training."""
+    test_set = load_task_problems(task.test, task.row_format)
+    if test_set.grade_kind != train_set.grade_kind:
+        raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
+                         f"{test_set.grade_kind}: choose two sets with the same kind of grading")
+    return test_set.problems
+
+
+def _fingerprint(*sets: Sequence[Problem]) -> str:
+    digest = hashlib.sha256()
+    for problems in sets:
+        digest.update(f"{len(problems)}\n".encode())
+        for problem in problems:
+            digest.update(f"{problem.question!r} {problem.answer!r}\n".encode())
+    return digest.hexdigest()
 
 
 def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:

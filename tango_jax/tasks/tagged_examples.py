@@ -70,8 +70,8 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
     """Read every row of a file or hub id.
 
     Raises:
-        ValueError: the file does not exist, or a row lacks its question, its tagged solution or (for the verifier) its
-            verification.
+        ValueError: the file does not exist, or a row lacks its question, a solution with steps and an answer or (for
+            the verifier) a verification with a judgement of each step and a verdict.
     """
     rows = []
     for row in read_rows(source, may_be_empty):
@@ -88,9 +88,13 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
             raise ValueError(f"{row.where}: the solution is not tagged: it has {len(parsed.steps)} <step> blocks and "
                              f"the answer {parsed.answer!r}; filter out such rows, or use task.stage_one=gsm8k for "
                              "worked answers")
-        if verification and not parse_verification(verification, len(parsed.steps)).aligned:
+        judged = parse_verification(verification, len(parsed.steps))
+        if verification and not judged.aligned:
             raise ValueError(f"{row.where}: the verification does not judge each of the {len(parsed.steps)} steps; "
                              "filter out such rows")
+        if verification and judged.verdict == "INVALID":
+            raise ValueError(f"{row.where}: the verification lacks <final_verification>\\boxed{{CORRECT}}"
+                             "</final_verification>, or the same with INCORRECT; filter out such rows")
         rows.append(TaggedRow(Problem(row.id, question, parsed.answer), solution, len(parsed.steps), verification))
     return rows
 

@@ -42,6 +42,7 @@ class Task(NamedTuple):
     # (problem, steps) -> a name for the kind of each step or mistake, by which the report counts the verifier's errors,
     # such as "two letters exchanged"; None: the task does not name any.
     step_kinds: Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None = None
+    fingerprint: str = ""  # of problems that are read: a run resumes only with the same ones; empty: they are made here
 
     def stream(self, name: str) -> Callable[[int], Problem] | None:
         """The problems of one of STREAMS; None if the task does not have them."""

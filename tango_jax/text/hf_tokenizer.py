@@ -2,7 +2,8 @@
 
 Takes a Hugging Face folder; returns the loop's `Tokenizer`. Stage of the loop: once, at the start of a run. It supports
 two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM2) and SentencePiece's BPE with byte fallback (Llama-2,
-Mistral). Special tokens that occur in a text become their ids, as in transformers with `add_special_tokens=False`.
+Mistral). Special tokens that occur in a template become their ids, as in transformers with `add_special_tokens=False`;
+in problems and in what models wrote they stay text (`Tokenizer.as_text`).
 """
 
 import functools
@@ -18,6 +19,8 @@ from tango_jax.text.bpe import METASPACE, read_sentencepiece
 from tango_jax.text.tokenizer import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# What templates that state a date take for today (Llama 3.1's own default): a prompt must not change with the calendar.
+CHAT_DATE = "26 Jul 2024"
 _ANSWER = "an answer"  # placeholder that shows where a template puts the answer
 # Letters, spaces, digits, an accent, Chinese, an emoji, LaTeX: our decoding must agree with the library's on this text.
 _PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
@@ -113,6 +116,7 @@ def make_tokenizer(
         stop_ids=tuple(dict.fromkeys(stop_ids)),
         strips_blank=raw == b" a" and backend.decode(encode_fn("a")) == "a",
         chat_fn=chat.wrap_fn if chat else None,
+        special_texts=tuple(added.content for added in backend.get_added_tokens_decoder().values() if added.special),
     )
     ids = encode_fn(_PROBE)
     if tokenizer.decode(ids) != backend.decode(ids, skip_special_tokens=True):
@@ -169,7 +173,7 @@ def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer)
 
 def _render(renderer, text: str) -> str:
     messages = [{"role": "user", "content": text}]
-    return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=CHAT_DATE)
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) -> tuple[bytes, ...]:

@@ -106,7 +106,7 @@ def _fill(template: str, **fields: str) -> str:
 
 
 def generator_prompt(template: str, tokenizer: Tokenizer, problem: Problem) -> list[int]:
-    return tokenizer.encode_prompt(_fill(template, problem=problem.question))
+    return tokenizer.encode_prompt(_fill(template, problem=tokenizer.as_text(problem.question)))
 
 
 def verifier_prompt(
@@ -121,8 +121,11 @@ def verifier_prompt(
         ValueError: the prompt is too long even with MANY_STEPS and without the solution.
     """
 
+    question = tokenizer.as_text(problem.question)
+
     def build(text: str, count: int) -> list[int]:
-        return tokenizer.encode_prompt(_fill(template, num_steps=str(count), problem=problem.question, solution=text))
+        fields = {"num_steps": str(count), "problem": question, "solution": tokenizer.as_text(text)}
+        return tokenizer.encode_prompt(_fill(template, **fields))
 
     ids = build(solution, num_steps)
     if len(ids) <= max_prompt:

@@ -27,6 +27,7 @@ class Tokenizer:
     stop_ids: tuple[int, ...]  # each of them ends a response; stage 1 trains on the first
     strips_blank: bool = False  # encode_fn prepends a space to the text, so decoding removes one from its start
     chat_fn: Callable[[str], str] | None = None  # wraps a prompt in the model's chat template, BOS included
+    special_texts: tuple[str, ...] = ()  # what encode_fn makes one special token of, such as <|im_end|>
 
     @property
     def vocab_size(self) -> int:
@@ -36,6 +37,15 @@ class Tokenizer:
         if self.chat_fn is not None:
             return self.encode_fn(self.chat_fn(text))
         return [*self.bos_ids, *self.encode_fn(text)]
+
+    def as_text(self, text: str) -> str:
+        """The text with a space inside all that would become a special token: a solution that spells out the end of a
+        turn must not end one in the verifier's prompt."""
+        if not any(special in text for special in self.special_texts):
+            return text
+        longest_first = sorted(self.special_texts, key=len, reverse=True)
+        pattern = "|".join(re.escape(special) for special in longest_first if len(special) > 1)
+        return re.sub(pattern, lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def encode_response(self, text: str) -> list[int]:
         """Return the ids of a text to imitate, ending with the stop id."""

@@ -228,14 +228,17 @@ def _shortened(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding
 def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
     if share is not None and share > limits.groups_without_signal * ease:
-        mean = recent_mean(rows, f"{role}/reward/{reward}", limits.window, least=1)
-        known = "" if mean is None else f" ({role}/reward/{reward} is {mean:.2f})"
+        names = [f"{role}/reward/{name}" for name in (reward, "own")]  # a user's function may give all of the reward
+        means = {name: recent_mean(rows, name, limits.window, least=1) for name in names}
+        known = ", ".join(f"{name} is {mean:.2f}" for name, mean in means.items() if mean is not None)
+        known = f" ({known})" if known else ""
         return (
             f"in {share:.1%} of the {role}'s groups all samples have the same reward{known}: no learning signal",
             f"alarms.groups_without_signal={limits.groups_without_signal}",
             "a reward near 0 means that the task is too hard, or that the parser or grader rejects everything; one "
             f"near 1 means that it is too easy; otherwise raise {role}.temperature or rl.samples_per_prompt",
         )
+    # Not logged without a reference policy (loss.kl_coef=0): whether the weights move is then not known here.
     kls = values(reversed(rows), f"{role}/kl", 2 * limits.window)
     largest = max(map(abs, kls[: limits.window]), default=0.0)
     # The first values are skipped: the policy had no time to move yet.

@@ -72,7 +72,7 @@ def _draw_generator(axes: Axes, rows: Sequence[dict]) -> None:
     axes.set_title("Generator")
     axes.set_xlabel("generator step")
     _noisy(axes, series(rows, {"generator"}, "generator_step", "generator/reward/outcome"), GREY,
-           "training reward")
+           "right answers, sampled in training")
     accuracy = series(rows, {"eval"}, "generator_step", "generator/accuracy")
     _line(axes, accuracy, VERMILION, "-", "o", "greedy accuracy, held out")
 

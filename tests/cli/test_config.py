@@ -158,6 +158,7 @@ MISTAKES = [
     ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
     ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
     ("compare_with=none.csv", r"compare_with: none\.csv cannot be read \(No such file or directory\): name the CSV"),
+    ("rl.alpha_schedule=signal rl.dynamic_sampling=2", r"signal follows the share of groups without signal, wh"),
     ("rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
     ("rl.samples_per_prompt=0", r"rl\.samples_per_prompt=0 must be at least 1"),
     ("rl.warmup_steps=-1", r"rl\.warmup_steps=-1 must be at least 0"),
@@ -303,6 +304,11 @@ MISTAKES = [
     (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
      r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),
 ]  # fmt: skip
+
+
+def test_text_to_imitate_from_a_file_of_its_own_takes_no_problems(small):
+    assert mistakes_in(small, f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} task.validation=1 rl.prompts_per_step=7 "
+                              "generator.rows_per_micro_batch=1") == ()  # fmt: skip
 
 
 def mistakes_in(small, overrides) -> tuple[str, ...]:

@@ -176,6 +176,8 @@ def test_jobset_restarts_on_the_codes_of_the_policy(platform):
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert job["backoffLimit"] == 0 and job["template"]["spec"]["restartPolicy"] == "Never"
     assert job["parallelism"] == job["completions"] and job["completionMode"] == "Indexed"
+    # The program is not process 1, from which the kernel keeps SIGABRT: 134 would show as 139.
+    assert job["template"]["spec"]["shareProcessNamespace"] is True
 
 
 @pytest.mark.parametrize(("platform", "resource"), [("tpu", "google.com/tpu"), ("gpu", "nvidia.com/gpu")])
@@ -188,6 +190,8 @@ def test_jobset_asks_for_its_platform(platform, resource):
     assert len(pod["nodeSelector"]) == {"tpu": 2, "gpu": 1}[platform]
     values = {item["name"]: item.get("value") for item in container["env"]}
     assert values["TANGO_PLATFORM"] == platform
+    # GKE mounts libcuda where the loader of the image does not look.
+    assert values.get("LD_LIBRARY_PATH") == {"tpu": None, "gpu": "/usr/local/nvidia/lib64"}[platform]
     if platform == "gpu":
         first = f"{document['metadata']['name']}-{document['spec']['replicatedJobs'][0]['name']}-0-0"
         assert values["JAX_COORDINATOR_ADDRESS"].startswith(f"{first}.{document['metadata']['name']}:")

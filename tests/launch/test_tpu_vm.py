@@ -4,6 +4,7 @@ Where the real gcloud is installed, it parses every command that the stand-in wa
 """
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 
 import pytest
 
-from support.launching import environment, finish, start
+from support.launching import environment, finish, run, start
 from support.paths import LAUNCH, TESTS
 from support.processes import wait_for
 
@@ -107,7 +108,28 @@ def test_a_setup_that_fails_is_a_mistake(cloud):
     cloud.variables["TPU_SETUP"] = "cd /nowhere"
     done = cloud.run()
     assert done.returncode == 1 and "No such file or directory" in done.stdout
+    assert "worker 1: exit code 1: TPU_SETUP failed, see " in done.stderr
     assert cloud.starts() == []
+
+
+def test_a_setup_that_fails_on_a_slice_made_anew_is_tried_again(cloud):
+    setups = '"$FAKE_CLOUD/setups_$WORKER"'
+    cloud.variables["TPU_SETUP"] = f"echo >>{setups}; [[ $WORKER == 0 || $(wc -l <{setups}) != 2 ]]"
+    done = cloud.run(do_0_0="exit 76", do_1_0='echo -n PREEMPTED >"$FAKE_CLOUD/state"; exit 76')
+    assert done.returncode == 0, done.stderr
+    assert "worker 1: exit code 137: TPU_SETUP failed, see " in done.stderr
+    assert "restarting all processes (2 of at most 20 times)" in done.stderr
+    # In the second attempt worker 1 did not come as far as its command.
+    assert cloud.starts() == ["start_0_0", "start_0_1", "start_0_2", "start_1_0", "start_1_1"]
+
+
+def test_the_example_of_a_setup_waits_for_the_lock_of_the_packages():
+    text = (LAUNCH / "tpu_vm.sh").read_text()
+    example = re.search(r"Example[^:]*:\n((?:#   .*\n)+)", text)[1].replace("#   ", "")
+    done = run(["bash", "-c", f'sudo() {{ echo "$@"; }}; mountpoint() {{ false; }}; {example}'])
+    installs, *others = done.stdout.splitlines()
+    assert installs.startswith("apt-get install ") and " -o DPkg::Lock::Timeout=600 " in installs
+    assert others == ["mkdir -p /mnt/share", "mount FILESTORE_IP:/share /mnt/share"]
 
 
 def test_an_environment_that_cannot_be_made_is_a_mistake(cloud):
@@ -117,10 +139,17 @@ def test_an_environment_that_cannot_be_made_is_a_mistake(cloud):
     assert cloud.starts() == []
 
 
-def test_a_slice_that_cannot_be_made_at_first_is_a_mistake(cloud):
+@pytest.mark.parametrize(("flags", "options"), [
+    (None, ["--spot"]), ("", []), ("--reserved --network=mine", ["--reserved", "--network=mine"]),
+])  # fmt: skip
+def test_a_slice_that_cannot_be_made_at_first_is_a_mistake(cloud, flags, options):
+    if flags is not None:
+        cloud.variables["TPU_CREATE_FLAGS"] = flags
     (cloud.folder / "no_capacity").touch()
     done = cloud.run()
     assert done.returncode == 1
+    [create] = [call for call in cloud.calls() if call[3] == "create"]
+    assert [item for item in create[5:] if not re.match("--(accelerator-type|version|zone)=", item)] == options
     assert "no more capacity in the zone" in done.stderr and "gcloud could not make the slice" in done.stderr
 
 

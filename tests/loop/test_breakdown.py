@@ -10,11 +10,11 @@ import pytest
 from support.hf_cases import CASES, make_tensors, write_checkpoint
 from tango_jax.config import default_config
 from tango_jax.loop.breakdown import Broken, check_metrics, check_params, explained
-from tango_jax.loop.resume import start_or_resume
+from tango_jax.loop.resume import check_start, start_or_resume
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.update import init_state, make_update
-from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.checkpoint import Checkpointer, Restored
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
 
 
@@ -86,7 +86,27 @@ def test_a_run_does_not_go_on_from_broken_values(tmp_path, value):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(3, state, {"source_fingerprint": {}})
     with pytest.raises(ValueError, match=r"turn 3 \(generator\): the array params/q holds values that are NaN.*remove"):
-        start_or_resume({}, {}, shapes, {}, checkpointer)
+        start_or_resume({}, {}, shapes, {}, checkpointer, default_config())
+
+
+@pytest.mark.parametrize("name, settings, words", [
+    ("generator", {"init_from": "runs/sft"}, "the stage 1 of the generator in runs/sft has changed"),
+    ("verifier", {"checkpoint": "a/b"}, "verifier.checkpoint=a/b has changed"),
+    ("problems", {}, "the problems of train.jsonl or test.jsonl have changed"),
+    ("templates", {}, "a template file has changed"),
+])  # fmt: skip
+def test_a_run_does_not_go_on_from_something_else(name, settings, words):
+    config = default_config()
+    config.task.train, config.task.test = "train.jsonl", "test.jsonl"
+    if settings:
+        config[name].update(settings)
+    now = {"generator": "a", "verifier": "b", "problems": "c", "templates": "d"}
+    check_start(None, now, config)
+    check_start(Restored(3, None, {"source_fingerprint": now}), now, config)
+    older = {"generator": "a", "verifier": "b"}  # of versions that did not look at problems and templates
+    check_start(Restored(3, None, {"source_fingerprint": older}), now, config)
+    with pytest.raises(ValueError, match=f"^{words} since the checkpoint of turn 3 was .*choose another --workdir"):
+        check_start(Restored(3, None, {"source_fingerprint": now | {name: "x"}}), now, config)
 
 
 def test_published_weights_that_are_not_finite_are_refused_by_name(tmp_path):

@@ -109,10 +109,19 @@ def test_reinforce_pp_outcome_whitens_over_all_action_tokens():
 def test_reinforce_pp_step_whitens_the_returns_and_spares_rows_without_steps():
     reward_BT = np.array([[0, 0.5, 0, 0.5], [0, 0, 0, 0]], np.float32)
     is_action_BT = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)
-    adv_BT = advantages.reinforce_pp_step_BT(reward_BT, is_action_BT)
+    adv_BT = advantages.reinforce_pp_step_BT(reward_BT, reward_BT != 0, is_action_BT)
     # Returns 1, 1, 1/2, 1/2 | 0, 0: mean 1/2, squared deviations 4 * 1/4 = 1, / 5 = 0.2, std 0.4472136;
     # 0.5 / 0.4472136 = 1.1180340.  Row 1 has no step reward: 0, not -1.118.
     np.testing.assert_allclose(adv_BT, [[1.118034, 1.118034, 0, 0], [0, 0, 0, 0]], atol=1e-6)
+
+
+def test_steps_whose_rewards_cancel_are_steps():
+    """One long token closes two steps, of which the verifier approved one."""
+    reward_BT = np.array([[0, 0.5, 0, 0.5], [0, 0, 0, 0]], np.float32)
+    is_action_BT = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)
+    is_end_BT = np.array([[0, 1, 0, 1], [0, 1, 0, 0]], bool)
+    adv_BT = advantages.reinforce_pp_step_BT(reward_BT, is_end_BT, is_action_BT)
+    np.testing.assert_allclose(adv_BT, [[1.118034, 1.118034, 0, 0], [-1.118034, -1.118034, 0, 0]], atol=1e-6)
 
 
 @pytest.mark.parametrize("reward, is_action", [([1.0, 1.0], [[1, 1], [1, 1]]), ([1.0, 0.0], [[0, 0], [0, 0]])])

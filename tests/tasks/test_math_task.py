@@ -123,6 +123,38 @@ def test_a_file_of_tagged_solutions(tokenizer):
     assert task_of(config, tokenizer).sft_roles == ("generator",)
 
 
+def test_problems_to_be_tested_on_are_not_imitated(tokenizer, tmp_path):
+    tagged = [json.loads(line) for line in (ROWS / "tagged.jsonl").read_text().splitlines()]
+    test = tmp_path / "test.jsonl"
+    test.write_text(json.dumps({"question": tagged[0]["question"], "answer": "1"}))
+    config = math_config("a/b", stage_one=str(ROWS / "tagged.jsonl"), validation=1, test=str(test), row_format="")
+    task = task_of(config, tokenizer)
+    imitated = {task.sft_example("generator", "train", index).problem.question for index in range(10)}
+    assert imitated and tagged[0]["question"] not in imitated
+    assert "1 left out because their questions are used for evaluation" in task.notes[-1]
+
+
+def test_rows_of_another_kind_are_counted(tokenizer, tmp_path):
+    rows = [{"prompt": f"What is {k} + 1?", "reward_model": {"ground_truth": str(k + 1)},
+             "ability": "math" if k < 9 else "science"} for k in range(12)]  # fmt: skip
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = task_of(math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one=""), tokenizer)
+    assert "3 further rows are of another kind" in task.notes[1]
+
+
+def test_the_fingerprint_is_of_questions_and_answers(tokenizer, tmp_path):
+    def fingerprint(*answers: str) -> str:
+        rows = [{"question": f"What is {k} + 1?", "answer": answer} for k, answer in enumerate(answers)]
+        (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        config = math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one="", row_format="")
+        return task_of(config, tokenizer).fingerprint
+
+    answers = [str(k) for k in range(12)]
+    first = fingerprint(*answers)
+    assert first and first == fingerprint(*answers)
+    assert len({first, fingerprint(*answers, "13"), fingerprint(*answers[:-1], "99")}) == 3
+
+
 def test_sets_that_are_graded_differently_are_refused(tokenizer):
     with pytest.raises(ValueError, match="is graded as math, task.test=.* as python"):
         task_of(math_config("a/b", test=str(ROWS / "cruxeval.jsonl")), tokenizer)

@@ -130,7 +130,8 @@ def test_a_test_set_that_is_trained_on_is_reported(tokenizer):
 @pytest.mark.parametrize("stage_one", ["tagged", "gsm8k"])
 def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(tokenizer, tmp_path, stage_one):
     rows = [{"question": f"Q{k}", "solution": f"<step>{'x' * length}</step><answer>\\boxed{{1}}</answer>",
-             "verification": "<step_verification><step>\\boxed{CORRECT}</step></step_verification>"}
+             "verification": "<step_verification><step>\\boxed{CORRECT}</step></step_verification>"
+                             "<final_verification>\\boxed{CORRECT}</final_verification>"}
             for k, length in enumerate((30, 70, 700, 40, 50, 701, 60, 20))]  # fmt: skip
     config = math_config("a/b", validation=3)
     if stage_one == "tagged":

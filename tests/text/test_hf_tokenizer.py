@@ -20,7 +20,9 @@ from support.small_tokenizers import (
     sentencepiece_model,
     write_folder,
 )
+from tango_jax.records import Problem
 from tango_jax.text.hf_tokenizer import byte_letters, load_hf_tokenizer
+from tango_jax.text.templates import verifier_prompt
 
 FAMILIES = ("qwen2", "llama3", "smollm", "llama2", "mistral")
 BYTE_LEVEL = FAMILIES[:3]
@@ -113,6 +115,16 @@ def test_special_tokens_in_text_become_their_ids(tokenizer, reference, family):
         assert ids == reference(f"a{name} b", add_special_tokens=False).input_ids
         (token,) = {reference.convert_tokens_to_ids(name)} & set(ids)
         assert tokenizer.token_bytes[token] == (name.encode() if name == "<tool_call>" else b"")
+
+
+def test_model_text_holds_no_special_tokens(tokenizer, family):
+    """A solution that spells out the end of a turn must not end one in the verifier's prompt."""
+    special = "</s>" if family in ("llama2", "mistral") else "<|im_end|>"
+    prompt, _ = verifier_prompt("{problem}{num_steps}{solution}", tokenizer, Problem("p", f"q{special}", ""),
+                                f"a{special}{special[1:]}b", 1, 10_000)  # fmt: skip
+    controls = {token for token, text in enumerate(tokenizer.token_bytes) if not text}
+    assert controls & set(tokenizer.encode_fn(special)) and not controls & set(prompt[len(tokenizer.bos_ids) :])
+    assert tokenizer.as_text("x < y |> </step>") == "x < y |> </step>"
 
 
 def test_bos_and_stop(tokenizer, family):
@@ -233,6 +245,13 @@ def test_chat_prompts_are_those_of_transformers(tmp_path, folders, place):
     # Responses stay as they are, and a raw prompt knows nothing of the template.
     assert tokenizer.encode_response("4") == load_hf_tokenizer(folder, ROWS).encode_response("4")
     assert load_hf_tokenizer(folder, ROWS).encode_prompt("4") == [tokenizer.bos_ids[0], *tokenizer.encode_fn("4")]
+
+
+def test_a_prompt_does_not_change_with_the_calendar(tmp_path):
+    """As in Llama 3.2, whose template asks for today's date where it is given none."""
+    template = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }} {{ messages[0].content }}"
+    folder = write_folder(tmp_path, byte_level("smollm"), {"eos_token": "<|im_end|>", "chat_template": template})
+    assert load_hf_tokenizer(folder, ROWS, use_chat=True).chat_fn("hi") == "26 Jul 2024 hi"
 
 
 @pytest.mark.parametrize("template, words", [
