@@ -19,6 +19,7 @@ from tango_jax.cli.command_line import load_options
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import cut, folder_to_write, local_path
 from tango_jax.runtime.failures import ends_in_one_line
+from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.metrics import read_metrics
@@ -38,10 +39,18 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     """
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
-    stage = "reinforcement learning" if len(part) == 2 else "stage 1 (SFT)"
+    is_stage_one, step = len(part) == 1, max(complete_steps(directory))
+    stage = "stage 1 (SFT)" if is_stage_one else "reinforcement learning"
     prompting = prompting_of(settings, role)
-    title = f"{role.capitalize()} of a run of RL Tango, after {stage}"
-    card = model_card(title, source.base_model, last_metrics(workdir, role), prompting)
+    row = last_evaluation(directory.parent / "metrics.jsonl", step)
+    card = model_card(
+        f"{role.capitalize()} of a run of RL Tango, after {stage}",
+        source.base_model,
+        {name: value for name, value in row.items() if name.startswith(f"{role}/")},
+        prompting,
+        trained=moment(step, is_stage_one),
+        evaluated=moment(row["step"], is_stage_one) if row else "",
+    )
     with tempfile.TemporaryDirectory() as folder:
         source.write_tokenizer(Path(folder))
         return export_hf(
@@ -67,13 +76,18 @@ def prompting_of(settings: ConfigDict, role: str) -> Prompting | None:
         return None
 
 
-def last_metrics(workdir: Path, role: str) -> dict:
-    """The newest evaluation metrics of the role that the run has written, without timings."""
-    for path in (workdir / "metrics.jsonl", workdir / "sft" / role / "metrics.jsonl"):
-        rows = [row for row in read_metrics(path) if row["phase"] in ("eval", "sft")] if path.is_file() else []
-        if rows:
-            return {name: value for name, value in rows[-1].items() if name.startswith(f"{role}/")}
-    return {}
+def last_evaluation(path: Path, step: int) -> dict:
+    """The newest evaluation up to a step, as a row of the metrics; empty if there is none."""
+    rows = read_metrics(path) if path.is_file() else []
+    # A run goes on for some turns after its newest checkpoint: later rows are about weights that nobody has.
+    return next((row for row in reversed(rows) if row["phase"] in ("eval", "sft") and row["step"] <= step), {})
+
+
+def moment(step: int, is_stage_one: bool) -> str:
+    """After which step of its stage something was saved or measured, in words."""
+    if is_stage_one:
+        return f"after step {step} of stage 1"
+    return f"after turn {step}" if step else "before the first turn"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import rich.console
@@ -23,6 +24,7 @@ from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERAT
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import for_terminal, on_one_line
 from tango_jax.sampling.checkpoint_sampler import (
@@ -31,6 +33,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     open_checkpoint_sampler,
 )
 from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.text.tokenizer import unknown_characters
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
@@ -59,11 +62,20 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-def sample_text(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> str:
-    """One response, as text."""
+class Response(NamedTuple):
+    """What a model wrote."""
+
+    text: str
+    num_tokens: int
+    is_truncated: bool  # it reached the limit before its end
+
+
+def respond(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> Response:
+    """Sample one response."""
     key_data = rng.step_key(args.seed, key_name)
     rollout = sampler.sample([prompt], np.zeros((1, 1), int), key_data, args.temperature, args.top_p)
-    return sampler.tokenizer.decode(rollout.tokens[0])
+    tokens = rollout.tokens[0]
+    return Response(sampler.tokenizer.decode(tokens), len(tokens), bool(rollout.is_truncated_B[0]))
 
 
 def quoted(text: str, encoding: str, indent: str = "") -> str:
@@ -85,6 +97,31 @@ def question_prompt(problem: Problem, generator: CheckpointSampler, verifier: Ch
     return prompt
 
 
+def warn_of_unknown(
+    question: str, generator: CheckpointSampler, verifier: CheckpointSampler, console: rich.console.Console
+) -> None:
+    """Say, in one line, which characters of the question a model never sees."""
+    samplers = {"generator": generator, "verifier": verifier}
+    unknown = {role: unknown_characters(sampler.tokenizer, [question]) for role, sampler in samplers.items()}
+    shown = [f"the {role}'s tokenizer has no token for {cut(', '.join(map(repr, found)))}"
+             for role, found in unknown.items() if found]  # fmt: skip
+    if shown:
+        text = f"warning: {' and '.join(shown)}: its model cannot read them"
+        console.print(Text(on_one_line(text, console.encoding), "yellow"))
+
+
+def misalignment(judgements: int, steps: int) -> str:
+    """Why the judgements of a verification that is not aligned do not count."""
+    if judgements == steps:
+        return "not every step is judged"
+    return f"{judgements} judgement{'s' * (judgements != 1)} for {steps} step{'s' * (steps != 1)}"
+
+
+def warn_if_cut_off(what: str, response: Response, console: rich.console.Console) -> None:
+    if response.is_truncated:
+        console.print(Text(f"The {what} was cut off after {response.num_tokens} tokens (raise --max_new).", "yellow"))
+
+
 def answer(
     question: str,
     generator: CheckpointSampler,
@@ -99,19 +136,25 @@ def answer(
     """
     problem, encoding = Problem("the question", question, ""), console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
+    warn_of_unknown(question, generator, verifier, console)
     prompt = question_prompt(problem, generator, verifier)
     with working("solving (the first question of its length is also compiled)"):
-        text = sample_text(generator, prompt, args, "solve")
+        response = respond(generator, prompt, args, "solve")
+    text = response.text
     console.print(Text(quoted(text, encoding)))
+    warn_if_cut_off("solution", response, console)
     solution = parse_solution(text, generator.min_steps)
     steps = [text[start:end] for start, end in solution.step_spans]
     prompt, is_shortened = verifier_prompt(
         verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
     with working("judging"):
-        verification = sample_text(verifier, prompt, args, "verify")
-    judged = parse_verification(verification, len(steps), solution.format_score)
+        verification = respond(verifier, prompt, args, "verify")
+    judged = parse_verification(verification.text, len(steps), solution.format_score)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
+    warn_if_cut_off("verification", verification, console)
+    if steps and not judged.aligned:
+        console.print(Text(f"{misalignment(len(judged.judgements), len(steps))}: no step reward", "yellow"))
     for number, step in enumerate(solution.steps, 1):
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
         words = judged.blocks[number - 1].strip() if number <= len(judged.blocks) else ""

@@ -11,18 +11,24 @@ from pathlib import Path
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
+from tango_jax.config import default_config
 from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.evaluation.sets import GROUPS, SYNTHETIC_STEPS
+from tango_jax.evaluation.shards import digest
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
+from tango_jax.text.templates import load_template
 from tango_jax.weights.source import kind_of
+from tango_jax.weights.workdir import newest_checkpoints, read_config
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
 _SAMPLED = SAMPLED_TEMPERATURE._replace(
     why=": the greedy attempt is made without being asked for, and one vote is greedy"
 )
+_JUDGED_SETS = ("processbench", *GROUPS["processbench"], *SYNTHETIC_STEPS)  # that need no solver
 RANGES = {
     "samples": Range(0, MAX_SAMPLES), "votes": Range(1, MAX_SAMPLES), "temperature": _SAMPLED,
     "verifier_temperature": _SAMPLED, "top_p": SHARE_ABOVE_ZERO, "problems": COUNT_OR_NONE, "seed": SEED,
@@ -137,8 +143,9 @@ def _compare(path: Path, new: dict) -> None:
         return
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
+    # Earlier versions did not store what the templates say.
     changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
-               if old.get(name) != new.get(name)]  # fmt: skip
+               if old.get(name) != new.get(name) and not (name.endswith("_digest") and name not in old)]  # fmt: skip
     if changed:
         raise ValueError(f"{path.parent} holds another evaluation ({'; '.join(changed[:5])}): go on with the same "
                          "settings, or choose another --out")
@@ -147,12 +154,25 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
-    # A run that goes on training between two attempts is another model.
-    for role in ("checkpoint", "verifier"):
-        name = getattr(settings, role)
-        if name is not None and kind_of(name) == "workdir":
-            fields[f"{role}_step"] = max(complete_steps(Path(name).expanduser() / "checkpoints"), default=0)
+    # A run that goes on training between two attempts is another model, and an edited template another prompt.
+    for role, name in _models(settings).items():
+        own = default_config()[role]
+        if kind_of(name) == "workdir":
+            workdir = Path(name).expanduser()
+            own = read_config(workdir)[role]
+            directory, _ = newest_checkpoints(workdir, role)
+            fields["checkpoint_step" if role == "generator" else "verifier_step"] = max(complete_steps(directory))
+        fields[f"{role}_template_digest"] = digest(load_template(role, settings.sampler(role).template or own.template))
     return fields
+
+
+def _models(settings: Settings) -> dict[str, str]:
+    """The model of each role that has work: the others are not opened, and so need neither weights nor a template."""
+    is_judged = [name.partition(":")[0] in _JUDGED_SETS for name in settings.sets]
+    models = {} if all(is_judged) else {"generator": settings.checkpoint}
+    if any(is_judged) or settings.verifier is not None:
+        models["verifier"] = settings.judge
+    return models
 
 
 def _parser(doc: str) -> Parser:

@@ -90,7 +90,8 @@ def _format_score(
 
 
 def _final_section_start(text: str) -> int | None:
-    """Return where the final section starts, or None unless the text is the two sections in order and nothing else."""
+    """Return where the final section starts, or None unless the text begins with the two sections in order and ends
+    with a final section. A second answer may lie between, as in the published code: the first one counts."""
     if not text.startswith(_SECTION_OPEN) or not text.endswith(_FINAL_CLOSE):
         return None
     section_end = text.find(_SECTION_CLOSE)

@@ -74,7 +74,7 @@ function compareColumn({ rollout, index, marked, isThis }, context) {
   const paints = paintsOf(rollout, verification, look.colour, scale);
   const name = facts.runs[context.columns.run[index]].name;
   const place = `${rollout.phase === "eval" ? "after turn" : "turn"} ${rollout.turn}, ${phaseOf(rollout)}`;
-  const open = h("a", { href: `#r=${keyOf(context.columns, facts, index)}` }, place);
+  const open = h("a", { href: linkTo(keyOf(context.columns, facts, index)) }, place);
   open.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();

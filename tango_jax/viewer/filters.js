@@ -123,6 +123,9 @@ function toHash(state, rollout, look) {
   return parts.toString().replace(/%3A/g, ":").replace(/%2F/g, "/").replace(/%2C/g, ",");
 }
 
+// The address of a rollout alone; its key has the name of the run's folder, which may contain anything: lr+kl, a&b.
+const linkTo = (key) => `#${toHash(noFilters(), key, {})}`;
+
 function fromHash(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   const state = noFilters();

@@ -171,7 +171,7 @@ function groupRow(rollout, siblings, choose) {
     const isThis = sample === rollout.sample;
     const link = h(
       "a",
-      { href: `#r=${key}`, class: isThis ? "chosen" : "", "aria-current": isThis ? "true" : null },
+      { href: linkTo(key), class: isThis ? "chosen" : "", "aria-current": isThis ? "true" : null },
       hidden("sample "),
       `${sample + 1}`,
       h("small", {}, hidden("reward "), reward.toFixed(2)),

@@ -157,7 +157,7 @@ function makeViewer(facts, columns) {
   }
 
   async function copyLink(button = null) {
-    const link = `${location.href.split("#")[0]}#r=${keyOf(columns, facts, chosen)}`;
+    const link = location.href.split("#")[0] + linkTo(keyOf(columns, facts, chosen));
     try {
       await navigator.clipboard.writeText(link);
     } catch {

@@ -127,19 +127,31 @@ class Prompting(NamedTuple):
         ))  # fmt: skip
 
 
-def model_card(title: str, base_model: str | None, metrics: dict, prompting: Prompting | None) -> str:
-    """Return README.md of an exported model: its origin, how to ask it, and the metrics (a flat dict) as a table."""
+def model_card(
+    title: str,
+    base_model: str | None,
+    metrics: dict,
+    prompting: Prompting | None,
+    trained: str = "",
+    evaluated: str = "",
+) -> str:
+    """Return README.md of an exported model: its origin, how to ask it, and the metrics (a flat dict) as a table.
+
+    `trained` says of which moment of the run the weights are ("after turn 8"), and `evaluated` of which the metrics.
+    """
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"base_model: {base_model}"] if base_model else []
     lines = [*front, "tags:", "- tango_jax", "- reinforcement-learning", "---", "", f"# {title}", ""]
-    lines += ["Trained with RL Tango (arXiv 2505.15034) by tango_jax.", ""]
+    weights = f" These are the weights {trained}." if trained else ""
+    lines += [f"Trained with RL Tango (arXiv 2505.15034) by tango_jax.{weights}", ""]
     if prompting is not None:
         turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
         lines += ["## Use", "", "In this folder:", "", "```python", prompting.snippet(), "```", "",
                   f"It was trained on this prompt{turn} and knows no other (`{TEMPLATE_FILE}`):", "",
                   markdown_fence(prompting.template), ""]
     if metrics:
-        lines += ["## Evaluation", "", "| name | value |", "|---|---|"]
+        lines += ["## Evaluation", "", *([f"Of the weights {evaluated}:", ""] if evaluated else [])]
+        lines += ["| name | value |", "|---|---|"]
         shown = {name: markdown_cell(value) if value and isinstance(value, str) else value
                  for name, value in metrics.items()}  # fmt: skip
         lines += [f"| {name} | {value} |" for name, value in shown.items()] + [""]

@@ -61,6 +61,29 @@ def test_a_trained_policy_comes_back_bit_by_bit(start, folder, gguf, tmp_path, c
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == list(exported.tokenizer.stop_ids)
 
 
+def test_the_card_shows_what_was_measured_of_these_weights(folder, tmp_path):
+    """A run that was stopped at turn 9 has evaluated later weights than those of its newest checkpoint, turn 6."""
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    save_run(tmp_path / "run", config, stage_one=True, step=30)
+    with MetricsWriter(tmp_path / "run" / "sft" / "generator" / "metrics.jsonl") as writer:
+        for step in (20, 30, 40):
+            writer.write(step, "sft", {"generator/sft_heldout_loss": step / 100})
+    with MetricsWriter(tmp_path / "run" / "metrics.jsonl") as writer:
+        for turn in (0, 4, 8):
+            writer.write(turn, "eval", {"generator/accuracy": turn / 10})
+            writer.write(turn + 1, "generator", {"generator/accuracy": 0.99})
+    card = (export.export(tmp_path / "run", "generator", tmp_path / "one") / "README.md").read_text()
+    assert "These are the weights after step 30 of stage 1." in card
+    assert "Of the weights after step 30 of stage 1:\n" in card
+    assert "| generator/sft_heldout_loss | 0.3 |" in card and "generator/accuracy" not in card
+    for step, evaluated, accuracy in ((2, "before the first turn", 0.0), (6, "after turn 4", 0.4)):
+        save_run(tmp_path / "run", config, step=step)
+        card = (export.export(tmp_path / "run", "generator", tmp_path / str(step)) / "README.md").read_text()
+        assert f"These are the weights after turn {step}." in card
+        assert f"Of the weights {evaluated}:\n" in card and f"| generator/accuracy | {accuracy} |" in card
+
+
 def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 

@@ -1,14 +1,18 @@
 """`python -m tango_jax.sample`: any checkpoint answers, another or the same one judges, mistakes end in one line."""
 
+import argparse
 import io
 
 import pytest
 from rich.console import Console
 
+from support.evaluation_cases import CLAIM, PROMPT, scripted, small_tokenizer
 from support.paths import ROOT
 from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
 from tango_jax import sample
 from tango_jax.cli.command_line import load_config
+from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.tokenizer import load_sentencepiece
 
 SHORT = ["--template=last_letter", "--verifier_template=last_letter", "--max_new=24", "--max_prompt=128"]
 SOLUTION = "<think>\n<step>3 + 4 = 7</step>\n<step>so 8</step>\n</think>\n<answer>\\boxed{8}</answer>"
@@ -53,20 +57,50 @@ def test_what_takes_a_while_is_said_on_standard_error(folder, capsys):
     ]
 
 
-def test_steps_stand_beside_their_judgements_in_colour(monkeypatch):
-    texts = {"solve": SOLUTION, "verify": VERIFICATION}
-    monkeypatch.setattr(sample, "sample_text", lambda sampler, prompt, args, name: texts[name])
-    monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
-    monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, color_system="standard", width=100, soft_wrap=True)
-    source = type("Opened", (), {"tokenizer": None})()
-    sampler = sample.CheckpointSampler(source, None, None, "", 10, 3)
-    sample.answer("What is 3 + 4?", sampler, sampler, None, console)
-    out = stream.getvalue()
+def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, **console) -> str:
+    """What is printed about a question; a text that is None is cut off, after <think>."""
+    stream, args = io.StringIO(), argparse.Namespace(seed=0, temperature=0.0, top_p=1.0)
+    generator, verifier = (
+        scripted(tokenizer, lambda number, prompt, is_greedy, text=text: text, template)
+        for tokenizer, text, template in zip(
+            tokenizers or [small_tokenizer()] * 2, (solution, verification), (PROMPT, CLAIM), strict=True
+        )
+    )
+    sample.answer(question, generator, verifier, args, Console(file=stream, width=100, soft_wrap=True, **console))
+    return stream.getvalue()
+
+
+def test_steps_stand_beside_their_judgements_in_colour():
+    out = shown(SOLUTION, VERIFICATION, force_terminal=True, color_system="standard")
     assert "\x1b[32m   CORRECT" in out and "\x1b[31m   INCORRECT" in out and "7 is not 8." in out
     assert out.index("3 + 4 = 7", out.index("Judgement")) < out.index("CORRECT", out.index("Judgement"))
     assert "Answer: " in out and "8" in out and "\x1b[1;31mINCORRECT" in out
+
+
+def test_what_does_not_count_is_said():
+    out = shown(SOLUTION, VERIFICATION)
+    assert "cut off" not in out and "no step reward" not in out and "warning" not in out
+    length = len(small_tokenizer().encode_response("<think>"))
+    cut_off = f"was cut off after {length} tokens (raise --max_new).\n"
+    assert f"| <think>\nThe solution {cut_off}" in shown(None, VERIFICATION)
+    out = shown(SOLUTION, None)
+    assert f"Judgement\nThe verification {cut_off}" in out
+    assert "\n0 judgements for 2 steps: no step reward\n" in out
+    one_more = VERIFICATION.replace("</step_verification>", "<step>\\boxed{CORRECT}</step></step_verification>")
+    assert "\n3 judgements for 2 steps: no step reward\n" in shown(SOLUTION, one_more)
+    one_fewer = VERIFICATION.replace("\\boxed{INCORRECT}</step>", "</step>")
+    assert "\nnot every step is judged: no step reward\n" in shown(SOLUTION, one_fewer)
+
+
+def test_characters_that_a_tokenizer_does_not_know_are_named():
+    printable = load_sentencepiece(printable_model())
+    question = "Ist 3 \u00d7 4 gr\u00f6\u00dfer als 7?"
+    unknown = "tokenizer has no token for '\u00d7', '\u00df', '\u00f6'"
+    [warning] = [line for line in shown(SOLUTION, VERIFICATION, question, [printable] * 2).splitlines()
+                 if line.startswith("warning: ")]  # fmt: skip
+    assert warning == f"warning: the generator's {unknown} and the verifier's {unknown}: its model cannot read them"
+    out = shown(SOLUTION, VERIFICATION, question, [small_tokenizer(), printable])
+    assert f"warning: the verifier's {unknown}: its model" in out
 
 
 def test_mistakes_end_in_one_line(folder, capsys):

@@ -16,8 +16,11 @@ from support.evaluation_cases import (
     tagged,
     verification,
 )
+from tango_jax.config import default_config
 from tango_jax.evaluate import main
+from tango_jax.evaluation.settings import check_settings, save_settings
 from tango_jax.grading import close_pool
+from tango_jax.tracking.run_config import save_config
 
 T, F = True, False
 
@@ -102,6 +105,49 @@ def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer,
     shutil.copy(ROWS / "gsm8k_short.jsonl", data)
     evaluate(monkeypatch, settings_of(tmp_path / "out", "--rows=2", sets=f"gsm8k:{data}"), generator)
     assert files_of(tmp_path / "out") == before
+
+
+def test_a_run_that_goes_on_in_stage_one_is_another_model(tmp_path):
+    def saved(role, step):
+        (tmp_path / "run" / "sft" / role / "checkpoints" / str(step)).mkdir(parents=True)
+
+    (tmp_path / "run").mkdir()
+    save_config(default_config(), tmp_path / "run" / "config.json")
+    saved("generator", 4)
+    solving = settings_of(tmp_path / "solving", sets="gsm8k", checkpoint=tmp_path / "run")
+    save_settings(solving)
+    saved("verifier", 7)
+    check_settings(solving)  # in which nothing is judged
+    judging = settings_of(tmp_path / "judging", sets="processbench:rows", checkpoint=tmp_path / "run")
+    save_settings(judging)
+    saved("verifier", 10)
+    with pytest.raises(ValueError, match=r"judging holds another evaluation \(verifier_step: 7 -> 10\)"):
+        check_settings(judging)
+    saved("generator", 8)
+    with pytest.raises(ValueError, match=r"solving holds another evaluation \(checkpoint_step: 4 -> 8\)"):
+        check_settings(solving)
+
+
+def test_an_edited_template_is_another_prompt(tmp_path):
+    files = {role: tmp_path / f"{role}.txt" for role in ("generator", "verifier")}
+    config = default_config()
+    config.verifier.template = str(files["verifier"])
+    (tmp_path / "run").mkdir()
+    save_config(config, tmp_path / "run" / "config.json")
+    (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
+    for file in files.values():
+        file.write_text("{problem} {solution} {num_steps}")
+    flags = (f"--template={files['generator']}", f"--verifier={tmp_path / 'run'}")
+    settings = settings_of(tmp_path / "out", *flags, sets="gsm8k")
+    save_settings(settings)
+    check_settings(settings)
+    for role, file in files.items():
+        before = file.read_text()
+        file.write_text(f"{before} Be brief.")
+        with pytest.raises(ValueError, match=rf"another evaluation \({role}_template_digest: \w+ -> \w+\)"):
+            check_settings(settings)
+        file.write_text(before)
+    check_settings(settings)
 
 
 def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written(tokenizer, tmp_path, monkeypatch):

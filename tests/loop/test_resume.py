@@ -160,6 +160,15 @@ def test_a_finished_run_is_left_alone(train_here, tiny_run):
     assert {path: path.stat().st_mtime_ns for path in tiny_run.workdir.rglob("*.jsonl")} == before
 
 
+def test_the_start_of_a_finished_run_may_have_moved(train_here, tiny_run, tmp_path):
+    workdir = tmp_path / "copy"
+    shutil.copytree(tiny_run.workdir, workdir)
+    settings = json.loads((workdir / "config.json").read_text()) | {"generator.init_from": "runs/then"}
+    (workdir / "config.json").write_text(json.dumps(settings))
+    code, said = train_here(workdir, "generator.init_from=runs/now")
+    assert code is None and "holds a finished run" in said
+
+
 @pytest.mark.parametrize("start", ["init_from", "resume"])
 def test_a_checkpoint_of_another_architecture_gives_one_error(train_here, tiny_run, tmp_path, start):
     overrides = ["generator.model.num_layers=1"]

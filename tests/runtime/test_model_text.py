@@ -188,11 +188,12 @@ def test_the_log_of_a_run_can_be_written_and_read(encoding):
 
 
 def answered(monkeypatch, text: str, stream) -> None:
-    """What `sample` prints where question, solution and verification hold this text."""
+    """What `sample` prints where question, solution and verification hold this text, unknown to the tokenizers."""
     solution = f"<think><step>{text}</step></think>\n<answer>\\boxed{{{text}}}</answer>{text}"
     said = f"<step_verification><step>{text}\\boxed{{CORRECT}}</step></step_verification>"
     texts = {"solve": solution, "verify": said}
-    monkeypatch.setattr(sample, "sample_text", lambda sampler, prompt, args, name: texts[name])
+    monkeypatch.setattr(sample, "respond", lambda sampler, prompt, args, name: sample.Response(texts[name], 9, False))
+    monkeypatch.setattr(sample, "unknown_characters", lambda tokenizer, texts: sorted(set().union(*texts)))
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
     console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -211,8 +212,9 @@ def test_sample_shows_every_line_of_a_model_behind_a_bar(monkeypatch, encoding):
         written = raw.getvalue().decode(encoding)
         assert_shown(written, kept="\n")
         own = [line for line in written.splitlines() if not line.lstrip(" 1.").startswith("|")]
-        assert [line.split()[0] for line in own][:2] == ["Question:", "Judgement"], own
-        assert len(own) == 4 and own[-1].startswith("Verdict: INVALID   Answer: "), own
+        warned = ["warning:"] * bool(text)
+        assert [line.split()[0] for line in own][:-2] == ["Question:", *warned, "Judgement"], own
+        assert own[-1].startswith("Verdict: INVALID   Answer: "), own
 
 
 def test_a_question_that_is_no_text_ends_in_one_line(capsys):

@@ -5,6 +5,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -380,6 +381,26 @@ def test_a_link_to_a_rollout_that_is_not_there_says_so(page, report):
     page.wait("document.querySelector('#problem').hidden")
     page.open(report, "run=grpo/9")
     assert found(page) == 0
+
+
+def test_links_to_a_run_whose_folder_has_signs_of_addresses_in_its_name(page, tmp_path):
+    write_run(tmp_path / "lr+kl a&b=c#d%41", run_config(groups=1), turns=2)
+    [run] = find_runs([tmp_path])
+    build_page([run], tmp_path / "report.html")
+    row = next(row | {"run": run.name} for row in read_rollouts(run.rollouts))
+    page.open(tmp_path / "report.html", f"r={quote_plus(key(row))}")
+    page.js("""Object.defineProperty(navigator, "clipboard", { value: { writeText(text) { window.copied = text; } } })
+        && null""")
+    page.press("y")
+    page.wait("window.copied")
+    links = page.js("[window.copied, document.querySelector('.group a').href]")
+    page.click("#look-group")
+    page.wait("document.querySelector('.column.chosen') !== null")
+    links.append(page.js("document.querySelector('.column.chosen h3 a').href"))
+    for link in links:
+        page.open(tmp_path / "report.html", link.partition("#")[2])
+        assert page.js("document.querySelector('#problem').hidden"), link
+        assert shown(page)["id"] == row["problem"]["id"]
 
 
 # ----------------------------------------------------------------------------------------------- keys and appearance
