@@ -2,7 +2,8 @@
 
 Command:   python -m tango_jax.train --config=configs/last_letter_long.py --workdir=runs/last_letter_long
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
-Expected:  not run in full yet; configs/when_it_pays.md says how it will be.
+Expected:  greedy accuracy from 0.01 to between 0.4 and 1.0 within 60 generator steps, depending on the start: half an
+           hour on one core for stage 1, five minutes for the rest. configs/when_it_pays.md has the runs of all arms.
 """
 
 from ml_collections import ConfigDict

@@ -194,7 +194,7 @@ def _parser(doc: str) -> Parser:
         parser.add_argument(f"--{prefix}max_new", type=int, default=0, help=f"tokens of a response; {default}")
         parser.add_argument(f"--{prefix}template", help="name or file (default: math, or as in the run)")
     parser.add_flag("--use_chat", "prompts in the checkpoint's chat template")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of weights and computing")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the problems drawn and of the sampling; default: 0")
     parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")
     parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
