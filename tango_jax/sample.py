@@ -33,7 +33,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     open_checkpoint_sampler,
 )
 from tango_jax.text.templates import generator_prompt, verifier_prompt
-from tango_jax.text.tokenizer import unknown_characters
+from tango_jax.text.tokenizer import unreadable_characters
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
@@ -102,11 +102,11 @@ def warn_of_unknown(
 ) -> None:
     """Say, in one line, which characters of the question a model never sees."""
     samplers = {"generator": generator, "verifier": verifier}
-    unknown = {role: unknown_characters(sampler.tokenizer, [question]) for role, sampler in samplers.items()}
+    unknown = {role: unreadable_characters(sampler.tokenizer, question) for role, sampler in samplers.items()}
     shown = [f"the {role}'s tokenizer has no token for {cut(', '.join(map(repr, found)))}"
              for role, found in unknown.items() if found]  # fmt: skip
     if shown:
-        text = f"warning: {' and '.join(shown)}: its model cannot read them"
+        text = f"warning: {' and '.join(shown)}: such a model cannot read it"
         console.print(Text(on_one_line(text, console.encoding), "yellow"))
 
 

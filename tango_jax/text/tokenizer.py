@@ -79,6 +79,17 @@ def unknown_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     return [c for c in sorted(set().union(*texts)) if c != known and known in tokenizer.decode(tokenizer.encode_fn(c))]
 
 
+def unreadable_characters(tokenizer: Tokenizer, text: str) -> list[str]:
+    """The characters of a text that the model does not see: `unknown_characters`, but for those that are known where
+    they stand, as "#" in "#1" may be."""
+    suspects = unknown_characters(tokenizer, [text])
+
+    def alone(suspect: str) -> str:
+        return "".join(c for c in text if c == suspect or c not in suspects)
+
+    return [c for c in suspects if "\ufffd" in tokenizer.decode(tokenizer.encode_fn(alone(c)))]
+
+
 def token_of_character(ends: Sequence[int], character: int) -> int:
     """Index of the token that completes the given character; -1 if the text does not reach it."""
     token = bisect.bisect_right(ends, character)

@@ -98,9 +98,9 @@ def test_characters_that_a_tokenizer_does_not_know_are_named():
     unknown = "tokenizer has no token for '\u00d7', '\u00df', '\u00f6'"
     [warning] = [line for line in shown(SOLUTION, VERIFICATION, question, [printable] * 2).splitlines()
                  if line.startswith("warning: ")]  # fmt: skip
-    assert warning == f"warning: the generator's {unknown} and the verifier's {unknown}: its model cannot read them"
+    assert warning == f"warning: the generator's {unknown} and the verifier's {unknown}: such a model cannot read it"
     out = shown(SOLUTION, VERIFICATION, question, [small_tokenizer(), printable])
-    assert f"warning: the verifier's {unknown}: its model" in out
+    assert f"warning: the verifier's {unknown}: such a model" in out
 
 
 def test_mistakes_end_in_one_line(folder, capsys):

@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from tango_jax.cli.command_line import load_config
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
+from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import printable_model, train_sentencepiece
-from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece, token_of_character, unknown_characters
+from tango_jax.text.tokenizer import (
+    Tokenizer,
+    load_sentencepiece,
+    token_of_character,
+    unknown_characters,
+    unreadable_characters,
+)
 
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 GEQ = "\N{GREATER-THAN OR EQUAL TO}"  # e2 89 a5
@@ -220,3 +228,11 @@ def test_step_ends_of_the_tasks_own_tokens(tokenizer):
     solution = make_solution(TASK, PROBLEM, *tokenizer.decode_with_ends(ids), True)
     assert solution.step_ends == tuple(place for place, token in enumerate(ids) if token == close)
     assert solution.steps == ("#1 ends in t", "#2 ends in g")
+
+
+def test_characters_that_are_known_where_they_stand_are_read():
+    """The tokenizer of last_letter has "#1", but no "#" alone."""
+    tokenizer = load_sentencepiece(tokenizer_model(load_config("tiny")))
+    assert unknown_characters(tokenizer, ["cat#1 dog#2"]) == ["#"]
+    assert unreadable_characters(tokenizer, "cat#1 dog#2") == []
+    assert unreadable_characters(tokenizer, "Cat#1 dög#2") == ["C", "ö"]
