@@ -156,7 +156,7 @@ def test_stored_report_works_inside_the_notebook(tmp_path):
         page.wait("document.body.dataset.ready === 'true'")
         page.click("#tab-rollouts")
         page.wait("document.querySelector('#rollout h2') !== null")
-        assert page.text("#rollout h2").startswith("last_letter/rl/")
+        assert page.text("#rollout h2").startswith("last_letter/")
         assert page.logged() == []
 
 
