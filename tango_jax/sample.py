@@ -21,7 +21,7 @@ from rich.text import Text
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
-from tango_jax.grading import parse_solution, parse_verification
+from tango_jax.grading import parse_solution, parse_verification, why_misaligned
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checks import cut
@@ -110,13 +110,6 @@ def warn_of_unknown(
         console.print(Text(on_one_line(text, console.encoding), "yellow"))
 
 
-def misalignment(judgements: int, steps: int) -> str:
-    """Why the judgements of a verification that is not aligned do not count."""
-    if judgements == steps:
-        return "not every step is judged"
-    return f"{judgements} judgement{'s' * (judgements != 1)} for {steps} step{'s' * (steps != 1)}"
-
-
 def warn_if_cut_off(what: str, response: Response, console: rich.console.Console) -> None:
     if response.is_truncated:
         console.print(Text(f"The {what} was cut off after {response.num_tokens} tokens (raise --max_new).", "yellow"))
@@ -154,7 +147,7 @@ def answer(
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)
     if steps and not judged.aligned:
-        console.print(Text(f"{misalignment(len(judged.judgements), len(steps))}: no step reward", "yellow"))
+        console.print(Text(f"{why_misaligned(judged.judgements, len(steps))}: no step reward", "yellow"))
     for number, step in enumerate(solution.steps, 1):
         judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
         words = judged.blocks[number - 1].strip() if number <= len(judged.blocks) else ""

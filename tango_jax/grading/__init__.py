@@ -24,7 +24,7 @@ from tango_jax.grading.grader import (
     grade_many,
 )
 from tango_jax.grading.steps import ParsedSolution, parse_solution
-from tango_jax.grading.verdict import ParsedVerification, parse_verification
+from tango_jax.grading.verdict import ParsedVerification, parse_verification, why_misaligned
 
 __all__ = [
     "FAILURES",
@@ -39,4 +39,5 @@ __all__ = [
     "grade_many",
     "parse_solution",
     "parse_verification",
+    "why_misaligned",
 ]

@@ -56,6 +56,18 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
     )
 
 
+def why_misaligned(judgements: tuple[bool | None, ...], num_steps: int) -> str:
+    """Why the judgements are not one for each step, in words; empty if they are."""
+    if len(judgements) != num_steps or num_steps == 0:
+        return f"{_counted(len(judgements), 'judgement')} for {_counted(num_steps, 'step')}"
+    missing = ", ".join(str(k) for k, judgement in enumerate(judgements, 1) if judgement is None)
+    return f"no judgement of step {missing}" if missing else ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
 def _judgement(block: str) -> bool | None:
     """Return the judgement in the box that ends the block (a period and whitespace may follow), or None."""
     tail = block.rstrip()[-32:].removesuffix(".").lower()

@@ -108,9 +108,11 @@ def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task)
 def check_start(restored: Restored | None, fingerprints: dict[str, str], config: ConfigDict) -> None:
     """Raise ValueError if a checkpoint belongs to a run that started from other parameters, problems or prompts."""
     saved = {} if restored is None else restored.meta["source_fingerprint"]  # earlier versions: of parameters alone
-    for name in [name for name in fingerprints if saved.get(name, fingerprints[name]) != fingerprints[name]]:
-        raise ValueError(f"{_changed(name, config)} since the checkpoint of turn {restored.step} was saved, and the "
-                         "run would go on as another one: put back what was there, or choose another --workdir")
+    changed = [name for name, now in fingerprints.items() if saved.get(name, now) != now]
+    if changed:
+        raise ValueError(f"{' and '.join(_changed(name, config) for name in changed)} since the checkpoint of turn "
+                         f"{restored.step} was saved, and the run would go on as another one: put back what was there, "
+                         "or choose another --workdir")
 
 
 def _changed(name: str, config: ConfigDict) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from tango_jax.grading import why_misaligned
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.console import Console
@@ -132,8 +133,10 @@ def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) ->
 
 def _transcript(solution: Solution, verification: Verification) -> str:
     marks = {True: "CORRECT", False: "INCORRECT"}
-    reason = _why_no_step_reward(len(solution.steps), verification)
-    judged = [reason] * len(solution.steps) if reason else [marks[label] for label in verification.judgements]
+    if reason := why_misaligned(verification.judgements, len(solution.steps)):
+        judged = [f"{reason}: no step reward"] * len(solution.steps)
+    else:
+        judged = [marks[label] for label in verification.judgements]
     gold = solution.gold_steps or (None,) * len(solution.steps)
     lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
@@ -162,18 +165,3 @@ def _transcript(solution: Solution, verification: Verification) -> str:
             "</details>",
         ]
     )
-
-
-def _why_no_step_reward(num_steps: int, verification: Verification) -> str:
-    """Why the steps of a solution have no rewards from a verification; empty if they have."""
-    if verification.is_aligned:
-        return ""
-    judgements = verification.judgements
-    if len(judgements) == num_steps > 0:
-        missing = ", ".join(str(k) for k, judgement in enumerate(judgements, 1) if judgement is None)
-        return f"no judgement of step {missing}: no step reward"
-    return f"{_counted(len(judgements), 'judgement')} for {_counted(num_steps, 'step')}: no step reward"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + "s" * (count != 1)

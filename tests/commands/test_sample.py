@@ -89,7 +89,7 @@ def test_what_does_not_count_is_said():
     one_more = VERIFICATION.replace("</step_verification>", "<step>\\boxed{CORRECT}</step></step_verification>")
     assert "\n3 judgements for 2 steps: no step reward\n" in shown(SOLUTION, one_more)
     one_fewer = VERIFICATION.replace("\\boxed{INCORRECT}</step>", "</step>")
-    assert "\nnot every step is judged: no step reward\n" in shown(SOLUTION, one_fewer)
+    assert "\nno judgement of step 2: no step reward\n" in shown(SOLUTION, one_fewer)
 
 
 def test_characters_that_a_tokenizer_does_not_know_are_named():
