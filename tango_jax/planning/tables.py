@@ -84,7 +84,7 @@ def work(plan: Plan) -> dict[str, Work]:
             done[f"{role}/sft"] = Work(count, count * step.flops.total)
         sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
         if sampled:
-            largest = max(sampled, key=lambda item: item.batches * item.passes * item.prompts)
+            largest = max(sampled, key=lambda item: item.batches * len(item.pass_lengths) * item.prompts)
             done |= _sampling_work(policy, role, largest)
     return done
 
@@ -92,14 +92,17 @@ def work(plan: Plan) -> dict[str, Work]:
 def _sampling_work(policy: Policy, role: str, sampled: SamplingWorkload) -> dict[str, Work]:
     model, placement = policy.model_config, policy.placement
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
-    passes = sampled.batches * sampled.passes
-    prompts = prefill_flops(model, sampled.prompts / groups, sampled.prompt_length, tensor, model.attention)
+    passes = sampled.batches * len(sampled.pass_lengths)
+    prompts = [
+        prefill_flops(model, sampled.prompts / groups, length, tensor, model.attention).total
+        for length in sampled.pass_lengths
+    ]
     steps = [
         segment.steps * decode_flops(model, segment.rows / groups, sum(sampled.columns(segment)), tensor).total
         for segment in sampled.segments
     ]
     return {
-        f"{role}/prefill": Work(passes, passes * prompts.total, passes),
+        f"{role}/prefill": Work(passes, sampled.batches * sum(prompts), passes),
         f"{role}/decode": Work(sampled.batches * sum(segment.steps for segment in sampled.segments),
                                sampled.batches * sum(steps), sampled.batches),
     }  # fmt: skip

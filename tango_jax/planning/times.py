@@ -15,6 +15,7 @@ rate between a device and its host, while nothing else is done.
 Parsing, grading and evaluation are not in it.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 from tango_jax.arms import ARMS
@@ -104,8 +105,10 @@ class TimeModel(NamedTuple):
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
         prompts = done.prompts / groups
-        prefill = prefill_flops(model, prompts, done.prompt_length, tensor, model.attention)
-        seconds = done.passes * self.matmul_seconds(prefill, model)
+        seconds = 0.0
+        for length, passes in Counter(done.pass_lengths).items():
+            prefill = prefill_flops(model, prompts, length, tensor, model.attention)
+            seconds += passes * self.matmul_seconds(prefill, model)
         for segment in done.segments:
             rows = segment.rows / groups
             # Once rows are compacted into a smaller batch, each has a prefix of its own.

@@ -45,11 +45,16 @@ class SamplingWorkload(NamedTuple):
 
     batches: int
     prompts: int  # of a prompts' pass
-    prompt_length: int  # bucket
+    prompt_length: int  # bucket, of the longest
     segments: tuple[DecodeSegment, ...]
-    passes: int = 1  # of prompts, for each batch
+    chunk_lengths: tuple[int, ...] = ()  # bucket of each prompts' pass, with a budget
     saved: int = 0  # how often a row is copied to host memory, and later back
     shares_prompts: bool = True  # samples share the cache of their prompt until rows are compacted into a smaller batch
+
+    @property
+    def pass_lengths(self) -> tuple[int, ...]:
+        """Bucket of each prompts' pass of a batch."""
+        return self.chunk_lengths or (self.prompt_length,)
 
     def columns(self, segment: DecodeSegment) -> tuple[float, float]:
         """Columns of a prompt's cache, and of a row's, that a step of the segment reads."""
@@ -102,15 +107,15 @@ def shuffled(lengths: np.ndarray) -> np.ndarray:
 def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> SamplingWorkload:
     """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
     config, buckets = job.policies[role].config, job.policies[role].sampler.config
-    longest = int(evenly_spaced_lengths(num_prompts, config.max_prompt, filled)[0])
     if buckets.cache_tokens:
-        return _refilled_batch(buckets, config, longest, num_prompts, group_size, filled)
+        return _refilled_batch(buckets, config, num_prompts, group_size, filled)
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))
     taken = math.ceil(num_prompts / batches)
     prompts = buckets.padded_prompts(taken, group_size)
     lengths = evenly_spaced_lengths(taken * group_size, config.max_response, filled)
     prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
-    segments, prompt_bucket = decode_segments(lengths, prompts * group_size, buckets), buckets.prompt_bucket(longest)
+    segments = decode_segments(lengths, prompts * group_size, buckets)
+    prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
     implementation = job.policies[role].model_config.decode_attention
     if implementation != "xla":
         segments = with_columns_read(implementation, segments, lengths, prompt_lengths, prompt_bucket)
@@ -118,10 +123,12 @@ def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, fi
 
 
 def _refilled_batch(
-    buckets: SamplerConfig, config: ConfigDict, longest_prompt: int, num_prompts: int, group_size: int, filled: float
+    buckets: SamplerConfig, config: ConfigDict, num_prompts: int, group_size: int, filled: float
 ) -> SamplingWorkload:
-    """What the schedule of continuous batching makes of responses whose lengths come in no order."""
-    prompt_bucket = buckets.prompt_bucket(longest_prompt)
+    """What the schedule of continuous batching makes of responses whose lengths come in no order, to prompts that are
+    read longest first."""
+    prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
+    prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
     limits = limits_of(buckets, prompt_bucket, group_size)
     done = replay(limits, shuffled(evenly_spaced_lengths(num_prompts * group_size, config.max_response, filled)))
     return SamplingWorkload(
@@ -129,7 +136,7 @@ def _refilled_batch(
         prompts=limits.chunk_prompts,
         prompt_length=prompt_bucket,
         segments=tuple(DecodeSegment(*segment.shape, segment.steps) for segment in done.segments),
-        passes=done.chunks,
+        chunk_lengths=tuple(buckets.prompt_bucket(prompt_lengths[prompt]) for prompt in done.chunks),
         saved=done.saved,
         shares_prompts=False,
     )

@@ -27,7 +27,7 @@ from tango_jax.sampling import schedule
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.decode import DecodeState, PromptBatch, StartedRows
 from tango_jax.sampling.logits import SamplingParams, sampling_params
-from tango_jax.sampling.request import SampleRequest, check_finite
+from tango_jax.sampling.request import SampleRequest, check_finite, reordered
 from tango_jax.sampling.resize import ResizeFns, compact_rows, grow_cache
 from tango_jax.sampling.schedule import NONE, Limits, Seat, Shape, Table
 from tango_jax.sampling.slots import NewRows, RowCache, SlotFns
@@ -42,7 +42,7 @@ class _Run:
     request: SampleRequest  # with row arrays
     sampling: SamplingParams
     limits: Limits
-    prompt_bucket: int
+    prompt_bucket: int  # of the longest prompt: what the batch has room for
     token_BX: np.ndarray  # int32[B, largest cache bucket]
     logp_BX: np.ndarray  # float32
     saved: dict[int, RowCache] = dataclasses.field(default_factory=dict)  # by row, in host memory
@@ -66,6 +66,18 @@ class ContinuousDriver:
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
         """Sample every row of a request with row arrays."""
+        # Prompts are read by length, so that those of a chunk have about the same and little of their bucket is unused.
+        order_P = np.argsort([-len(prompt) for prompt in request.prompts], kind="stable")
+        row_B = (order_P[:, None] * request.group_size + np.arange(request.group_size)).reshape(-1)
+        rollout = self._sample(weights, reordered(request, order_P, row_B))
+        place_B = np.argsort(row_B)
+        tokens, logps = (tuple(rows[place] for place in place_B) for rows in (rollout.tokens, rollout.logps))
+        check_finite(logps, request.temperature)
+        return dataclasses.replace(
+            rollout, tokens=tokens, logps=logps, is_truncated_B=rollout.is_truncated_B[place_B]
+        )
+
+    def _sample(self, weights: dict, request: SampleRequest) -> Rollout:
         num_rows, longest = len(request.row_numbers), self.config.cache_buckets[-1]
         prompt_bucket = self.config.prompt_bucket(max(map(len, request.prompts)))
         run = _Run(
@@ -82,7 +94,6 @@ class ContinuousDriver:
             table = self._carry_out(run, table, action)
         tokens = tuple(row[:length].copy() for row, length in zip(run.token_BX, table.length_B, strict=True))
         logps = tuple(row[:length].copy() for row, length in zip(run.logp_BX, table.length_B, strict=True))
-        check_finite(logps, request.temperature)
         is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
         return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
 
@@ -165,7 +176,7 @@ class ContinuousDriver:
     def _read(self, run: _Run, table: Table, prompt_ZQ: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """bool[B]: the rows that have ended, with those of `rows` among them that end with their first token."""
         M, place_P = run.limits.group_size, {int(prompt): place for place, prompt in enumerate(prompt_ZQ.flat)}
-        run.started = self.prefill_fn(run.weights, _prompt_batch(run, prompt_ZQ), run.sampling)
+        run.started = self.prefill_fn(run.weights, _prompt_batch(run, prompt_ZQ, self.config), run.sampling)
         token_B, logp_B, is_alive_B = jax.device_get(
             (run.started.token_B, run.started.logp_B, run.started.is_alive_B)
         )
@@ -210,8 +221,10 @@ class ContinuousDriver:
         # With one cache bucket no row outgrows its slot, and on one shard none has to move.
         may_wait = len(self.config.cache_buckets) > 1 or shards > 1
         for bucket, larger in itertools.zip_longest(buckets, buckets[1:]):
-            for limits in all_limits:
-                started = self.prefill_fn(weights, _no_prompts(limits, prompt_bucket), sampling)
+            # A chunk of prompts has a bucket of its own, up to that of the request's longest.
+            of_chunks = [size for size in self.config.prompt_buckets if size <= prompt_bucket]
+            for limits, chunk_bucket in itertools.product(all_limits, of_chunks):
+                started = self.prefill_fn(weights, _no_prompts(limits, chunk_bucket), sampling)
                 state = fns.insert(state, started, _no_rows(limits.chunk_prompts * limits.group_size, rows))
             if may_wait:
                 is_alive_B, cache = fns.save(state, np.full((shards,), rows, np.int32))
@@ -286,10 +299,11 @@ def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
     )
 
 
-def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray) -> PromptBatch:
-    """The prompts at their places of a chunk."""
+def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray, config: SamplerConfig) -> PromptBatch:
+    """The prompts at their places of a chunk, padded to the bucket of the longest of them."""
     M, request = run.limits.group_size, run.request
-    batch = _no_prompts(run.limits, run.prompt_bucket).replace(key_data=request.key_data)
+    longest = max(len(request.prompts[index]) for index in prompt_ZQ.flat if index != NONE)
+    batch = _no_prompts(run.limits, config.prompt_bucket(longest)).replace(key_data=request.key_data)
     for place, index in enumerate(prompt_ZQ.flat):
         if index != NONE:
             prompt, rows = request.prompts[index], slice(index * M, (index + 1) * M)

@@ -47,6 +47,19 @@ def with_row_arrays(request: SampleRequest, longest: int) -> SampleRequest:
     return dataclasses.replace(request, max_new=np.minimum(limit_B, longest), row_numbers=number_B)
 
 
+def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) -> SampleRequest:
+    """The same of a request with row arrays, its prompts in another order and their rows with them.
+
+    Args:
+        order_P: int[P], the prompts in their new order.
+        row_B: int[B], likewise the rows.
+    """
+    prompts = [request.prompts[index] for index in order_P]
+    return dataclasses.replace(
+        request, prompts=prompts, max_new=request.max_new[row_B], row_numbers=request.row_numbers[row_B]
+    )
+
+
 def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) -> PromptBatch:
     """A request with row arrays, as arrays of fixed shape. Rows that only fill the batch may generate nothing."""
     token_PS = np.full((num_prompts, prompt_bucket), PAD_ID, np.int32)

@@ -294,7 +294,7 @@ class Replay(NamedTuple):
     """What sampling a request does."""
 
     segments: tuple[Segment, ...]  # in order
-    chunks: int  # of prompts that were read
+    chunks: tuple[int, ...]  # of prompts that were read, each by the first that it has
     saved: int  # how often a row was copied to host memory
     row_steps: int  # rows x steps; a chunk counts as a step of its rows
     decode_steps: int  # chunks included
@@ -303,14 +303,14 @@ class Replay(NamedTuple):
 def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
     """The schedule of rows that end at these lengths, of which none is 0 or above the last cache bucket."""
     length_B, table = np.asarray(length_B), new_table(limits, len(length_B))
-    segments, chunks, saved = [], 0, 0
+    segments, chunks, saved = [], [], 0
     while (action := next_action(limits, table)) is not None:
         table = apply(limits, table, action)
         match action:
             case Save(seats):
                 saved += len(seats)
-            case Read():
-                chunks += 1
+            case Read(prompt_ZQ):
+                chunks.append(int(prompt_ZQ[prompt_ZQ != NONE].min()))
                 table = advance(table, table.length_B, (table.status_B == DONE) | (table.length_B == length_B))
             case Decode(min_alive):
                 rows = table.row_ZR[table.row_ZR != NONE]
@@ -324,4 +324,4 @@ def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
     steps = sum(segment.steps for segment in segments)
     row_steps = sum(segment.shape.rows * segment.steps for segment in segments)
     chunk_rows = limits.chunk_prompts * limits.group_size
-    return Replay(tuple(segments), chunks, saved, row_steps + chunks * chunk_rows, steps + chunks)
+    return Replay(tuple(segments), tuple(chunks), saved, row_steps + len(chunks) * chunk_rows, steps + len(chunks))

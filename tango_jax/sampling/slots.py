@@ -128,7 +128,10 @@ def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
 def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows) -> DecodeState:
     """Rows whose prompts have just been read, and which have no new token in the cache yet."""
     state = _put_rows(max_new, state, new)
-    P, B = started.prefix.length_P.shape[0], new.slot_B.shape[0]
+    P, B, width = started.prefix.length_P.shape[0], new.slot_B.shape[0], state.prefix.v[0].shape[-2]
+    # Their bucket may be smaller than the state's.
+    widened = [kv.append_columns(width, *layer) for layer in zip(started.prefix.k, started.prefix.v, strict=True)]
+    k, v = zip(*widened, strict=True)
 
     def put_prompts(targets: tuple, prompts: tuple) -> tuple:
         return jax.tree.map(
@@ -138,9 +141,7 @@ def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows
     def clear(targets: tuple) -> tuple:
         return jax.tree.map(lambda target: _put(target, new.slot_B, 0), targets)
 
-    prefix = state.prefix.replace(
-        k=put_prompts(state.prefix.k, started.prefix.k), v=put_prompts(state.prefix.v, started.prefix.v)
-    )
+    prefix = state.prefix.replace(k=put_prompts(state.prefix.k, k), v=put_prompts(state.prefix.v, v))
     # A masked column has weight 0 in attention, but 0 x NaN is NaN: a row whose logits were not finite leaves nothing.
     return state.replace(prefix=prefix, suffix=kv.Suffix(k=clear(state.suffix.k), v=clear(state.suffix.v)))
 

@@ -323,11 +323,28 @@ def test_a_budget_of_cached_tokens():
     assert shapes.prefill[1].token_PS.shape == (1, 24)
     filled = sampling_workload(job, "generator", 4, 2, filled=0.5)
     lengths = evenly_spaced_lengths(8, 32, 0.5)
-    assert (filled.batches, filled.passes, filled.prompts, filled.shares_prompts) == (1, 4, 1, False)
+    assert (filled.batches, filled.pass_lengths, filled.prompts, filled.shares_prompts) == (1, (24,) * 4, 1, False)
     assert {(segment.rows, segment.cache) for segment in filled.segments} >= {(4, 16), (2, 32)}
     assert all(segment.rows * (24 + segment.cache) <= 160 for segment in filled.segments)
     row_steps = sum(segment.rows * segment.steps for segment in filled.segments)
     assert lengths.sum() - 8 <= row_steps < 1.3 * lengths.sum()  # reading prompts has given the first tokens
+
+
+def test_prompts_are_read_in_the_bucket_of_their_chunk():
+    """Prompts of 24, 16, 8 and 1 tokens, one at a time."""
+    config = load_config(str(ROOT / "configs/tiny.py"), [
+        "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160", "generator.prompt_buckets=(8,16)",
+    ])  # fmt: skip
+    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
+    done = sampling_workload(job, "generator", 4, 2, filled=0.5)
+    assert (done.prompt_length, done.pass_lengths) == (24, (24, 16, 8, 8))
+    times, policy = TimeModel(A100), job.policies["generator"]
+
+    def seconds(*lengths):
+        return times.sampling_seconds(policy, done._replace(chunk_lengths=lengths))
+
+    assert seconds(24, 16, 8, 8) - seconds(24, 16, 8) == pytest.approx(seconds(8, 8) - seconds(8))
+    assert 0 < seconds(24, 16, 8, 8) < seconds(24, 24, 24, 24)
 
 
 def test_a_decode_step_is_a_sum_of_parts():

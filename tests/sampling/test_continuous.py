@@ -23,7 +23,7 @@ from tango_jax.sampling.slots import empty_state
 from tango_jax.sharding.placement import make_placement
 
 LIMIT = 16
-BUCKETS = SamplerConfig(prompt_buckets=(8,), cache_buckets=(3, 7, LIMIT), row_buckets=(1, 2, 4, 8), cache_tokens=88)
+BUCKETS = SamplerConfig(prompt_buckets=(4, 8), cache_buckets=(3, 7, LIMIT), row_buckets=(1, 2, 4, 8), cache_tokens=88)
 TEMPERATURE = 1.25
 GROUP_SIZES = (1, 3)
 
@@ -58,9 +58,15 @@ def check(setup, config, request):
     result, expected = sampler.sample(setup.weights, request), setup.plain.sample(setup.weights, request)
     assert_same(result, expected)
     limits = limits_of(config, config.prompt_bucket(max(map(len, request.prompts))), request.group_size)
-    done = replay(limits, [len(tokens) for tokens in result.tokens])
+    done = replay(limits, lengths_as_read(request, result))
     assert (result.decode_steps, result.row_steps) == (done.decode_steps, done.row_steps)
     return done
+
+
+def lengths_as_read(request, result):
+    """How long the responses are, those to the longest prompt first."""
+    order = sorted(range(len(request.prompts)), key=lambda p: -len(request.prompts[p]))
+    return [len(result.tokens[p * request.group_size + m]) for p in order for m in range(request.group_size)]
 
 
 def some_prompts(count):
@@ -69,7 +75,7 @@ def some_prompts(count):
 
 def test_rows_wait_and_go_on_where_they_were(setup):
     done = check(setup, BUCKETS, SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE))
-    assert done.saved > 5 and done.chunks == 9
+    assert done.saved > 5 and len(done.chunks) == 9
     assert {(shape.rows, shape.cache) for shape, _ in done.segments} >= {(8, 3), (4, 7), (2, 16)}
     # The first row bucket has room at last: rows beyond it wait until then.
     assert done.segments[-1].shape.cache == LIMIT
@@ -91,13 +97,29 @@ def test_no_budget_changes_a_token(
 ):
     row_buckets = BUCKETS.row_buckets[smallest:]
     cache_tokens = max(cache_tokens, row_buckets[0] * 24)
-    config = SamplerConfig((8,), cache_buckets, row_buckets, cache_tokens)
+    config = SamplerConfig(BUCKETS.prompt_buckets, cache_buckets, row_buckets, cache_tokens)
     size = prompts * group_size
     limits = data.draw(st.one_of(st.none(), st.lists(st.integers(1, LIMIT), min_size=size, max_size=size)))
     numbers = np.random.default_rng(seed).permutation(1000)[:size]
     check(setup, config, SampleRequest(
         some_prompts(prompts), group_size, step_key(seed, "test"), temperature, max_new=limits, row_numbers=numbers
     ))  # fmt: skip
+
+
+def test_a_chunk_of_prompts_is_as_wide_as_its_longest(setup):
+    """One long prompt widens the cache of all rows, but short prompts are read in their own bucket."""
+    widths = []
+
+    def watched(weights, batch, sampling):
+        widths.append(batch.token_PS.shape)
+        return setup.continuous.driver.prefill_fn(weights, batch, sampling)
+
+    driver = dataclasses.replace(setup.continuous.driver, prefill_fn=watched)
+    sampler = dataclasses.replace(setup.continuous, driver=driver)
+    prompts = [[5, 6, 7], [5] * 8, [8, 9], [6] * 4, [7] * 5]
+    request = SampleRequest(prompts, 1, step_key(1, "test"), TEMPERATURE)
+    assert_same(sampler.sample(setup.weights, request), setup.plain.sample(setup.weights, request))
+    assert widths == [(2, 8), (2, 4), (2, 4)]  # of lengths 8 and 5, 4 and 3, 2
 
 
 def test_a_request_that_fits_runs_the_steps_of_a_plain_batch(setup):
@@ -139,7 +161,7 @@ def test_rows_on_several_devices(setup, decode_tensor):
     mesh.decode_tensor = decode_tensor
     placement = make_placement(mesh, jax.devices()[:4])
     shards = 4 // decode_tensor
-    config = SamplerConfig((8,), (4, LIMIT), (shards, 2 * shards), cache_tokens=30)
+    config = SamplerConfig((3, 8), (4, LIMIT), (shards, 2 * shards), cache_tokens=30)
     sampler = make_sampler(MODEL, config, STOP_IDS, placement)
     weights = sampler.layout(setup.params)
     sampler.warm_up(weights, (3,))
@@ -149,7 +171,7 @@ def test_rows_on_several_devices(setup, decode_tensor):
     assert counter.compilations == []
     assert_same(result, setup.plain.sample(setup.weights, request))
     limits = limits_of(sampler.config, 8, 3)
-    done = replay(limits, [len(tokens) for tokens in result.tokens])
+    done = replay(limits, lengths_as_read(request, result))
     assert limits.shards == shards and done.saved > shards
     assert (result.decode_steps, result.row_steps) == (done.decode_steps, done.row_steps)
 
