@@ -14,38 +14,41 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import default_config
 
-WORDS, LETTERS = 4, 5
+WORDS, LETTERS = 3, 5
 
 
 def get_config(argument: str = "") -> ConfigDict:
     config = default_config()
     task = config.task
     task.name = "last_letter"
-    task.sft_words, task.rl_words, task.test_words, task.verifier_words = (2, WORDS), (WORDS, WORDS), (), (2, 3)
+    task.sft_words, task.rl_words, task.test_words = (2, WORDS), (2, WORDS), ()
     task.sft_letters = task.rl_letters = task.test_letters = (3, LETTERS)
-    task.hard_error, task.reading_error = 0.6, 0.4
+    task.hard_error, task.reading_error = 0.6, 0.2
     for role in (config.generator, config.verifier):
         role.checkpoint = "HuggingFaceTB/SmolLM2-135M-Instruct"
         role.template = "plain"
+        role.model.remat = "none"  # a micro-batch is small enough to keep all of it
         role.logp_chunk = 128  # the logits of a whole row would need 50k floats per token, several times over
         role.row_buckets = (32,)
         role.optimizer.lr = 3e-5
-        role.sft.steps, role.sft.batch_size = 40, 8
-        role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 20, 32, 40
+        role.sft.batch_size = 8
+        role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 20, 32, 100
         role.sft.optimizer.lr, role.sft.optimizer.schedule, role.sft.optimizer.warmup_steps = 1e-4, "cosine", 5
-    # Tokens of 4 words of 5 letters: a question has up to 24, its solution 59, the verification 110.
-    config.generator.max_prompt, config.generator.max_response = 32, 72
-    config.generator.cache_buckets = (64,)
+    config.generator.sft.steps, config.verifier.sft.steps = 100, 60
+    config.verifier.sft.start = "generator"  # as if both were checkpoints of one family
+    # Tokens of 3 words of 5 letters: a question has up to 21, its solution 48, the verification 90.
+    config.generator.max_prompt, config.generator.max_response = 24, 56
+    config.generator.cache_buckets = (48,)
     config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 8, 2
-    config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 256, 2
-    config.verifier.max_prompt, config.verifier.max_response = 104, 128
-    config.verifier.prompt_buckets, config.verifier.cache_buckets = (72, 88), (96, 112)
+    config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 128, 2
+    config.verifier.max_prompt, config.verifier.max_response = 80, 100
+    config.verifier.prompt_buckets, config.verifier.cache_buckets = (56, 68), (64, 80)
     config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 8, 2
-    config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 512, 2
+    config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 192, 2
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 4, 8
     config.rl.warmup_steps, config.rl.generator_steps = 6, 30
     config.rl.alpha_initial, config.rl.alpha_schedule = 0.5, "none"
-    config.eval.every, config.eval.problems, config.eval.pool = 6, 96, 48
+    config.eval.every, config.eval.problems, config.eval.pool = 6, 96, 32
     config.rollouts.every = 10
     config.checkpoint.every, config.checkpoint.keep = 10, 1
     return config
