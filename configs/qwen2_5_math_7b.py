@@ -58,7 +58,7 @@ def get_config(argument: str = "") -> ConfigDict:
 def set_role(role: ConfigDict) -> None:
     """Settings that both roles have in common."""
     role.template = "math"
-    role.model.param_dtype, role.model.compute_dtype, role.model.remat = "float32", "bfloat16", "full"
+    role.model.param_dtype, role.model.compute_dtype, role.model.remat = "float32", "bfloat16", "dots"
     role.model.head_precision = "bfloat16_x3"  # finer than the hidden states by eight bits
     role.logp_chunk = 512  # 152k float32 logits per token: 0.3 GB per chunk, 5 GB for a whole micro-batch
     role.temperature, role.top_p, role.top_k = 1.0, 1.0, 0
@@ -67,10 +67,9 @@ def set_role(role: ConfigDict) -> None:
     role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
     role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
     role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
-    # Train states are sharded over the 8 devices of a node, whose links are fast, and replicated across nodes:
-    # parameters are gathered for every micro-batch, and only gradient sums cross the network. Four devices share a copy
-    # of the sampling weights (4 GiB each): each then reads a quarter of them in a step, for four times the rows.
-    role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = -1, 8, 1, 4
+    # Four devices share a copy of the sampling weights (4 GiB each): each then reads a quarter of them in a step, for
+    # four times the rows.
+    role.mesh.data, role.mesh.decode_tensor = -1, 4
     # A process of 8 devices samples 320 rows in a phase. They start together, and batches shrink in small steps.
     role.row_buckets = (16, 32, 64, 112, 160, 208, 256, 320)
     role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
@@ -78,9 +77,13 @@ def set_role(role: ConfigDict) -> None:
 
 def set_generator(role: ConfigDict) -> None:
     """Lengths, batch sizes and stage 1 of the generator."""
+    # Its state is split over all 32 devices, which leaves room for the matmul results that `remat` keeps. Parameters
+    # are gathered while the products of a micro-batch run. On fewer devices: fsdp=8 and remat=full.
+    role.mesh.fsdp, role.mesh.tensor = 32, 1
     # Together they use all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
     role.max_prompt, role.max_response = 2048, 2048
-    role.prompt_buckets, role.cache_buckets = (256, 512, 1024), (256, 512, 1024)
+    # Prompts are read in chunks, each in a bucket of its own.
+    role.prompt_buckets, role.cache_buckets = (256, 512, 1024, 1536), (256, 512, 1024)
     role.cache_tokens = 160 * (2048 + 2048)  # of four devices: room for all rows at their longest, 9 GB on each
     role.init_from = "runs/qwen2_5_math_7b_sft"
     role.sft.steps, role.sft.batch_size, role.sft.pack_length = 800, 64, 4096
@@ -91,8 +94,10 @@ def set_generator(role: ConfigDict) -> None:
 
 def set_verifier(role: ConfigDict) -> None:
     """Lengths and batch sizes of the verifier, which has no stage 1."""
+    # Four devices of a node share each of its long rows, and with them what `remat` keeps.
+    role.mesh.fsdp, role.mesh.tensor = 8, 4
     role.max_prompt, role.max_response = 4096, 4096
-    role.prompt_buckets, role.cache_buckets = (1024, 2048), (512, 1024, 2048)
+    role.prompt_buckets, role.cache_buckets = (512, 1024, 2048, 3072), (512, 1024, 2048)
     role.cache_tokens = 160 * (4096 + 4096)  # likewise, 19 GB
     role.sft.steps = 0
 

@@ -117,7 +117,8 @@ class TimeModel(NamedTuple):
             prompt_read, read = done.columns(segment)
             parts = decode_parts(model, prefixes, prompt_read, rows, read, tensor)
             step = sum(self.part_seconds(part, model) for part in parts)
-            seconds += segment.steps * (step + model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor)))
+            layers = model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor))
+            seconds += segment.steps * (step + layers + self._exchange(model, rows, tensor))
         if done.saved:  # there and back, from one bucket of the cache to a larger one
             tokens = done.prompt_length + max(segment.cache for segment in done.segments)
             seconds += 2 * done.saved / groups * self.host_seconds(tokens * cached_token_bytes(model, tensor))
@@ -133,6 +134,13 @@ class TimeModel(NamedTuple):
             return 0.0
         size = ring_bytes("all-reduce", 2 * rows * model.width, tensor)
         return 2 * (SUM_LATENCY + size / (self.target.link * SHARE_OF_LINK))
+
+    def _exchange(self, model: ModelConfig, rows: float, tensor: int) -> float:
+        """Once a step they exchange logits, so that each has all of its share of the rows."""
+        if tensor == 1 or model.vocab_size % tensor:
+            return 0.0
+        size = ring_bytes("all-to-all", 4 * rows * model.vocab_size / tensor, tensor)
+        return SUM_LATENCY + size / (self.target.link * SHARE_OF_LINK)
 
 
 class TurnPlan(NamedTuple):

@@ -20,7 +20,7 @@ from tango_jax.models.attention import AttendFn, attention_of
 from tango_jax.models.decode_attention import make_skipping_decode_attention
 from tango_jax.models.int8 import in_this_step
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.sampling.logits import SamplingParams, sample_token
+from tango_jax.sampling.logits import SamplingParams, sample_tokens
 
 
 @struct.dataclass
@@ -97,12 +97,12 @@ def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Ar
 
 
 def _append_token(
-    state: DecodeState, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...]
+    state: DecodeState, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...], mesh: Mesh | None
 ) -> DecodeState:
     """Sample the next token of every row from the logits, and record it."""
     column = state.step % state.out_token_BS.shape[1]
     uniform_B = jnp.take_along_axis(state.uniform_BX, state.length_B[:, None], axis=1, mode="clip")[:, 0]
-    token_B, logp_B = sample_token(logits_BV, uniform_B, sampling)
+    token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
     token_B = jnp.where(state.is_alive_B, token_B, 0)
     logp_B = jnp.where(state.is_alive_B, logp_B, 0.0)
     length_B = state.length_B + state.is_alive_B
@@ -175,7 +175,7 @@ def prefill(
         out_token_BS=jnp.zeros((B, cache_bucket), jnp.int32),
         out_logp_BS=jnp.zeros((B, cache_bucket), jnp.float32),
     )
-    return _append_token(state, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids)
+    return _append_token(state, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh)
 
 
 def start_rows(
@@ -191,7 +191,7 @@ def start_rows(
     P, B = batch.token_PS.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     uniform_B = row_uniforms(batch.key_data, batch.number_B, max_new)[:, 0]
-    token_B, logp_B = sample_token(jnp.repeat(logits_PV, B // P, axis=0), uniform_B, sampling)
+    token_B, logp_B = sample_tokens(mesh, jnp.repeat(logits_PV, B // P, axis=0), uniform_B, sampling)
     is_alive_B = _goes_on(token_B, logp_B, jnp.ones((B,), jnp.int32), batch.limit_B, stop_ids)
     return StartedRows(prefix=prefix, token_B=token_B, logp_B=logp_B, is_alive_B=is_alive_B)
 
@@ -208,7 +208,7 @@ def decode(
     """Sample until a row has filled the cache bucket, or no more than `min_alive` (int32[]) rows are alive.
 
     Args:
-        mesh: of the state, which a kernel of decode_attention.py has to know.
+        mesh: of the state.
     """
     B, S = state.out_token_BS.shape
     P = state.prefix.length_P.shape[0]
@@ -230,7 +230,7 @@ def decode(
         x_B1D, caches = transformer.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
         logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
-        return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids)
+        return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids, mesh)
 
     return lax.while_loop(is_unfinished, body, state)
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 CHUNK = 64  # the cumulative sum runs over chunk totals, then inside the chosen chunk only
 
@@ -104,3 +106,36 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
     chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], axis=-1)[:, 0]
     logp_B = chosen_B - top_B1[:, 0] - jnp.log(weight_BV.sum(-1))
     return token_B, jnp.where(is_finite_B, logp_B, jnp.nan)
+
+
+def sample_tokens(
+    mesh: Mesh | None, logits_BV: jax.Array, uniform_B: jax.Array, sampling: SamplingParams
+) -> tuple[jax.Array, jax.Array]:
+    """`sample_token` for rows on a mesh of `sharding.DECODE_AXES`, split over the devices that share the weights, too.
+
+    The head leaves each of them a part of the vocabulary. They exchange parts once, so that a row has all its logits on
+    one device; a sort, a cumulative sum or a look-up over the parts would gather all of them on every device.
+    """
+    tensor = mesh.shape["tensor"] if mesh else 1
+    if tensor == 1:
+        return sample_token(logits_BV, uniform_B, sampling)
+    is_split = logits_BV.shape[1] % tensor == 0  # see sharding.layouts.fit_spec
+
+    def sample(logits_BV: jax.Array, uniform_B: jax.Array, sampling: SamplingParams) -> tuple[jax.Array, jax.Array]:
+        B = len(uniform_B)
+        share = -(-B // tensor)
+        first = lax.axis_index("tensor") * share
+        logits_BV, uniform_B = (
+            jnp.pad(x, ((0, tensor * share - B), *[(0, 0)] * (x.ndim - 1))) for x in (logits_BV, uniform_B)
+        )
+        if is_split:
+            own_RV = lax.all_to_all(logits_BV, "tensor", split_axis=0, concat_axis=1, tiled=True)
+        else:
+            own_RV = lax.dynamic_slice_in_dim(logits_BV, first, share)
+        own = sample_token(own_RV, lax.dynamic_slice_in_dim(uniform_B, first, share), sampling)
+        return jax.tree.map(lambda x_R: lax.all_gather(x_R, "tensor", tiled=True)[:B], own)
+
+    in_specs = (P("rows", "tensor" if is_split else None), P("rows"), P())
+    out_specs = (P("rows"), P("rows"))
+    sample_fn = jax.shard_map(sample, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return sample_fn(logits_BV, uniform_B, sampling)

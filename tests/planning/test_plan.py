@@ -367,6 +367,17 @@ def test_a_decode_step_is_a_sum_of_parts():
     assert attention == pytest.approx((3 + many * 5) * cached / 7)
 
 
+def test_devices_that_share_decoding_weights_exchange_logits():
+    """By hand: four rows over two devices, each of which gets half of the vocabulary of 12 for two rows."""
+    job = make_job(load_config(str(ROOT / "configs/tiny.py")), Devices(jax.devices()[:1], True, {}), 1)
+    policy = job.policies["generator"]
+    slow = TimeModel(dataclasses.replace(A100, link=60.0))
+    assert slow._exchange(dataclasses.replace(policy.model_config, vocab_size=12), 4, 2) == pytest.approx(
+        2 * 6 * 4 / (0.8 * 60) + 10e-6
+    )
+    assert slow._exchange(dataclasses.replace(policy.model_config, vocab_size=13), 4, 2) == 0
+
+
 def test_bandwidth_of_a_group():
     times = TimeModel(A100)
     assert times.bandwidth((0, 1, 2, 3, 4, 5, 6, 7)) == 300e9

@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, assert_same, random_params
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
+from tango_jax.planning.hlo import collectives
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.runtime.rng import step_key
 from tango_jax.runtime.timers import CompileCounter
 from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.sampling.logits import inverse_cdf, keep_mask_BV, sample_token, sampling_params
+from tango_jax.sampling.logits import inverse_cdf, keep_mask_BV, sample_token, sample_tokens, sampling_params
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
+from tango_jax.sharding.placement import DECODE_AXES
 
 BUCKETS = SamplerConfig(prompt_buckets=(8,), cache_buckets=(5, 16), row_buckets=(3, 12))
 LIMIT = 16
@@ -343,3 +347,26 @@ def test_step_keys_do_not_collide_and_repeat():
 
 def test_step_key_tells_a_missing_counter_from_zero():
     assert step_key(0, "solve").tolist() != step_key(0, "solve", 0).tolist()
+
+
+@pytest.mark.parametrize("shape, vocabulary", [((1, 4), 200), ((2, 2), 200), ((2, 2), 201)])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.8, "top_k": 50}])
+def test_devices_that_share_weights_share_the_rows(shape, vocabulary, filters):
+    """The tokens and log-probs of one device, also where rows or vocabulary cannot be split evenly; no device gathers
+    the logits of all rows."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(shape), DECODE_AXES)
+    rng, rows = np.random.default_rng(4), 6
+    logits_BV = rng.normal(size=(rows, vocabulary)).astype(np.float32)
+    uniform_B = rng.uniform(size=rows).astype(np.float32)
+    spec = P("rows", "tensor") if vocabulary % shape[1] == 0 else P("rows")
+    logits = jax.device_put(logits_BV, NamedSharding(mesh, spec))
+    shared_fn = jax.jit(functools.partial(sample_tokens, mesh))
+    for temperature in (0.0, TEMPERATURE):
+        params = sampling_params(temperature, **filters)
+        expected, found = sample_fn(logits_BV, uniform_B, params), shared_fn(logits, uniform_B, params)
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+    sent = collectives(shared_fn.lower(logits, uniform_B, params).compile().as_text(), 4)
+    largest = rows // shape[0] * vocabulary // shape[1] * 4  # a device's part, padded to whole shares
+    assert all(item.size <= 1.5 * largest for item in sent)
+    assert len([item for item in sent if item.size > largest / 2]) == (vocabulary % shape[1] == 0)
