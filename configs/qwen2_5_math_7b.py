@@ -67,9 +67,10 @@ def set_role(role: ConfigDict) -> None:
     role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
     role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
     role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
-    # Four devices share a copy of the sampling weights (4 GiB each): each then reads a quarter of them in a step, for
-    # four times the rows.
-    role.mesh.data, role.mesh.decode_tensor = -1, 4
+    # Train states are split over all devices, which leaves room for the matmul results that `remat` keeps (on a single
+    # node: remat=full); parameters are gathered while the products of a micro-batch run. Four devices share a copy of
+    # the sampling weights (4 GiB each): each then reads a quarter of them in a step, for four times the rows.
+    role.mesh.data, role.mesh.fsdp, role.mesh.decode_tensor = 1, -1, 4
     # A process of 8 devices samples 320 rows in a phase. They start together, and batches shrink in small steps.
     role.row_buckets = (16, 32, 64, 112, 160, 208, 256, 320)
     role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
@@ -77,9 +78,6 @@ def set_role(role: ConfigDict) -> None:
 
 def set_generator(role: ConfigDict) -> None:
     """Lengths, batch sizes and stage 1 of the generator."""
-    # Its state is split over all 32 devices, which leaves room for the matmul results that `remat` keeps. Parameters
-    # are gathered while the products of a micro-batch run. On fewer devices: fsdp=8 and remat=full.
-    role.mesh.fsdp, role.mesh.tensor = 32, 1
     # Together they use all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
     role.max_prompt, role.max_response = 2048, 2048
     # Prompts are read in chunks, each in a bucket of its own.
@@ -94,8 +92,7 @@ def set_generator(role: ConfigDict) -> None:
 
 def set_verifier(role: ConfigDict) -> None:
     """Lengths and batch sizes of the verifier, which has no stage 1."""
-    # Four devices of a node share each of its long rows, and with them what `remat` keeps.
-    role.mesh.fsdp, role.mesh.tensor = 8, 4
+    role.mesh.tensor = 4  # they share each of its long rows, too, and with them what `remat` keeps
     role.max_prompt, role.max_response = 4096, 4096
     role.prompt_buckets, role.cache_buckets = (512, 1024, 2048, 3072), (512, 1024, 2048)
     role.cache_tokens = 160 * (4096 + 4096)  # likewise, 19 GB
