@@ -14,7 +14,7 @@ WORDS, LETTERS = 16, 5  # of the longest problem of stage 1
 RL_WORDS = 12  # of every problem of the generator's turns and of the test; chosen as configs/when_it_pays.md says
 
 
-def get_config(argument: str = "") -> ConfigDict:
+def get_config() -> ConfigDict:
     config = default_config()
     task = config.task
     task.sft_words, task.rl_words, task.test_words = (2, WORDS), (RL_WORDS, RL_WORDS), ()

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config
 
 
-def get_config(argument: str = "") -> ConfigDict:
+def get_config() -> ConfigDict:
     config = default_config()
     config.task.name, config.task.train, config.task.row_format = "math", "eurus_train", "verl"
     config.task.min_steps = 3

@@ -21,7 +21,7 @@ from tango_jax.config import default_config
 from tango_jax.planning.own_problems import fit
 
 
-def get_config(argument: str = "", *, model: str, problems: str) -> ConfigDict:
+def get_config(*, model: str, problems: str) -> ConfigDict:
     config = default_config()
     config.task.name, config.task.train = "math", problems
     for role in (config.generator, config.verifier):

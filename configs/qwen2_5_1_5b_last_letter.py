@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config
 
 
-def get_config(argument: str = "") -> ConfigDict:
+def get_config() -> ConfigDict:
     config = default_config()
     config.task.name = "last_letter"
     config.task.sft_words, config.task.sft_letters = (2, 4), (3, 6)

@@ -18,7 +18,7 @@ from tango_jax.arms import ARMS
 from tango_jax.config import default_config
 
 
-def get_config(argument: str = "") -> ConfigDict:
+def get_config() -> ConfigDict:
     config = default_config()
     config.task.name = "math"
     config.task.train, config.task.test = "hub:openai/gsm8k:main/train", "hub:openai/gsm8k:main/test"

@@ -17,7 +17,7 @@ from tango_jax.config import default_config
 WORDS, LETTERS = 3, 5
 
 
-def get_config(argument: str = "") -> ConfigDict:
+def get_config() -> ConfigDict:
     config = default_config()
     task = config.task
     task.name = "last_letter"

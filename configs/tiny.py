@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config
 
 
-def get_config(argument: str = "") -> ConfigDict:
+def get_config() -> ConfigDict:
     config = default_config()
     for role in (config.generator, config.verifier):
         role.template = "last_letter"

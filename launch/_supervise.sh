@@ -14,6 +14,10 @@
 # most TANGO_MAX_RESTARTS times (20).
 
 max_restarts=${TANGO_MAX_RESTARTS:-20}
+[[ $max_restarts =~ ^[0-9]+$ ]] || {
+    echo "tango_jax: error: TANGO_MAX_RESTARTS=$max_restarts is no whole number: set it to 0 or more" >&2
+    exit 2
+}
 restarts=0
 stopping=     # set by a launcher that was itself asked to end
 exit_codes=() # of the last attempt, by process

@@ -3,13 +3,13 @@
 # in Cloud Shell. It makes the slice if there is none, copies this repository to every worker, runs the command on all
 # of them and restarts it on all of them (launch/_supervise.sh says when). A preempted slice is deleted and made anew.
 #
-#   TPU_NAME=tango TPU_ZONE=us-east5-a TPU_TYPE=v5p-32 bash launch/tpu_vm.sh \
+#   TPU_NAME=tango TPU_ZONE=us-east5-a TPU_TYPE=v5p-64 bash launch/tpu_vm.sh \
 #       python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=/mnt/share/7b
 #
 # Edit (or give in the environment):
 TPU_NAME=${TPU_NAME:-tango}
 TPU_ZONE=${TPU_ZONE:-us-east5-a}
-TPU_TYPE=${TPU_TYPE:-v5p-32}                # gcloud compute tpus accelerator-types list
+TPU_TYPE=${TPU_TYPE:-v5p-64}                # 32 chips of two cores; gcloud compute tpus accelerator-types list
 TPU_VERSION=${TPU_VERSION:-v2-alpha-tpuv5}  # the VM's image: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e
 TPU_CREATE_FLAGS=${TPU_CREATE_FLAGS---spot} # more options of `tpu-vm create`; set but empty: on demand
 # Run on each worker before each start of the command. If it fails at the first start, the job ends; later it counts as

@@ -105,7 +105,8 @@ def _counts(arms: Arms) -> str:
     runs = f"{counts[0]} runs" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
     if counts[-1] < statistics.MIN_FOR_INTERVAL:
         return "one run of each arm" if counts == [1] else f"mean and range of {runs} of each arm"
-    return f"mean of {runs} of each arm, with 95 % intervals"
+    few = f", or the range of fewer than {statistics.MIN_FOR_INTERVAL} runs"
+    return f"mean of {runs} of each arm, with 95 % intervals{few if counts[0] < statistics.MIN_FOR_INTERVAL else ''}"
 
 
 def _band(curves: Curves, kind: str) -> Band:

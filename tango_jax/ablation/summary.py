@@ -142,10 +142,20 @@ def _comparison_table(arms: Arms, pairs: Sequence[tuple[str, str]], bound: str |
                                   for arm in (first, second))))  # fmt: skip
         cells.append(_figure(statistics.difference(mean[first], mean[second]), count, sign="+"))
         if bound:
-            share = statistics.gap_share(mean[first], mean[second], mean[bound]) if first != bound else None
-            cells.append(_figure(share, count) if share else "1")
+            cells.append(_gap_share(mean[first], mean[second], mean[bound], count) if first != bound else "1")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _gap_share(
+    arm: Mapping[Unit, float], low: Mapping[Unit, float], high: Mapping[Unit, float], pairs: int
+) -> str:
+    """With the number of units that all three arms have, where it is not that of the pairs."""
+    common = len(arm.keys() & low.keys() & high.keys())
+    if not common:
+        return "no common runs"
+    shown = _figure(statistics.gap_share(arm, low, high), common)
+    return shown if common == pairs else f"{shown} (of {common})"
 
 
 def _last(curves: Curves, name: str) -> dict[Unit, float | None]:
@@ -179,6 +189,8 @@ def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
     units = over.keys() & under.keys()
     if not any(reached[unit].is_reached for unit in units for reached in (over, under)):
         return "neither reaches it"
+    if not any(reached[unit].x for unit in units for reached in (over, under)):
+        return "both begin there"
     is_over, is_under = (all(reached[unit].is_reached for unit in units) for reached in (over, under))
     bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ ", (False, False): "~ "}[is_over, is_under]
     return bound + _figure(statistics.ratio(values_of(over), values_of(under)), len(units))

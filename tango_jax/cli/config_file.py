@@ -32,6 +32,7 @@ class ConfigFile(NamedTuple):
     get_config: Callable[..., Any]
     complete: Callable[..., None] | None  # (config, names of the keys that the command line sets)
     arguments: Mapping[str, bool]  # those that get_config takes by name only -> whether it needs them
+    takes_argument: bool = True  # whether get_config takes one by position
 
     def make(self, argument: str = "", arguments: Mapping[str, str | None] | None = None) -> ConfigDict:
         """The result of `get_config`; it has the keys and types of `default_config`.
@@ -50,9 +51,11 @@ class ConfigFile(NamedTuple):
         missing = [f"--{name}=VALUE" for name, is_needed in self.arguments.items() if is_needed and name not in given]
         each = "it" if len(missing) == 1 else "them"
         mistakes.require(not missing, f"{self.path} needs {' and '.join(missing)}: give {each}")
+        mistakes.require(self.takes_argument or not argument, f"{self.path} takes no argument, and was given "
+                         f":{shortened(argument)}: leave it out, and set keys with --config.key=value")
         mistakes.raise_all()
         try:
-            config = self.get_config(argument, **given)
+            config = self.get_config(*([argument] * self.takes_argument), **given)
             if isinstance(config, ConfigDict):
                 flatten(config)  # a file can make one that cannot be read
         except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
@@ -141,16 +144,14 @@ def open_config(file: str) -> ConfigFile:
     get_config, complete = functions.get("get_config"), functions.get("complete")
     if not callable(get_config):
         raise ValueError(f"{file} has no function get_config(arg)")
-    return ConfigFile(file, get_config, complete if callable(complete) else None, _named_arguments(get_config))
-
-
-def _named_arguments(function: Callable) -> dict[str, bool]:
-    """The arguments that a function takes by name only, and whether it needs each of them."""
+    complete = complete if callable(complete) else None
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(get_config).parameters.values()
     except (TypeError, ValueError):  # some callables do not say what they take
-        return {}
-    return {one.name: one.default is one.empty for one in parameters if one.kind is one.KEYWORD_ONLY}
+        return ConfigFile(file, get_config, complete, {})
+    named = {one.name: one.default is one.empty for one in parameters if one.kind is one.KEYWORD_ONLY}
+    takes_argument = any(one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD) for one in parameters)
+    return ConfigFile(file, get_config, complete, named, takes_argument)
 
 
 def stored_config(file: str) -> ConfigDict:

@@ -108,7 +108,7 @@ RANGES: Mapping[str, Range] = {
     "rl.format_weight": WEIGHT,
     "rl.correctness_weight": WEIGHT,
     "rl.gamma": WEIGHT,
-    "rl.label_count_decay": SHARE,
+    "rl.label_count_decay": SHARE_BELOW_ONE,
     "generate.samples": Range(1, MAX_SAMPLES),
     "generate.temperature": TEMPERATURE,
     "generate.top_p": SHARE_ABOVE_ZERO,

@@ -16,7 +16,7 @@ from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS
 from tango_jax.rl.optimizer import SCHEDULES
 from tango_jax.rl.own_reward import load_own_rewards
 from tango_jax.rl.packing import pack_shape
-from tango_jax.rl.schedule import ALPHA_KINDS
+from tango_jax.rl.schedule import ALPHA_KINDS, make_schedule
 from tango_jax.rl.update import RATIO_LEVELS
 from tango_jax.runtime.checks import Mistakes, local_path, shortened
 from tango_jax.text.templates import load_template
@@ -42,6 +42,7 @@ def validate(config: ConfigDict) -> None:
         check_numbers(flatten(config))
     mistakes.one_of("arm", config.arm, ARMS)
     _check_rl(config.rl, mistakes)
+    _check_turns(config, mistakes)
     _check_watching(config.alarms, config.loggers, config.compare_with, mistakes)
     for name in ("arms", "seeds"):
         given = tuple(config.ablation[name])
@@ -104,6 +105,23 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
         f"rl.alpha_schedule=signal follows the share of groups without signal, which rl.dynamic_sampling="
         f"{rl.dynamic_sampling} replaces by others: choose another schedule, or rl.dynamic_sampling=0",
+    )
+
+
+def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
+    """That something is trained, and what the arm's name promises."""
+    rl, arm = config.rl, ARMS.get(config.arm)
+    if arm is None or mistakes.is_about("rl."):
+        return
+    mistakes.require(
+        arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
+        f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "
+        "choose arm=fixed_verifier",
+    )
+    mistakes.require(
+        make_schedule(config).num_turns > 0,
+        f"arm={config.arm} has no turn with rl.warmup_steps={rl.warmup_steps}, rl.generator_steps={rl.generator_steps} "
+        f"and rl.generator_turns_per_cycle={rl.generator_turns_per_cycle}: raise one of the first two",
     )
 
 

@@ -18,7 +18,7 @@ from tango_jax.evaluation.shards import digest
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
-from tango_jax.runtime.manifest import complete_steps
+from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
 from tango_jax.text.templates import load_template
 from tango_jax.weights.source import kind_of
@@ -154,14 +154,19 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
-    # A run that goes on training between two attempts is another model, and an edited template another prompt.
+    # A run that goes on training between two attempts is another model, as are other weights in the same place, and an
+    # edited template is another prompt.
     for role, name in _models(settings).items():
-        own = default_config()[role]
-        if kind_of(name) == "workdir":
-            workdir = Path(name).expanduser()
-            own = read_config(workdir)[role]
-            directory, _ = newest_checkpoints(workdir, role)
-            fields["checkpoint_step" if role == "generator" else "verifier_step"] = max(complete_steps(directory))
+        own, path, kind = default_config()[role], Path(name).expanduser(), kind_of(name)
+        if kind == "workdir":
+            own = read_config(path)[role]
+            directory, _ = newest_checkpoints(path, role)
+            step = max(complete_steps(directory))
+            fields["checkpoint_step" if role == "generator" else "verifier_step"] = step
+            weights = directory.glob(f"{step}/{MANIFEST}")
+        else:
+            weights = [path] if kind == "gguf" else sorted(path.glob("*.safetensors"))  # of a hub id none
+        fields[f"{role}_weights_digest"] = sampled_digest(weights)
         fields[f"{role}_template_digest"] = digest(load_template(role, settings.sampler(role).template or own.template))
     return fields
 

@@ -20,7 +20,11 @@ LARGEST = ("length_max",)
 
 
 def sample_until_full(
-    sample_batch: Callable[[int], Answers], reward_fn: Callable[[Answers], Rewards], role: str, max_batches: int
+    sample_batch: Callable[[int], Answers],
+    reward_fn: Callable[[Answers], Rewards],
+    role: str,
+    algorithm: str,
+    max_batches: int,
 ) -> tuple[Answers, Rewards, dict[str, float]]:
     """Sample batches of P problems until P of them have a signal for `role`, or up to `max_batches`.
 
@@ -30,7 +34,7 @@ def sample_until_full(
 
     Returns:
         The answers to P problems: those with a signal in the order in which they were sampled, filled up with others if
-        there are too few. A problem has a signal if in any of its groups the rewards differ. Then the rewards of these
+        there are too few. A problem has a signal if any of its groups has one (`has_signal_P`). Then the rewards of these
         answers, with metrics over everything that was sampled, and metrics of the sampling itself.
     """
     batches, rewards, useful, useless, num_problems = [], [], [], [], 1
@@ -38,7 +42,8 @@ def sample_until_full(
         answers = sample_batch(len(batches))
         num_problems = len(next(iter(answers.values())).parents)
         reward = reward_fn(answers)
-        has_signal = has_signal_P(reward.reward_B, answers[role].group_size).reshape(num_problems, -1).any(axis=1)
+        has_signal = has_signal_P(algorithm, reward.reward_B, answers[role].group_size)
+        has_signal = has_signal.reshape(num_problems, -1).any(axis=1)
         for place in range(num_problems):
             (useful if has_signal[place] else useless).append((len(batches), place))
         batches.append(answers)

@@ -59,7 +59,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     advantage per token for the role that learns -> the update of that role.
     """
     config, role, rl = context.config, turn.role, context.config.rl
-    plan = ARMS[config.arm].turns[role]
+    plan, algorithm = ARMS[config.arm].turns[role], config[role].loss.algorithm
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
 
     def answer_batch(number: int) -> dict[str, Responses]:
@@ -72,7 +72,8 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
             return turn_reward(plan.reward, answers, rl, context.own_rewards.get(role))
 
     if rl.dynamic_sampling:
-        answers, reward, batch_metrics = sample_until_full(answer_batch, reward_of, role, 1 + rl.dynamic_sampling)
+        most = 1 + rl.dynamic_sampling
+        answers, reward, batch_metrics = sample_until_full(answer_batch, reward_of, role, algorithm, most)
     else:
         answers, batch_metrics = answer_batch(0), {}
         reward = reward_of(answers)
@@ -85,8 +86,9 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     signal = dataclasses.replace(credit.signal, own_reward_B=reward.own_B)
     state, update_metrics = update_policy(context, states[role], learner, signal.adv_BT, is_action_BT)
     metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
-    metrics |= reward.metrics | credit.metrics | turn_metrics(role, answers, reward.reward_B) | update_metrics
-    return TurnResult(states | {role: state}, credit.counters, metrics | batch_metrics, answers, signal)
+    metrics |= reward.metrics | credit.metrics | turn_metrics(role, algorithm, answers, reward.reward_B)
+    metrics |= update_metrics | batch_metrics
+    return TurnResult(states | {role: state}, credit.counters, metrics, answers, signal)
 
 
 def make_calls(

@@ -56,9 +56,16 @@ class Credit(NamedTuple):
     metrics: dict[str, float]
 
 
-def has_signal_P(reward_B: np.ndarray, group_size: int) -> np.ndarray:
-    """Whether the rewards of a group differ, bool [P]; if they do not, no response has an outcome advantage."""
-    return np.ptp(reward_B.reshape(-1, group_size), axis=1) > 0
+def has_signal_P(algorithm: str, reward_B: np.ndarray, group_size: int) -> np.ndarray:
+    """Whether responses of a group have an outcome advantage, bool [P].
+
+    GRPO and RLOO compare the rewards of a group, which must differ; a group of one keeps its reward. REINFORCE++
+    compares those of the whole batch.
+    """
+    reward_PM = reward_B.reshape(-1, group_size)
+    if algorithm == "reinforce_pp":
+        return np.full(len(reward_PM), np.ptp(reward_B) > 0)
+    return (reward_PM[:, 0] != 0) if group_size == 1 else np.ptp(reward_PM, axis=1) > 0
 
 
 def generator_outcome_reward_B(
@@ -228,9 +235,9 @@ def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
         )
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
-    step, without_signal = so_far.turn.generator_step, 1 - has_signal_P(so_far.reward_B, solved.group_size).mean()
+    has_signal = has_signal_P(loss.algorithm, so_far.reward_B, solved.group_size)
     alpha = alpha_at(
-        step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, float(without_signal)
+        so_far.turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, float(1 - has_signal.mean())
     )
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)

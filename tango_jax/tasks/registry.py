@@ -45,6 +45,9 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     if ARMS[config.arm].needs_curriculum and task.curriculum_problem is None:
         raise ValueError(f"arm={config.arm} needs a task with a curriculum, and task.name={config.task.name} has none: "
                          "choose another arm, or give the task a curriculum_problem")
+    if ARMS[config.arm].needs_gold_steps and task.gold_steps is None:
+        raise ValueError(f"arm={config.arm} needs a task with step labels, and task.name={config.task.name} has none: "
+                         "choose another arm, or give the task gold_steps")
     for role in ROLES:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "

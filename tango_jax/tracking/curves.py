@@ -56,7 +56,10 @@ def smooth(y: np.ndarray) -> np.ndarray:
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The x values common to all seeds, and the values [seed, point] there; seeds without the metric are left out."""
-    return at_common_x(series(from_warmup(rows), {"eval"}, "x", name) for rows in seeds)
+    seeds = [list(rows) for rows in seeds]
+    # One that has not finished its warm-up does not tell how long it is.
+    warmup = max((_warmup_turns(rows) for rows in seeds), default=0)
+    return at_common_x(series(_from_warmup(rows, warmup), {"eval"}, "x", name) for rows in seeds)
 
 
 def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +73,15 @@ def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
     return x, np.array([curve.y[np.isin(curve.x, x)] for curve in curves])
 
 
-def from_warmup(rows: Iterable[dict]) -> list[dict]:
+def _evaluations(rows: Iterable[dict]) -> list[dict]:
+    return [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
+
+
+def _warmup_turns(rows: Iterable[dict]) -> int:
+    """Turns of the verifier's warm-up, as far as they have been evaluated."""
+    return max((row["step"] for row in _evaluations(rows) if row["generator_step"] == 0), default=0)
+
+
+def _from_warmup(rows: Iterable[dict], warmup: int) -> list[dict]:
     """Evaluation rows with an added `x`: the generator step, or a negative turn count during the verifier's warm-up."""
-    evaluations = [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
-    warmup = max((row["step"] for row in evaluations if row["generator_step"] == 0), default=0)
-    return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in evaluations]
+    return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in _evaluations(rows)]

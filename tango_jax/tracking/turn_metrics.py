@@ -25,9 +25,9 @@ def rollout_metrics(role: str, rollout: Rollout) -> dict[str, float]:
     }
 
 
-def turn_metrics(role: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
+def turn_metrics(role: str, algorithm: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
     """Metrics besides the rewards: groups without learning signal, and the agreement of verdicts with the grades."""
-    has_signal = has_signal_P(reward_B, answers[role].group_size)
+    has_signal = has_signal_P(algorithm, reward_B, answers[role].group_size)
     metrics = {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())}
     if role == "generator":
         metrics["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])

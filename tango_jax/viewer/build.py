@@ -161,7 +161,11 @@ def _short_name(function: str) -> str:
 
 
 def _at_most(packed: list[pack.Packed], count: int) -> list[pack.Packed]:
-    return pack.thin_out(packed, count / len(packed)) if len(packed) > count else packed
+    kept, fraction = packed, 1.0
+    while len(kept) > count:  # whole groups may take it a little beyond
+        fraction = min(0.98 * fraction, count / len(packed))
+        kept = pack.thin_out(packed, fraction)
+    return kept
 
 
 def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:

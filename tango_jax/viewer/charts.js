@@ -17,6 +17,7 @@ const DARK_COLOURS = {
   "#6E6E6E": "#A8ADB3",
   "#000000": "#E7EAED",
   "rgba(0,114,178": "rgba(86,180,233",
+  "rgba(86,180,233": "rgba(240,228,66",
 };
 
 // Colours of the style sheet in a form that plotly understands: a probe element resolves those that depend on the
@@ -35,7 +36,7 @@ function themed(panel) {
   const [ink, line, background] = pageColours("ink", "line", "panel");
   let text = JSON.stringify({ data: panel.traces, layout: panel.layout });
   if (document.documentElement.dataset.shade === "dark") {
-    text = text.replace(/#0072B2|#56B4E9|#6E6E6E|#000000|rgba\(0,114,178/g, (found) => DARK_COLOURS[found]);
+    text = text.replace(/#0072B2|#56B4E9|#6E6E6E|#000000|rgba\((?:0,114,178|86,180,233)/g, (found) => DARK_COLOURS[found]);
   }
   const { data, layout } = JSON.parse(text);
   const axis = (given) => ({

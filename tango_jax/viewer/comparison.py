@@ -77,25 +77,35 @@ def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
 
 
 def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
-    """The last evaluation of every line: the mean, with the value of each seed in brackets; and what differs."""
+    """The last evaluation that all seeds of a line have: the mean, with the value of each seed in brackets; and what
+    differs."""
     rows = []
     for item in lines:
-        last = [next((row for row in reversed(run.rows) if row["phase"] == "eval"), {}) for run in item.runs]
+        last = _last_common(item.runs)
         found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in TABLE.items()}
         keys = ("seed", *as_seed)
         seeds = ", ".join("/".join(str(run.settings.get(key, "unset")) for key in keys) for run in item.runs)
-        rows.append((item.label, seeds, found, item.settings))
-    columns = [column for column in TABLE if any(found[column] for _, _, found, _ in rows)]
+        at = str(last[0].get("generator_step", "")) if last else ""
+        rows.append((item.label, seeds, at, found, item.settings))
+    columns = [column for column in TABLE if any(found[column] for *_, found, _ in rows)]
     if not columns:
         return None
     differing = list(lines[0].settings)
     kinds = "/".join(["seeds" if _have_seeds(lines) else "seed", *as_seed])
-    head = ["runs", kinds, *columns, *differing]
-    body = [[label, seeds, *(_shown(found[column]) for column in columns), *(settings[key] for key in differing)]
-            for label, seeds, found, settings in rows]  # fmt: skip
+    head = ["runs", kinds, "generator step", *columns, *differing]
+    body = [[label, seeds, at, *(_shown(found[column]) for column in columns), *(settings[key] for key in differing)]
+            for label, seeds, at, found, settings in rows]  # fmt: skip
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
-    caption = f"Last evaluation, greedy{means}; and the settings that differ."
+    caption = f"Last evaluation that all runs of a row have, greedy{means}; and the settings that differ."
     return {"caption": caption, "head": head, "rows": body}
+
+
+def _last_common(runs: Sequence[Run]) -> list[dict]:
+    """The evaluation of each run at the last turn at which all of those that have any were evaluated."""
+    evaluated = [{row["step"]: row for row in run.rows if row["phase"] == "eval"} for run in runs]
+    evaluated = [found for found in evaluated if found]
+    common = set.intersection(*map(set, evaluated)) if evaluated else set()
+    return [found[max(common)] for found in evaluated] if common else []
 
 
 def _have_seeds(lines: Sequence[Line]) -> bool:

@@ -124,7 +124,7 @@ async function bindCharts(facts) {
   choice.addEventListener("change", show);
   choice.value = Math.max(0, facts.runs.findIndex((run) => run.is_default_arm)); // start with the default arm
   await show();
-  if (SECTIONS.includes(location.hash.slice(1))) $(location.hash.slice(1)).scrollIntoView();
+  if (SECTIONS.includes(location.hash.slice(1))) $(location.hash.slice(1))?.scrollIntoView();
 }
 
 function describeCount(facts, columns) {

@@ -9,6 +9,7 @@ its texts. A search reads only the first n lines, so it matches texts but not fi
 
 import base64
 import gzip
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -107,13 +108,16 @@ def chunks_of(packed: Sequence[Packed], chunk: int = CHUNK) -> Iterator[str]:
 
 
 def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
-    """Keep about this fraction of the rollouts, in whole groups, evenly over training."""
-    kept, owed, group = [], 0.0, None
-    for item in packed:
-        if item.group != group:
-            group, owed = item.group, owed + fraction - (owed >= 1.0)
-        if owed >= 1.0:
-            kept.append(item)
+    """Keep about this fraction of the rollouts, in whole groups, evenly over training; and of evaluations, which are
+    larger groups, likewise."""
+    kept, owed = [], {True: 0.0, False: 0.0}
+    for _, items in itertools.groupby(packed, lambda item: item.group):
+        group = list(items)
+        is_evaluation = group[0].columns["role"] == ROLES.index("evaluation")
+        owed[is_evaluation] += fraction * len(group)
+        if owed[is_evaluation] >= len(group):
+            owed[is_evaluation] -= len(group)
+            kept += group
     return kept
 
 

@@ -63,5 +63,13 @@ def _read_run(workdir: Path, place: Path) -> Run:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): leave this run out, or restore the file") from error
+    metrics = workdir / "metrics.jsonl"
+    leave_out = "it is no run of this project, or damaged: leave it out"
+    if not isinstance(settings, dict) or not isinstance(settings.get("arm"), str):
+        raise ValueError(f"{path} holds no settings with an arm; {leave_out}")
+    rows = read_metrics(metrics)
+    for index, row in enumerate(rows, 1):
+        if not (isinstance(row, dict) and isinstance(row.get("phase"), str) and isinstance(row.get("step"), int)):
+            raise ValueError(f"{metrics}, row {index} lacks a phase or a step; {leave_out}")
     settings = flatten(default_config()) | settings  # runs of older versions lack newer keys
-    return Run(name, workdir, settings, read_metrics(workdir / "metrics.jsonl"), (workdir / "summary.json").exists())
+    return Run(name, workdir, settings, rows, (workdir / "summary.json").exists())

@@ -37,7 +37,7 @@ def sample(rewards: list[list[float]], max_batches: int):
         reward_B = np.array(rewards[numbers[-1]], np.float32)
         return Rewards(reward_B, {"generator/reward/outcome": reward_B.mean()})
 
-    answers, reward, metrics = sample_until_full(sample_batch, reward_fn, "generator", max_batches)
+    answers, reward, metrics = sample_until_full(sample_batch, reward_fn, "generator", "grpo", max_batches)
     # The rewards are those of the chosen responses: a record is 100 n + 10 p + r.
     places = [divmod(int(record), 100) for record in answers["generator"].records]
     assert reward.reward_B.tolist() == [rewards[batch][place // 10 * M + place % 10] for batch, place in places]
@@ -100,7 +100,7 @@ def test_what_was_answered_before_the_learner_goes_with_its_problem():
         reward_B = np.array(next(rewards))
         return Rewards(reward_B, {}, own_B=reward_B / 2)
 
-    answers, reward, metrics = sample_until_full(sample_batch, reward_fn, "verifier", 3)
+    answers, reward, metrics = sample_until_full(sample_batch, reward_fn, "verifier", "rloo", 3)
     assert reward.reward_B.tolist() == [1, 0, 1, 0, 0, 1]
     assert reward.own_B.tolist() == [0.5, 0, 0.5, 0, 0, 0.5]
     assert [problem.id for problem in answers["generator"].parents] == ["0/1", "1/0", "1/2"]
