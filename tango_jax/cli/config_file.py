@@ -143,7 +143,7 @@ def open_config(file: str) -> ConfigFile:
         raise ValueError(what_failed(file, None, error)) from error
     get_config, complete = functions.get("get_config"), functions.get("complete")
     if not callable(get_config):
-        raise ValueError(f"{file} has no function get_config(arg)")
+        raise ValueError(f"{file} has no function get_config()")
     complete = complete if callable(complete) else None
     try:
         parameters = inspect.signature(get_config).parameters.values()

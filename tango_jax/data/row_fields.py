@@ -7,6 +7,7 @@ keys. Stage of the loop: reading datasets, before the first turn.
 import json
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 from tango_jax.runtime.checks import shortened
@@ -68,7 +69,7 @@ def answer_text(value: Any) -> str:
     if not isinstance(value, (str, int, float)) or value != value or value in (math.inf, -math.inf):
         raise BadRow(f"the answer must be a string or a number, not {shortened(value)}")
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
+        return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")  # without an exponent
     text = str(value).strip()
     if GSM8K_MARK in text:
         text = text.rsplit(GSM8K_MARK, 1)[1].strip()

@@ -73,6 +73,9 @@ def detect_format(fields: Fields) -> str:
 def _read_math(fields: Fields) -> Content:
     """Read `question` or `problem`, and `answer`; the case of the keys is ignored (`Problem`, `Answer`)."""
     fields = {str(key).lower(): value for key, value in fields.items()}
+    for name in ("options", "choices", "context"):
+        if fields.get(name) not in (None, "", [], {}):
+            raise BadRow(f"'{name}' would be left out of the prompt: put it into 'question', and remove the key")
     question = text_of(fields, "question" if fields.get("question") is not None else "problem")
     return question, answer_text(value_of(fields, "answer")), _level(fields.get("level"))
 
@@ -111,6 +114,7 @@ def _read_olympiadbench(fields: Fields) -> Content:
     if isinstance(unit, str) and unit.strip():
         parts.append(f"The answer is in the unit {unit.strip()}; give the value alone.")
     answer = answer_text(value_of(fields, "answer" if "final_answer" not in fields else "final_answer"))
+    answer = re.sub(r"\$\s*,\s*\$", "$, $", answer)  # with a space, two answers cannot be read as one number
     return "\n".join(parts), re.sub(r"(?<!\\)\$", "", answer).strip() or answer, 0
 
 

@@ -17,13 +17,15 @@ also allowed in the answer. The rules are:
    a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
 4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
    symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `AB+BC=`,
-   `\text{Area}=`; not `8=`, `8x=`, `-x=`). Chains (`x=8=7`), inequalities and equations without a label need a gold
-   answer of the same kind, except that inequalities and intervals or unions may stand for each other. If the labels
-   differ, the library decides (x=5 is not y=5). `\sqrt{2} \approx 1.41` counts as its first member if the second, a
-   decimal number, is within 1 %.
+   `\text{Area}=`; not `8=`, `8x=`, `-x=`). The label of a gold answer is a name: with a power, a fraction or a sum of
+   variables on its left (`x^2+y^2=4`, `x+y=3`), the gold answer is an equation. Chains (`x=8=7`), inequalities and
+   equations without a label need a gold answer of the same kind, except that inequalities and intervals or unions may
+   stand for each other. If the labels differ, the library decides (x=5 is not y=5). `\sqrt{2} \approx 1.41` counts as
+   its first member if the second, a decimal number, is within 1 %.
 5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
    units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
-   contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and degrees equal their number.
+   contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and `62.5\%` equals 62.5, too; degrees
+   equal their number.
 6. Variables are those of the gold answer (and e and i). An extra letter is not taken for a unit, except for a common
    one (m, s, g, h, l) directly after a plain number when the gold answer has no letters.
 7. Commands are limited to ordinary expressions: fractions, roots, powers, logarithms, trigonometry, binomials, rounding
@@ -34,7 +36,8 @@ also allowed in the answer. The rules are:
    `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are rejected
    too.
 9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
-10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude.
+10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude; a
+   decimal and an exact number to 2e-6, so that six digits of a third are enough.
 """
 import itertools
 import re
@@ -44,7 +47,7 @@ from typing import NamedTuple
 
 from tango_jax.grading.forms import RELATION, Form, is_number, outer_relations, plain, read, split
 
-CLOSENESS = Decimal("1e-6")
+CLOSENESS, CLOSENESS_TO_EXACT = Decimal("1e-6"), 2e-6
 APPROXIMATION = 0.01
 
 
@@ -61,7 +64,7 @@ def is_equal(gold: str, answer: str, library: Library) -> bool:
     gold_form, form = read(gold), read(answer, may_be_unit=not _letters(gold))
     if gold_form is None or form is None:
         return False
-    return _Comparison(gold, answer, library).is_equal(gold_form, form)
+    return _Comparison(gold, answer, library).is_equal(_with_equations(gold_form), form)
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -77,6 +80,10 @@ _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 _ORDER = re.compile(r"<|>|\\(?:le|ge)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z]\))?")
 _TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
+# What the left side of an equation in variables has, and the name of a value has not: a power, a fraction, a sum.
+_EXPRESSION = re.compile(
+    r"\^\{?\d|\\frac|(?<![a-zA-Z\\])[a-z]\s*[+-]|[+-]\s*[a-z](?![a-zA-Z(])"
+)
 _CONSTANTS = frozenset("ei")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s*10\^\{?([+-]?\d{1,3})\}?")
@@ -139,6 +146,10 @@ class _Comparison(NamedTuple):
     def _is_value(self, gold: str, text: str) -> bool:
         if _squeezed(gold) == _squeezed(text):
             return True
+        if gold.endswith("%") != text.endswith("%"):
+            bare, other = (re.sub(r"\\?%$", "", part).strip() for part in (gold, text))
+            if bare and other and self._is_value(bare, other):
+                return True
         numbers = _number(gold), _number(text)
         if None not in numbers and abs(numbers[0] - numbers[1]) > CLOSENESS * abs(numbers[0]):
             return False
@@ -154,7 +165,16 @@ class _Comparison(NamedTuple):
             return self._is_rewritten_set(Form(gold), Form(text))
         if _is_solved(Form(gold)) and not _is_solved(Form(text)):
             return False
-        return self._may_be_read(gold, text, bool(relations)) and self.library.is_same(gold, text)
+        if not self._may_be_read(gold, text, bool(relations)) or not self.library.is_same(gold, text):
+            return False
+        return self._is_close(gold, text) if (numbers[0] is None) != (numbers[1] is None) else True
+
+    def _is_close(self, gold: str, text: str) -> bool:
+        """Of equal texts one of which is a number: whether a decimal is close to the other's exact value."""
+        exact, decimal = (text, gold) if is_number(gold) else (gold, text)
+        if "." not in decimal or "%" in exact or _letters(exact) - _CONSTANTS or not is_number(decimal):
+            return True
+        return self.library.is_near(exact, decimal, CLOSENESS_TO_EXACT)
 
     def _is_approximation(self, gold: str, text: str) -> bool:
         exact, decimal = (part.strip() for part in text.split(r"\approx"))
@@ -181,6 +201,13 @@ class _Comparison(NamedTuple):
             and not re.search(r"\d \d|\d\s*_|%\s*[^\s)}\]]|\(\s*\)", text.replace(r"\%", "%"))
             and text.count("|") % 2 == 0
         )
+
+
+def _with_equations(gold: Form) -> Form:
+    """The same, where a left side such as that of `x^2 + y^2 = 4` is no label: the equation itself is the answer."""
+    if gold.items:
+        return gold._replace(items=tuple(map(_with_equations, gold.items)))
+    return Form(_whole(gold)) if _EXPRESSION.search(gold.label) else gold
 
 
 def _whole(form: Form) -> str:

@@ -2,7 +2,8 @@ r"""Parser for verifier responses.
 
 Takes the text of a response and the number of steps in the solution; returns judgements, the verdict and the format
 score. Stage of the loop: after sampling from the verifier. Step blocks are searched only inside the first closed
-`<step_verification>` section; without one there are no judgements, but a verdict still counts.
+`<step_verification>` section; without one there are no judgements, but a verdict still counts. The verdict
+is the first one behind the section, or else the first one.
 """
 import re
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
     spans = () if section is None else find_blocks(section, "step")
     blocks = tuple(inner_text(section, span, "step") for span in spans)
     judgements = tuple(_judgement(block) for block in blocks)
-    verdict = _VERDICT.search(text)
+    # A block may quote a verdict that a solution spells out; the verifier's own follows its section.
+    section_end = text.find(_SECTION_CLOSE) if section is not None else 0
+    verdict = _VERDICT.search(text, section_end) or _VERDICT.search(text)
     return ParsedVerification(
         judgements=judgements,
         verdict="INVALID" if verdict is None else verdict.group(1).upper(),

@@ -34,8 +34,8 @@ def sample_until_full(
 
     Returns:
         The answers to P problems: those with a signal in the order in which they were sampled, filled up with others if
-        there are too few. A problem has a signal if any of its groups has one (`has_signal_P`). Then the rewards of these
-        answers, with metrics over everything that was sampled, and metrics of the sampling itself.
+        there are too few. A problem has a signal if any of its groups has one (`has_signal_P`). Then the rewards of
+        these answers, with metrics over everything that was sampled, and metrics of the sampling itself.
     """
     batches, rewards, useful, useless, num_problems = [], [], [], [], 1
     while len(useful) < num_problems and len(batches) < max_batches:

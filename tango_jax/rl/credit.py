@@ -237,7 +237,8 @@ def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
         total.append(reward_BT.sum(axis=1).mean())
     has_signal = has_signal_P(loss.algorithm, so_far.reward_B, solved.group_size)
     alpha = alpha_at(
-        so_far.turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, float(1 - has_signal.mean())
+        so_far.turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule,
+        float(1 - has_signal.mean()),
     )
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)

@@ -36,7 +36,8 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         if self.chat_fn is not None:
             return self.encode_fn(self.chat_fn(text))
-        return [*self.bos_ids, *self.encode_fn(text)]
+        ids, bos = self.encode_fn(text), list(self.bos_ids)
+        return ids if bos and ids[: len(bos)] == bos else [*bos, *ids]  # a template may spell it out
 
     def as_text(self, text: str) -> str:
         """The text with a space inside all that would become a special token: a solution that spells out the end of a
@@ -49,7 +50,9 @@ class Tokenizer:
 
     def encode_response(self, text: str) -> list[int]:
         """Return the ids of a text to imitate, ending with the stop id."""
-        return [*self.encode_fn(text), self.stop_ids[0]]
+        for special in self.special_texts:  # such as the end of a turn, which files often keep
+            text = text.rstrip().removesuffix(special) if text.rstrip().endswith(special) else text
+        return [*self.encode_fn(self.as_text(text)), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_with_ends(ids)[0]

@@ -108,15 +108,17 @@ def chunks_of(packed: Sequence[Packed], chunk: int = CHUNK) -> Iterator[str]:
 
 
 def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
-    """Keep about this fraction of the rollouts, in whole groups, evenly over training; and of evaluations, which are
-    larger groups, likewise."""
-    kept, owed = [], {True: 0.0, False: 0.0}
+    """Keep about this fraction of the rollouts: of training in whole groups, evenly over its turns; of every evaluation
+    the same problems, so that they can be compared over training."""
+    kept, owed = [], 0.0
     for _, items in itertools.groupby(packed, lambda item: item.group):
         group = list(items)
-        is_evaluation = group[0].columns["role"] == ROLES.index("evaluation")
-        owed[is_evaluation] += fraction * len(group)
-        if owed[is_evaluation] >= len(group):
-            owed[is_evaluation] -= len(group)
+        if group[0].columns["role"] == ROLES.index("evaluation"):
+            kept += [item for i, item in enumerate(group) if int((i + 1) * fraction) > int(i * fraction)]
+            continue
+        owed += fraction * len(group)
+        if owed >= len(group):
+            owed -= len(group)
             kept += group
     return kept
 

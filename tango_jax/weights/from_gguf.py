@@ -216,7 +216,10 @@ def _architecture(file: GgufFile) -> str:
 
 def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
     """Reject features in the metadata that this decoder does not implement."""
-    scaling, experts = file.get(f"{arch}.rope.scaling.type", "none"), file.get(f"{arch}.expert_count", 0)
+    factor = file.get(f"{arch}.rope.scaling.factor", file.get(f"{arch}.rope.scale_linear", 0))
+    # As llama.cpp reads it: a factor without a type is linear.
+    scaling = file.get(f"{arch}.rope.scaling.type", "linear" if factor not in (0, 1) else "none")
+    experts = file.get(f"{arch}.expert_count", 0)
     if scaling != "none":
         raise ValueError(f"{file.path} has rope scaling {scaling!r}: only Llama-3's is supported")
     if experts:

@@ -20,6 +20,7 @@ from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
 from tango_jax.weights.safetensors_files import StoredTensor, shorten
 
+HEAD_ROWS = 64  # that are compared of a head and the embedding
 _DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
 # Old checkpoints store the rotary frequencies; they are ignored because the config determines them.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -96,6 +97,7 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
     folder = Path(folder)
     tensors = safetensors_files.find_tensors(folder)
     _check_tensors(folder, config, tensors)
+    _check_tied_head(folder, config, tensors)
     sizes = hf_layout.axis_sizes(config)
 
     def load_leaf(path, leaf, sharding=None):
@@ -137,11 +139,12 @@ def _check_architecture(file: str, raw: dict) -> None:
     if raw.get("quantization_config"):
         raise ValueError(f"{file}: quantization_config is set, and quantized weights are not supported; use the "
                          "original checkpoint in bfloat16, float16 or float32")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if rope_type not in ("default", "llama3"):
-        raise ValueError(f"{file}: rotary scaling {rope_type!r} is not supported, only default and llama3; if no more "
-                         "than the original context is needed, remove the entry from config.json")
+    for name in ("rope_parameters", "rope_scaling"):  # transformers merges them where a file has both
+        rope = raw.get(name) or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+        if rope_type not in ("default", "llama3"):
+            raise ValueError(f"{file}: rotary scaling {rope_type!r} is not supported, only default and llama3; if no "
+                             f"more than the original context is needed, remove {name} from config.json")
 
 
 def _check_options(file: str, hf) -> None:
@@ -213,6 +216,23 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
         if missing == [LAYOUTS["head"].name]:
             hint = "if the model's head is its embedding, set tie_word_embeddings to true in config.json"
         raise ValueError(f"{folder}: tensors {'; '.join(problems)}. Check the folder: {hint}")
+
+
+def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
+    """A head beside the embedding that it is tied to must be a copy of it; HEAD_ROWS rows over the vocabulary tell."""
+    names = [LAYOUTS[name].name for name in ("head", "embed")]
+    if not config.tied_head or names[0] not in tensors:
+        return
+    head, embedding = (tensors[name] for name in names)
+    is_same = head.shape == embedding.shape
+    if is_same:
+        rows = slice(0, None, max(1, head.shape[0] // HEAD_ROWS))
+        parts = [(name, (rows, slice(None)), np.empty(0)) for name in names]
+        first, second = (block for block, _ in safetensors_files.read_parts(tensors, parts))
+        is_same = bool(np.array_equal(first, second))
+    if not is_same:
+        raise ValueError(f"{folder}: {names[0]} is not the embedding that tie_word_embeddings=true says it is: set it "
+                         "to false in config.json, or fetch the checkpoint again")
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -100,3 +100,14 @@ def test_what_an_arm_is_compared_with_follows_from_how_it_learns():
     arms = dict.fromkeys(("gold_steps", "fixed_generator", "tango", "grpo", "unknown"))
     assert (outcome_only(arms), upper_bound(arms)) == ("grpo", "gold_steps")
     assert outcome_only({"tango": None}) is upper_bound({"tango": None}) is None
+
+
+def test_a_share_of_the_gap_counts_the_runs_that_all_three_arms_have():
+    rows = [row for row in experiment(6) if row.arm != "gold_steps" or row.seed < 2]
+    _, pairs, *_, share = cells(summarize(rows), "tango / grpo")
+    assert pairs == "6" and re.fullmatch(r"0\.5\d\d \(of 2\)", share)
+
+
+def test_a_level_that_both_arms_begin_at_has_no_ratio():
+    rows = [row for arm in ("tango", "grpo") for seed in range(2) for row in run_rows(arm, (0.9, 0.95, 1.0), seed=seed)]
+    assert cells(summarize(rows), "tango / grpo")[2:4] == ["both begin there"] * 2

@@ -30,8 +30,8 @@ FILES = {
     "a nested file": (f"{HEAD}from tango_jax.cli.config_file import load_shipped\ndef get_config(a):\n"
                       f"    return load_shipped('qwen2_5_math_7b', 'x')\n",
                       r"mistaken\.py, line 5: .*math_7b\.py, line \d+: no published setting for 'x': write"),
-    "no function": ("get_config = 3\n", r"mistaken\.py has no function get_config\(arg\)"),
-    "nothing": ("", r"mistaken\.py has no function get_config\(arg\)"),
+    "no function": ("get_config = 3\n", r"mistaken\.py has no function get_config\(\)"),
+    "nothing": ("", r"mistaken\.py has no function get_config\(\)"),
     "no return": (f"{HEAD}def get_config(a):\n    default_config()\n", r"returned None, and not .* end it with return"),
     "a number": ("def get_config(a):\n    return 3\n", r"mistaken\.py: get_config returned 3, and not a ConfigDict"),
     "empty": (f"{HEAD}def get_config(a):\n    return ConfigDict()\n", r"lacks ablation\.arms, .*: start from default"),
@@ -120,3 +120,12 @@ def test_paths_in_the_config_that_cannot_be_are_refused(key, path):
     with pytest.raises(SystemExit, match=r"error: .*(init_from|checkpoint|template).* is not a valid path"):
         arguments = [f"--config={ROOT / 'configs/tiny.py'}", f"--config.{key}={path}"]
         parse_command_line("train", "doc", arguments, "runs/x")
+
+
+def test_a_config_that_takes_no_argument(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(f"{HEAD}def get_config():\n    return default_config()\n")
+    assert load_config(str(path)).seed == default_config().seed
+    for given in (f"{path}:rloo", "last_letter:rloo"):
+        with pytest.raises(ValueError, match=r"\.py takes no argument, and was given :'rloo': leave it out, and set"):
+            load_config(given)

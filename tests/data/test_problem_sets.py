@@ -17,7 +17,7 @@ SETS = {  # file: (grade kind, gold answers of its first rows, rows skipped)
     "aime.jsonl": ("math", ["001", "020"], 0),
     "aime_capitals.jsonl": ("math", ["210"], 0),
     "amc23.jsonl": ("math", ["27", "2.5"], 0),
-    "olympiadbench.jsonl": ("math", ["-2,2", "5", "(-1,1)"], 0),
+    "olympiadbench.jsonl": ("math", ["-2, 2", "5", "(-1,1)"], 0),
     "eurus.jsonl": ("math", [r"\frac{7}{2}", "12"], 1),
     "bgqa.jsonl": ("choice", ["True", "False", "Uncertain"], 0),
     "cruxeval.jsonl": ("python", ["[(4, 1), (4, 1), (4, 1), (4, 1), (2, 3), (2, 3)]", "{1: None, 2: None}"], 0),

@@ -67,7 +67,7 @@ def test_olympiadbench_asks_for_all_answers_in_the_unit():
         "set/3",
         "C.\nQ\nThere is more than one answer: give all of them, separated by commas.\n"
         "The answer is in the unit km; give the value alone.",
-        "1,\\$2",
+        "1, \\$2",
     )
     plain = dict(context=None, question="Q", final_answer=["7"], is_multiple_answer=False, unit=None)
     assert problem("olympiadbench", **plain) == Problem("set/3", "Q", "7")
@@ -133,3 +133,17 @@ def test_formats_are_told_by_their_keys():
     assert detect_format({"question": 1, "answer": "so\n#### 7"}) == "gsm8k"
     assert detect_format({"question": 1, "facts": [], "answer": True}) == "strategyqa"
     assert detect_format({"prompt": [], "reward_model": {}, "ability": "math"}) == "verl"
+
+
+def test_what_a_prompt_would_lack_is_named():
+    read_fn = ROW_FORMATS["math"].read
+    for name in ("options", "choices", "context"):
+        with pytest.raises(BadRow, match=f"'{name}' would be left out of the prompt: put it into 'question'"):
+            read_fn({"question": "q?", name.title(): ["1"], "answer": "B"})
+        assert read_fn({"question": "q?", name: None, "answer": "B"})[:2] == ("q?", "B")
+
+
+def test_golds_that_would_be_read_as_another_number():
+    row = {"question": "q?", "final_answer": ["$100$,$200$"], "is_multiple_answer": True}
+    assert ROW_FORMATS["olympiadbench"].read(row)[1] == "100, 200"
+    assert answer_text(0.00005) == "0.00005" and answer_text(1e22) == "10000000000000000000000"

@@ -1,8 +1,10 @@
 """Evaluations that are interrupted, repeated with other settings, or asked for wrongly."""
 
+import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.evaluation_cases import (
@@ -196,3 +198,17 @@ def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):
         main([*flags, *out])
     assert message in str(error.value) and str(error.value).startswith("error: ") and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_other_weights_in_the_same_place_are_another_model(tmp_path):
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    weights = np.arange(1_000_000, dtype=np.float32)
+    (folder / "model.safetensors").write_bytes(weights.tobytes())
+    solving = settings_of(tmp_path / "solving", sets="gsm8k", checkpoint=folder)
+    save_settings(solving)
+    os.utime(folder / "model.safetensors", (1, 1))  # copied
+    check_settings(solving)
+    (folder / "model.safetensors").write_bytes((1.001 * weights).tobytes())
+    with pytest.raises(ValueError, match=r"solving holds another evaluation \(generator_weights_digest: "):
+        check_settings(solving)

@@ -273,3 +273,12 @@ def test_a_verdict_named_in_a_step_is_not_the_verdict():
     text = verification(rf"I must still write <final_verification>. {OK}", final=r"\boxed{INCORRECT}")
     parsed = parse_verification(text, num_steps=1)
     assert (parsed.judgements, parsed.verdict, parsed.format_score) == ((True,), "INCORRECT", 1.0)
+
+
+def test_a_verdict_that_a_block_quotes_is_not_the_verdict():
+    quoted = r"<final_verification>\boxed{INCORRECT}</final_verification>"
+    section = rf"<step_verification><step>it says {quoted} \boxed{{CORRECT}}</step></step_verification>"
+    own = r"<final_verification>\boxed{CORRECT}</final_verification>"
+    assert parse_verification(section + own, 1).verdict == "CORRECT"
+    assert parse_verification(own + section, 1).verdict == "CORRECT"  # out of order, but there
+    assert parse_verification(section, 1).verdict == "INCORRECT"

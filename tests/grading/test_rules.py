@@ -57,6 +57,12 @@ REFUSED = [
     ("7", "7 & 8"), ("7", r"7 \% 8"), ("7", "7 % 8"), ("7", r"7 \\ \hline 8"), ("7", r"7 \newline 8"),
     ("7", r"7 \par 8"), ("7", "7 vs. 8"), ("7", "7 / / 8"), ("7", r"\frac{7}{1},\frac{8}{1}"),
     ("7", r"\dfrac{7,8}{1}"), ("7", r"\sqrt{49, 64}"), ("7", r"\frac{7 or 8}{1}"), ("7", "(7 or 8)"), ("7", "f(7,8)"),
+    # The gold answer is an equation, of which the right side is not the answer.
+    ("y^2=8x", "8x"), ("x^2+y^2=4", "4"), ("(x-1)^2+(y+2)^2=9", "9"), ("x+y+z=3", "3"), ("x+y-z=0", "0"),
+    (r"\frac{x^2}{a^2}+\frac{y^2}{b^2}=1", "1"), ("25", r"2.5\%"), ("x^2=4y", "4y"),
+    # Equal after six decimals alone.
+    ("2^{-30}", "0.0"), (r"\frac{1}{46656}", "0.000021"), (r"\frac{1}{1024}", "0.000977"),
+    ("0.000021", r"\frac{1}{46656}"),
     ("7", "(7)(1)"), ("7", r"7\circ"), ("7", r"7^\circ\text{ or }8^\circ"),
 ]  # fmt: skip
 ACCEPTED = [
@@ -94,6 +100,9 @@ ACCEPTED = [
     ("7", r"\text{Answer} = 7"), ("2(k+1)", "2k+2"), (r"m_{\max }=n^2-n-1", "n^2-n-1"), ("-5", "−5"),
     ("7", r"\mathbf{7}"), ("120", r"120\text{ ways}"), ("10", r"10\ \text{km/h}"), ("7", r"\$7"), ("7", "7 dollars"),
     ("12", r"12\;\text{cm}"), ("x^2-2x+2", "g(x) = x^2 - 2x + 2"), ("AB=5", "5"), ("5", "AB = 5"),
+    ("x^2+y^2=4", "y^2+x^2-4=0"), ("x+y=4", "x+y-4=0"), ("f(x)=x^2", "x^2"), ("AB+BC=7", "7"), ("9", "r^2=9"),
+    (r"12.5\%", "12.5"), ("12.5", r"12.5\%"), (r"33\frac13\%", r"\frac{100}{3}"), ("17.5%", "17.5"),
+    (r"\frac13", "0.333333"), (r"\frac{1}{1024}", "0.0009765625"), ("0.25", r"25\%"), (r"\sqrt{2}", "1.414214"),
     ("5", r"\angle ABC = 5"), (r"2\sqrt{5}", r"|z| = 2\sqrt5"), (r"\frac{\pi}{2}", r"\theta = \frac{\pi}{2}"),
 ]  # fmt: skip
 TEXTUAL = Library(is_same=lambda gold, answer: False, is_near=lambda exact, decimal, tolerance: False)

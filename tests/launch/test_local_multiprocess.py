@@ -95,6 +95,9 @@ def test_restarts_are_limited(tmp_path):
     done = run([*launcher(tmp_path), *scripted(tmp_path, **always)], TANGO_MAX_RESTARTS="2")
     assert done.returncode == 76, done.stderr
     assert "Not restarted: that was done 2 times already (TANGO_MAX_RESTARTS=2)" in done.stderr
+    done = run([*launcher(tmp_path), *scripted(tmp_path, **always)], TANGO_MAX_RESTARTS="some")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "tango_jax: error: TANGO_MAX_RESTARTS=some is no whole number: set it to 0 or more"
     assert len(starts(tmp_path)) == 6
 
 

@@ -2,7 +2,8 @@
 import numpy as np
 import pytest
 
-from tango_jax.rl.credit import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
+from tango_jax.rl import advantages
+from tango_jax.rl.credit import generator_outcome_reward_B, has_signal_P, step_reward_BT, verifier_reward_B
 
 
 def test_step_reward_is_y_over_K_at_the_step_ends():
@@ -84,3 +85,15 @@ def test_misshapen_input_is_refused():
         generator_outcome_reward_B(np.array([True, False]), np.array([1.0]), 1.0, 0.0)
     with pytest.raises(AssertionError):
         verifier_reward_B(["CORRECT"], np.array([True, True]), np.array([1.0, 1.0]), 0.8)
+
+
+@pytest.mark.parametrize("algorithm, rewards, group_size, expected", [
+    ("grpo", [1, 1, 0, 1], 2, [False, True]), ("rloo", [0, 0, 1, 1], 2, [False, False]),
+    ("grpo", [1, 0, -1], 1, [True, False, True]),  # one alone keeps its reward
+    ("reinforce_pp", [1, 1, 0, 0], 2, [True, True]), ("reinforce_pp", [1, 1, 1, 1], 2, [False, False]),
+])  # fmt: skip
+def test_a_signal_is_an_outcome_advantage(algorithm, rewards, group_size, expected):
+    reward_B, is_action_BT = np.array(rewards, np.float32), np.ones((len(rewards), 2), bool)
+    assert has_signal_P(algorithm, reward_B, group_size).tolist() == expected
+    adv_BT = advantages.outcome_advantages(algorithm, reward_B, is_action_BT, group_size, True)
+    assert (adv_BT != 0).any(axis=1).reshape(-1, group_size).any(axis=1).tolist() == expected

@@ -113,3 +113,12 @@ def test_a_mistake_during_the_run_is_one_line(config, tokenizers, tmp_path, name
     with pytest.raises(ValueError) as error:
         getattr(task, name)(*arguments)
     assert str(error.value).startswith("task.name=own.py:f: own.py, line 5: ") and message in str(error.value)
+
+
+def test_an_arm_that_needs_step_labels(config, tokenizers, tmp_path):
+    (tmp_path / "own.py").write_text(f"{HEAD}def f(config): return Task('own', 'math', 1, problem, problem)\n")
+    config.arm = "grpo"
+    assert make_task(config, tokenizers).gold_steps is None
+    config.arm = "gold_steps"
+    with pytest.raises(ValueError, match="arm=gold_steps needs a task with step labels, and task.name=.* has none"):
+        make_task(config, tokenizers)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 import string
 from types import SimpleNamespace
 
@@ -236,3 +237,15 @@ def test_characters_that_are_known_where_they_stand_are_read():
     assert unknown_characters(tokenizer, ["cat#1 dog#2"]) == ["#"]
     assert unreadable_characters(tokenizer, "cat#1 dog#2") == []
     assert unreadable_characters(tokenizer, "Cat#1 dög#2") == ["C", "ö"]
+
+
+def test_special_texts_in_what_is_imitated_and_in_templates():
+    """<s> is BOS and <e> ends a turn; each is one id where a text spells it out."""
+    def encode(text):
+        ids = {"<s>": [1], "<e>": [0]}
+        return [i for part in re.split("(<[se]>)", text) for i in ids.get(part, part.encode())]
+
+    tokenizer = Tokenizer(encode, (b"",) * 256, (1,), (0,), special_texts=("<s>", "<e>"))
+    assert tokenizer.encode_prompt("a") == tokenizer.encode_prompt("<s>a") == [1, 97]
+    assert tokenizer.encode_response("a") == tokenizer.encode_response("a<e>") == tokenizer.encode_response("a<e>\n")
+    assert tokenizer.encode_response("a<e>b") == [97, *b"< e>b", 0]

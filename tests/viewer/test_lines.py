@@ -38,9 +38,9 @@ def test_two_learning_rates_of_an_arm_are_two_lines():
     named = {trace["name"]: trace["y"] for trace in drawn["scores"][0]["traces"] if "name" in trace}
     assert named == {"generator.optimizer.lr=1e-06": pytest.approx([0, 0.3]),
                      "generator.optimizer.lr=0.001": pytest.approx([0, 0.85])}  # fmt: skip
-    assert drawn["table"]["head"] == ["runs", "seeds", "accuracy", "generator.optimizer.lr"]
-    assert drawn["table"]["rows"] == [["generator.optimizer.lr=1e-06", "0, 1", "0.300 (0.20, 0.40)", "1e-06"],
-                                      ["generator.optimizer.lr=0.001", "0, 1", "0.850 (0.80, 0.90)", "0.001"]]
+    assert drawn["table"]["head"] == ["runs", "seeds", "generator step", "accuracy", "generator.optimizer.lr"]
+    assert drawn["table"]["rows"] == [["generator.optimizer.lr=1e-06", "0, 1", "4", "0.300 (0.20, 0.40)", "1e-06"],
+                                      ["generator.optimizer.lr=0.001", "0, 1", "4", "0.850 (0.80, 0.90)", "0.001"]]
     looks = [(line.look.colour, line.look.dash, line.look.marker) for line in lines_of(runs)]
     assert len(set(looks)) == 2
 
@@ -122,8 +122,8 @@ def test_seeds_are_means_with_every_seed_beside_them(tmp_path):
         write_run(tmp_path / arm / str(seed), run_config(arm, seed, groups=1), turns=9)
     drawn = comparison.comparison(lines_of(find_runs([tmp_path])))
     # The last evaluation is of turn index 8: 0.2 + 0.7 * 8 / 18 = 0.511.
-    assert drawn["table"]["rows"] == [["Tango (trained together)", "0, 1", *["0.511 (0.51, 0.51)"] * 3],
-                                      ["GRPO (no verifier)", "0", *["0.511"] * 3]]  # fmt: skip
+    assert drawn["table"]["rows"] == [["Tango (trained together)", "0, 1", "6", *["0.511 (0.51, 0.51)"] * 3],
+                                      ["GRPO (no verifier)", "0", "8", *["0.511"] * 3]]  # fmt: skip
     assert [panel["title"] for panel in drawn["scores"]] == [
         "Generator: accuracy", "Verifier: step F1", "Verifier: outcome F1"]  # fmt: skip
     named = [trace for trace in drawn["scores"][0]["traces"] if "name" in trace]
@@ -140,3 +140,19 @@ def test_the_command_warns_of_equal_seeds(tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.err.startswith("warning: a and b have equal settings and the same seed (0)")
     assert "runs 2, " in printed.out
+
+
+def test_an_unfinished_seed_is_compared_where_both_were_evaluated():
+    """The first seed has two turns of warm-up and two steps; the second is still in its warm-up."""
+    def run(name, evaluations, **settings):
+        rows = [{"step": turn, "phase": "eval", "generator_step": step, "generator/accuracy": accuracy}
+                for turn, step, accuracy in evaluations]  # fmt: skip
+        return run_of(name, **settings)._replace(rows=rows)
+
+    runs = [run("a", [(0, 0, 0.1), (1, 0, 0.2), (2, 0, 0.3), (4, 2, 0.7)]),
+            run("b", [(0, 0, 0.2), (1, 0, 0.4)], seed=1)]  # fmt: skip
+    drawn = comparison.comparison(lines_of(runs))
+    assert drawn["table"]["head"] == ["runs", "seeds", "generator step", "accuracy"]
+    assert drawn["table"]["rows"][0][2:] == ["0", "0.300 (0.20, 0.40)"]
+    [mean] = [trace for trace in drawn["scores"][0]["traces"] if "name" in trace]
+    assert (mean["x"], mean["y"]) == ([-2, -1], pytest.approx([0.15, 0.3]))

@@ -374,3 +374,32 @@ def test_phases_that_raise_the_peak():
     assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
 
 
+def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
+    def packed(turn, role, group, count):
+        columns = {"role": pack.ROLES.index(role)}
+        return [pack.Packed(0, (0, turn, role, group), columns, str(i), ("", ""), b"", b"") for i in range(count)]
+
+    everything = []
+    for turn in range(60):
+        everything += [item for group in range(4) for item in packed(turn, "generator", group, 4)]
+        everything += packed(turn, "evaluation", 0, 200) if turn % 10 == 0 else []
+    for limit in (300, 500, 1000, 1500):
+        kept = pack.thin_out(everything, limit / len(everything))
+        assert limit - 16 <= len(kept) <= limit
+        turns = [item.group[1] for item in kept if item.group[2] == "generator"]
+        assert turns[0] < 10 and turns[-1] >= 50
+        evaluated = [item.label for item in kept if item.group[2] == "evaluation"]
+        assert evaluated == evaluated[: len(evaluated) // 6] * 6 and len(set(evaluated)) == len(evaluated) // 6
+
+
+@pytest.mark.parametrize("settings, row, message", [
+    ("[]", '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm; it is no run of this project"),
+    ('{"arm": 3}', '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm"),
+    ('{"arm": "grpo"}', "3", r"metrics\.jsonl, row 1 lacks a phase or a step; it is no run of this project, or damage"),
+    ('{"arm": "grpo"}', '{"step": 1}', r"metrics\.jsonl, row 1 lacks a phase or a step"),
+])  # fmt: skip
+def test_a_folder_of_another_project_is_named(tmp_path, settings, row, message):
+    (tmp_path / "config.json").write_text(settings)
+    (tmp_path / "metrics.jsonl").write_text(row + "\n")
+    with pytest.raises(ValueError, match=message):
+        find_runs([tmp_path])

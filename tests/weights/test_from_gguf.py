@@ -288,6 +288,8 @@ def test_wrong_tensors_are_named(tmp_path, tensors, words):
     ({"llama__block_count": None}, ["llama.block_count"]),
     ({"llama__expert_count": 8}, ["8 experts"]),
     ({"llama__rope__scaling__type": "yarn"}, ["yarn"]),
+    ({"llama__rope__scaling__factor": 4.0}, ["rope scaling 'linear'"]),
+    ({"llama__rope__scale_linear": 4.0}, ["rope scaling 'linear'"]),
     ({"llama__rope__dimension_count": 4}, ["rope.dimension_count=4", "8"]),
     ({"llama__attention__value_length": 16}, ["value_length=16", "8"]),
     ({"llama__attention__head_count_kv": [2, 1]}, ["head_count_kv", "[2, 1]"]),

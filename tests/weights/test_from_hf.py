@@ -121,6 +121,10 @@ def test_harmless_leftovers_are_accepted(tmp_path):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     folder = write_checkpoint(tmp_path / "more", CASES["llama3_2"], tensors=tensors)
     assert_equal_trees(load_hf(folder, config), expected)
+    tensors["lm_head.weight"] = 3 * tensors["model.embed_tokens.weight"] + 1
+    folder = write_checkpoint(tmp_path / "other", CASES["llama3_2"], tensors=tensors)
+    with pytest.raises(ValueError, match=r"lm_head\.weight is not the embedding that tie_word_embeddings=true says"):
+        load_hf(folder, config)
 
 
 def test_a_sharded_load_equals_the_plain_one_and_reads_every_number_once(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwe
         (LLAMA, dict(quantization_config={"quant_method": "gptq"}), "quantization_config.*original checkpoint"),
         (LLAMA, dict(rope_scaling={"type": "linear", "factor": 2.0}), "'linear' is not supported, only default"),
         (LLAMA, dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "rotary scaling 'yarn' is not supported"),
+        (LLAMA, dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4}, rope_scaling={"type": "yarn"}),
+         "rotary scaling 'yarn' is not supported, .* remove rope_scaling from config.json"),
         (LLAMA, dict(rope_theta=None), "rope_theta=None.* must be a number"),
         (LLAMA, dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "config.json.*low_freq_factor"),
         (LLAMA, dict(attention_bias=True), "attention_bias=true is not supported"),
