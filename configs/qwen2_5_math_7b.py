@@ -14,10 +14,9 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
            launch/slurm.sbatch ...): `row_buckets` count the rows of one process. What a device needs is told by
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
-Time:      by the plan's arithmetic, not measured: 15 hours on 32 A100, 12 hours on 32 chips of a TPU v5p, if the mean
-           response has half the maximum length; 13 and 10 if both roles sample in int8 (`model.sample_cache_dtype`,
-           `model.sample_weight_dtype`). How a role samples and in which micro-batches it learns was chosen by the same
-           arithmetic; with --search the plan looks for better.
+Time:      by the plan, not measured: 14 hours on 32 A100, 11 hours on 32 chips of a TPU v5p, if the mean response has
+           half the maximum length; 12 and 9 if both roles sample in int8 (`model.sample_cache_dtype`,
+           `model.sample_weight_dtype`). Meshes, remat and how a role samples are what its --search found for A100s.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """
