@@ -57,11 +57,8 @@ class Credit(NamedTuple):
 
 
 def has_signal_P(algorithm: str, reward_B: np.ndarray, group_size: int) -> np.ndarray:
-    """Whether responses of a group have an outcome advantage, bool [P].
-
-    GRPO and RLOO compare the rewards of a group, which must differ; a group of one keeps its reward. REINFORCE++
-    compares those of the whole batch.
-    """
+    """Whether responses of a group have an outcome advantage, bool [P]. GRPO and RLOO compare the rewards of a group
+    (one alone keeps its reward), REINFORCE++ those of the whole batch."""
     reward_PM = reward_B.reshape(-1, group_size)
     if algorithm == "reinforce_pp":
         return np.full(len(reward_PM), np.ptp(reward_B) > 0)
@@ -236,10 +233,8 @@ def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
     has_signal = has_signal_P(loss.algorithm, so_far.reward_B, solved.group_size)
-    alpha = alpha_at(
-        so_far.turn.generator_step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule,
-        float(1 - has_signal.mean()),
-    )
+    step, without_signal = so_far.turn.generator_step, float(1 - has_signal.mean())
+    alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, without_signal)
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)
     adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha)
