@@ -479,6 +479,8 @@ def test_charts_of_runs_with_long_names_fit_a_narrow_page(page, runs, tmp_path):
     page.open(tmp_path / "report.html")
     assert page.js("document.querySelector('#chart-run').options[0].text.length") > 100
     assert page.js("document.documentElement.scrollWidth") <= 390
+    ends = page.js("[...document.querySelectorAll('caption')].map((one) => one.getBoundingClientRect().right)")
+    assert ends and max(ends) <= 390  # whatever the width of their tables
 
 
 def test_the_toggle_overrides_what_the_system_prefers(page):
