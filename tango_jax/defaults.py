@@ -111,9 +111,10 @@ def role_config() -> ConfigDict:
             "row_buckets": (80,),  # rows of a decode batch; it shrinks through these sizes as rows finish
             # Tokens, prompts included, whose keys and values a device (or a group of decode_tensor devices) may hold:
             # rows x (prompt bucket + cache bucket) stays within it. Many rows then start in the first cache bucket, and
-            # fewer go on in a larger one, while the others wait in host memory; prompts that wait start as rows end.
-            # Row buckets in steps of a quarter or less keep most of the budget in use. 0: any row bucket, however long
-            # its rows get, one batch after the other.
+            # fewer go on in a larger one, while the others wait in host memory. Prompts are read in chunks, the longest
+            # first, each chunk in a bucket of its own; those that wait start as rows end. Row buckets in steps of a
+            # quarter or less keep most of the budget in use. 0: any row bucket, however long its rows get, one batch
+            # after the other.
             "cache_tokens": 0,
             "temperature": 1.0,
             "top_p": 1.0,  # below 1, the sampling distribution differs from the trained one
