@@ -16,7 +16,7 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
 Time:      by the plan, not measured: 14 hours on 32 A100, 11 hours on 32 chips of a TPU v5p, if the mean response has
            half the maximum length; 12 and 9 if both roles sample in int8 (`model.sample_cache_dtype`,
-           `model.sample_weight_dtype`). Meshes, remat and how a role samples are what its --search found for A100s.
+           `model.sample_weight_dtype`). Meshes and remat are what its --search found for 32 A100 with int8.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """
@@ -66,9 +66,10 @@ def set_role(role: ConfigDict) -> None:
     role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
     role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
     role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
-    # Train states are split over all devices, which leaves room for the matmul results that `remat` keeps (on a single
-    # node: remat=full); parameters are gathered while the products of a micro-batch run. Four devices share a copy of
-    # the sampling weights (4 GiB each): each then reads a quarter of them in a step, for four times the rows.
+    # Train states are split over all devices, which leaves room for the matmul results that `remat` keeps (on fewer
+    # devices, ask the plan: remat=full needs less); parameters are gathered while the products of a micro-batch run.
+    # Four devices share a copy of the sampling weights (4 GiB each): each then reads a quarter of them in a step, for
+    # four times the rows.
     role.mesh.data, role.mesh.fsdp, role.mesh.decode_tensor = 1, -1, 4
     # A process of 8 devices samples 320 rows in a phase. They start together, and batches shrink in small steps.
     role.row_buckets = (16, 32, 64, 112, 160, 208, 256, 320)

@@ -116,7 +116,7 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "
-        "choose arm=fixed_verifier",
+        "choose an arm that leaves the verifier as it is",
     )
     mistakes.require(
         make_schedule(config).num_turns > 0,

@@ -17,11 +17,11 @@ also allowed in the answer. The rules are:
    a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
 4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
    symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `AB+BC=`,
-   `\text{Area}=`; not `8=`, `8x=`, `-x=`). The label of a gold answer is a name: with a power, a fraction or a sum of
-   variables on its left (`x^2+y^2=4`, `x+y=3`), the gold answer is an equation. Chains (`x=8=7`), inequalities and
-   equations without a label need a gold answer of the same kind, except that inequalities and intervals or unions may
-   stand for each other. If the labels differ, the library decides (x=5 is not y=5). `\sqrt{2} \approx 1.41` counts as
-   its first member if the second, a decimal number, is within 1 %.
+   `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its left
+   side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`). Chains
+   (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that inequalities
+   and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not y=5).
+   `\sqrt{2} \approx 1.41` counts as its first member if the second, a decimal number, is within 1 %.
 5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
    units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
    contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and `62.5\%` equals 62.5, too; degrees
@@ -80,10 +80,8 @@ _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 _ORDER = re.compile(r"<|>|\\(?:le|ge)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z]\))?")
 _TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
-# What the left side of an equation in variables has, and the name of a value has not: a power, a fraction, a sum.
-_EXPRESSION = re.compile(
-    r"\^\{?\d|\\frac|(?<![a-zA-Z\\])[a-z]\s*[+-]|[+-]\s*[a-z](?![a-zA-Z(])"
-)
+_INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+\([^()]*\)")
+_POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-zA-Z\\])[xyz](?![a-zA-Z])")
 _CONSTANTS = frozenset("ei")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s*10\^\{?([+-]?\d{1,3})\}?")
@@ -204,10 +202,14 @@ class _Comparison(NamedTuple):
 
 
 def _with_equations(gold: Form) -> Form:
-    """The same, where a left side such as that of `x^2 + y^2 = 4` is no label: the equation itself is the answer."""
+    """The same, where a left side such as that of `x^2 + y^2 = 4` is no label: the equation itself is the answer. It is
+    one with a sum in x, y or z on the left, or with a power or sum on the left and letters on the right."""
     if gold.items:
         return gold._replace(items=tuple(map(_with_equations, gold.items)))
-    return Form(_whole(gold)) if _EXPRESSION.search(gold.label) else gold
+    label = _INDEX_OR_CALL.sub("", gold.label)
+    has_sum = re.search(r".\s*[+-]", label) and _COORDINATE.search(label)
+    is_equation = has_sum or (_POWER_OR_SUM.search(label) and _letters(label) and _letters(gold.text) - _CONSTANTS)
+    return Form(_whole(gold)) if is_equation else gold
 
 
 def _whole(form: Form) -> str:

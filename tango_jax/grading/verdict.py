@@ -48,7 +48,7 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
     blocks = tuple(inner_text(section, span, "step") for span in spans)
     judgements = tuple(_judgement(block) for block in blocks)
     # A block may quote a verdict that a solution spells out; the verifier's own follows its section.
-    section_end = text.find(_SECTION_CLOSE) if section is not None else 0
+    section_end = 0 if section is None else text.index(_SECTION_CLOSE, text.index(_SECTION_OPEN))
     verdict = _VERDICT.search(text, section_end) or _VERDICT.search(text)
     return ParsedVerification(
         judgements=judgements,

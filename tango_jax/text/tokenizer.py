@@ -50,8 +50,10 @@ class Tokenizer:
 
     def encode_response(self, text: str) -> list[int]:
         """Return the ids of a text to imitate, ending with the stop id."""
-        for special in self.special_texts:  # such as the end of a turn, which files often keep
-            text = text.rstrip().removesuffix(special) if text.rstrip().endswith(special) else text
+        ends = tuple(filter(None, self.special_texts))  # such as the end of a turn, which files often keep
+        while ends and text.rstrip().endswith(ends):
+            text = text.rstrip()
+            text = text.removesuffix(next(special for special in ends if text.endswith(special)))
         return [*self.encode_fn(self.as_text(text)), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int]) -> str:

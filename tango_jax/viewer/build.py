@@ -57,7 +57,7 @@ def build_page(
     runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES,
     as_seed: Collection[str] = (),
 ) -> Built:  # fmt: skip
-    """Write the report. Rollouts beyond either limit are left out, in whole groups and evenly, and the page says so.
+    """Write the report. Rollouts beyond either limit are left out, as `pack.thin_out` does, and the page says so.
 
     `as_seed` are settings in which runs of one line of the comparison may differ, besides the seed.
     """

@@ -132,8 +132,8 @@ function describeCount(facts, columns) {
   $("rollout-count").textContent = all;
   if (facts.dumped > columns.count) {
     const part = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file`;
-    const rest = "selected in whole groups, evenly over training; the charts use all of them. --bundle=DIR writes all.";
-    const note = `${part}, ${rest}`;
+    const rest = "evenly over training, and of every evaluation the same problems";
+    const note = `${part}: ${rest}. The charts use all of them; --bundle=DIR writes all.`;
     $("viewer").before(h("p", { class: "note" }, note));
   }
 }

@@ -27,7 +27,7 @@ class Packed(NamedTuple):
     """One packed rollout, ready to be combined with others."""
 
     run: int
-    group: tuple  # what is kept or left out together: the samples of a group, the problems of an evaluation
+    group: tuple  # the samples of a prompt, which are kept or left out together; the problems of an evaluation
     columns: dict  # name -> integer
     label: str
     problem: tuple[str, str]  # (id, question): equal ids of runs with different seeds may be different problems

@@ -158,7 +158,7 @@ MISTAKES = [
     ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
     ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
     ("compare_with=none.csv", r"compare_with: none\.csv cannot be read \(No such file or directory\): name the CSV"),
-    ("arm=fixed_verifier_warm rl.warmup_steps=0", r"rl\.warmup_steps=0 leaves none: raise it, or choose arm=fixed_ver"),
+    ("arm=fixed_verifier_warm rl.warmup_steps=0", r"rl\.warmup_steps=0 leaves none: raise it, or choose an arm"),
     ("arm=fixed_generator rl.warmup_steps=0 rl.generator_steps=2", r"arm=fixed_generator has no turn with rl\.warmup_"),
     ("rl.label_count_decay=1.0", r"rl\.label_count_decay=1\.0 must"),
     ("rl.alpha_schedule=signal rl.dynamic_sampling=2", r"signal follows the share of groups without signal, wh"),
