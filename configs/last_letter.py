@@ -1,23 +1,34 @@
 """Last-letter concatenation with two small transformers trained from scratch: the whole method on a laptop.
 
+Reinforcement learning is on exactly 8 words, of which the generator solves one in a hundred at first. The verifier
+practises on 2 to 4 words. Its teacher misreads more often than not, so that it has to learn to read while the generator
+learns to write.
+
 Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
-Time:      9 minutes on two cores for the first run; a minute less afterwards, thanks to the compilation cache.
-Expected:  seed 0: generator accuracy 0.20 to 0.93, verifier step macro-F1 0.49 to 1.00, outcome macro-F1 0.45 to 1.00
-           (at the end of seeds 0, 1 and 2, by an earlier version: 0.90 to 0.94, 0.99 to 1.00, 0.98 to 1.00). All runs:
-           last_letter_results.md.
+Time:      5 minutes on two cores.
+Expected:  last_letter_results.md.
 """
 
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config
+from tango_jax.tasks.last_letter import longest_texts
+
+WORDS, LETTERS = 8, 5  # of the longest problem
 
 
 def get_config() -> ConfigDict:
     config = default_config()
-    config.task.data_seed = 3  # settings were tuned on 0, 1 and 2, so their held-out problems are not reported
+    task = config.task
+    task.data_seed = 3  # settings were chosen on 0 and 1, so their held-out problems are not reported
+    task.sft_words, task.rl_words, task.test_words = (2, WORDS), (WORDS, WORDS), ()
+    task.sft_letters = task.rl_letters = task.test_letters = (3, LETTERS)
+    # Outcomes on short problems are nearly balanced; of the long ones, the generator gets one in 100 right at first.
+    task.verifier_words = (2, 4)
+    task.hard_error, task.reading_error = 0.8, 0.55
     for role in (config.generator, config.verifier):
-        role.template = "last_letter"
+        role.template = "plain"
         role.model.mlp_width = 256
         # As in Qwen3. Without it, attention heads that must find a single letter train slowly and amplify rounding.
         role.model.qk_norm = True
@@ -30,28 +41,24 @@ def get_config() -> ConfigDict:
         role.sft.optimizer.warmup_steps = 50
         role.sft.optimizer.b2 = 0.98
         role.sft.max_heldout_loss = 0.1
-    # At most 8 words of 10 letters: the question has up to 97 tokens, the solution 55, the verification 96.
-    config.generator.max_prompt, config.generator.max_response = 97, 64
-    config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 8, 4
-    config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 160, 8
-    # 100 rows in its own turns, 20 in the verifier's. Steps of ended rows are then a tenth of all.
-    config.generator.row_buckets = (5, 10, 20, 40, 70, 100)
-    config.generator.sft.steps = 800
-    config.verifier.max_prompt, config.verifier.max_response = 155, 104
-    config.verifier.prompt_buckets, config.verifier.row_buckets = (120,), (25, 50, 75, 100)
-    config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 6, 2
-    config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 256, 4
-    config.verifier.sft.steps = 600
-    config.verifier.sft.start = "generator"  # both roles share one base, like two checkpoints of a model family
-    config.generator.optimizer.lr = config.verifier.optimizer.lr = 1e-4
-    # At temperature 1 the verifier rejects one correct step in ten. Once nearly all solutions are correct, most
-    # rejected steps belong to correct solutions, and a verdict that ignores the steps earns more reward: see
-    # last_letter_results.md.
-    config.verifier.temperature = 0.7
-    config.rl.prompts_per_step = 20
-    config.rl.samples_per_prompt = 5
-    config.rl.generator_steps = 60
-    config.eval.every = 6
-    config.rl.warmup_steps = 10
-    config.rl.alpha_initial = 0.5
+        role.sft.steps = 400
+    generator, verifier, longest = config.generator, config.verifier, longest_texts(WORDS, LETTERS)
+    prompt, response = longest["generator prompt"], longest["generator response"]
+    generator.max_prompt, generator.max_response = prompt, response + 5
+    generator.row_buckets = (12, 24, 48, 96)
+    generator.rows_per_micro_batch, generator.prompts_per_micro_batch = 8, 4
+    generator.sft.pack_length, generator.sft.rows_per_micro_batch = prompt + response, 8
+    prompt, response = longest["verifier prompt"], longest["verifier response"]
+    verifier.max_prompt, verifier.max_response = prompt + 5, response + 8
+    verifier.prompt_buckets, verifier.row_buckets = (72,), (24, 48, 96)
+    verifier.rows_per_micro_batch, verifier.prompts_per_micro_batch = 6, 2
+    verifier.sft.pack_length, verifier.sft.rows_per_micro_batch = prompt + response, 4
+    verifier.sft.start = "generator"  # both roles share one base, like two checkpoints of a model family
+    generator.optimizer.lr = verifier.optimizer.lr = 1e-4
+    verifier.temperature = 0.7  # at 1, one right step in ten is rejected: last_letter_short_results.md
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 12, 8
+    config.rl.generator_steps, config.rl.warmup_steps = 42, 6
+    # Step rewards weigh as much as the outcomes leave open: alpha is 0.5 times the share of groups without signal.
+    config.rl.alpha_initial, config.rl.alpha_schedule = 0.5, "signal"
+    config.eval.every, config.eval.problems, config.eval.pool = 6, 96, 48
     return config
