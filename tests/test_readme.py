@@ -23,7 +23,7 @@ from tango_jax.tracking.metrics import read_metrics
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "launch/README.md", "configs/last_letter_results.md")
+PAGES = ("README.md", "launch/README.md", "configs/last_letter_results.md", "configs/last_letter_short_results.md")
 COMMANDS = {module.__name__.removeprefix("tango_jax."): module.main for module in (
     train, sft, generate, sample, export, evaluate, grade, report, plan, bench, ablate)}  # fmt: skip
 
@@ -63,6 +63,7 @@ def test_the_readmes_own_task_reward_and_prompt(sums):
     assert done.code == 0, done.stderr
     assert "a generator prompt: '0+0=" in done.stdout
     assert "the generator's reward: 1 x grade + 0 x format score + sums.py:reward" in done.stdout
+    assert "the verifier has no turn besides its warm-up: its first would come after generator step 3" in done.stdout
     [row] = [row for row in read_metrics("run") if row["phase"] == "generator"]
     [dumped] = [path for path in Path("run/rollouts").iterdir() if "generator" in path.name]
     rollouts = [json.loads(line) for line in dumped.read_text().splitlines()]

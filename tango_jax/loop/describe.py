@@ -37,6 +37,11 @@ def describe_run(
         f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "
         f"{turns['verifier']} verifier (N_g : N_v = {rl.generator_turns_per_cycle} : {rl.verifier_turns_per_cycle})"
     )
+    if schedule.cycle[1] and not turns["verifier"]:
+        console.log(
+            "the verifier has no turn besides its warm-up: its first would come after generator step "
+            f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
+        )
     console.log(
         f"batch: {rl.prompts_per_step} prompts x {rl.samples_per_prompt} samples = "
         f"{rl.prompts_per_step * rl.samples_per_prompt} rows"

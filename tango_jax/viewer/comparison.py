@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.tracking.curves import Series, at_common_x, over_seeds, series, smooth
+from tango_jax.tracking.scores import wilson
 from tango_jax.viewer.lines import Line
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
@@ -77,8 +78,8 @@ def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
 
 
 def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
-    """The last evaluation that all seeds of a line have: the mean, with the value of each seed in brackets; and what
-    differs."""
+    """The last evaluation that all seeds of a line have: its problems; the mean, with the value of each seed in brackets
+    or, of a single run's accuracy, its 95 % interval; and what differs."""
     rows = []
     for item in lines:
         last = _last_common(item.runs)
@@ -86,17 +87,24 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
         keys = ("seed", *as_seed)
         seeds = ", ".join("/".join(str(run.settings.get(key, "unset")) for key in keys) for run in item.runs)
         at = str(last[0].get("generator_step", "")) if last else ""
-        rows.append((item.label, seeds, at, found, item.settings))
-    columns = [column for column in TABLE if any(found[column] for *_, found, _ in rows)]
+        counts = [row.get("generator/problems") for row in last]
+        shown = {column: _shown(values) for column, values in found.items()}
+        if len(last) == 1 and counts[0] and found["accuracy"]:
+            low, high = wilson(found["accuracy"][0], counts[0])
+            shown["accuracy"] += f" [{low:.2f}, {high:.2f}]"
+        shown["problems"] = "/".join(str(count) for count in dict.fromkeys(counts) if count)
+        rows.append((item.label, seeds, at, shown, item.settings))
+    columns = [column for column in ("problems", *TABLE) if any(shown[column] for *_, shown, _ in rows)]
     if not columns:
         return None
     differing = list(lines[0].settings)
     kinds = "/".join(["seeds" if _have_seeds(lines) else "seed", *as_seed])
     head = ["runs", kinds, "generator step", *columns, *differing]
-    body = [[label, seeds, at, *(_shown(found[column]) for column in columns), *(settings[key] for key in differing)]
-            for label, seeds, at, found, settings in rows]  # fmt: skip
+    body = [[*facts, *(shown[column] for column in columns), *(settings[key] for key in differing)]
+            for *facts, shown, settings in rows]  # fmt: skip
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
-    caption = f"Last evaluation that all runs of a row have, greedy{means}; and the settings that differ."
+    caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a single run's accuracy over "
+               "its problems; and the settings that differ.")  # fmt: skip
     return {"caption": caption, "head": head, "rows": body}
 
 

@@ -78,6 +78,18 @@ def test_data_seed_separates_unless_it_is_to_count_as_a_seed():
     assert shown["head"][1] == "seeds/task.data_seed" and shown["rows"][0][1] == "0/0, 0/1"
 
 
+def test_the_table_says_of_how_many_problems_an_accuracy_is():
+    def evaluated(name: str, count: int, **changed):
+        row = {"step": 4, "phase": "eval", "generator_step": 3, "generator/accuracy": 0.5, "generator/problems": count}
+        return run_of(name, **changed)._replace(rows=[row])
+
+    runs = [evaluated("a", 100, arm="grpo"), evaluated("b", 96), evaluated("c", 96, seed=1)]
+    table = comparison.table(lines_of(runs))
+    assert table["head"][:5] == ["runs", "seeds", "generator step", "problems", "accuracy"]
+    shown = [row[2:5] for row in table["rows"]]
+    assert shown == [["3", "96", "0.500 (0.50, 0.50)"], ["3", "100", "0.500 [0.40, 0.60]"]]
+
+
 def test_equal_seeds_are_warned_of():
     runs = [run_of("a"), run_of("b"), run_of("c", seed=1), run_of("d", arm="grpo")]
     (warning,) = warnings(lines_of(runs))

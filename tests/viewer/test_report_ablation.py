@@ -1,7 +1,7 @@
-"""The report of a real ablation, as a reader uses it: six arms over three seeds of configs/last_letter.py.
+"""The report of a real ablation, as a reader uses it: six arms over three seeds of configs/last_letter_short.py.
 
-The runs are those of configs/last_letter_results.md from start B with the verifier at temperature 1: every metric, and
-the rollouts of every tenth turn.
+The runs are those of configs/last_letter_short_results.md from start B with the verifier at temperature 1: every
+metric, and the rollouts of every tenth turn.
 """
 
 import json
