@@ -78,8 +78,8 @@ def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
 
 
 def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
-    """The last evaluation that all seeds of a line have: its problems; the mean, with the value of each seed in brackets
-    or, of a single run's accuracy, its 95 % interval; and what differs."""
+    """The last evaluation that all seeds of a line have: its problems; the mean, with the value of each seed in
+    brackets or, of a single run's accuracy, its 95 % interval; and what differs."""
     rows = []
     for item in lines:
         last = _last_common(item.runs)
@@ -103,8 +103,8 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
     body = [[*facts, *(shown[column] for column in columns), *(settings[key] for key in differing)]
             for *facts, shown, settings in rows]  # fmt: skip
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
-    caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a single run's accuracy over "
-               "its problems; and the settings that differ.")  # fmt: skip
+    caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a single run's accuracy "
+               "over its problems; and the settings that differ.")  # fmt: skip
     return {"caption": caption, "head": head, "rows": body}
 
 
