@@ -21,7 +21,7 @@ WORDS, LETTERS = 8, 5  # of the longest problem
 def get_config() -> ConfigDict:
     config = default_config()
     task = config.task
-    task.data_seed = 3  # settings were chosen on 0 and 1, so their held-out problems are not reported
+    task.data_seed = 4  # settings were chosen on 0, 1 and 3, so their held-out problems are not reported
     task.sft_words, task.rl_words, task.test_words = (2, WORDS), (WORDS, WORDS), ()
     task.sft_letters = task.rl_letters = task.test_letters = (3, LETTERS)
     # Outcomes on short problems are nearly balanced; of the long ones, the generator gets one in 100 right at first.
