@@ -102,7 +102,7 @@ def warn_of_unknown(
 ) -> None:
     """Say, in one line, which characters of the question a model never sees."""
     samplers = {"generator": generator, "verifier": verifier}
-    unknown = {role: unreadable_characters(sampler.tokenizer, question) for role, sampler in samplers.items()}
+    unknown = {role: unreadable_characters(sampler.tokenizer, [question]) for role, sampler in samplers.items()}
     shown = [f"the {role}'s tokenizer has no token for {cut(', '.join(map(repr, found)))}"
              for role, found in unknown.items() if found]  # fmt: skip
     if shown:

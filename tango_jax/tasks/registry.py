@@ -21,7 +21,7 @@ from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.templates import TEMPLATES
-from tango_jax.text.tokenizer import Tokenizer, unknown_characters
+from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
 
 # Tasks that make their own problems and text to imitate; the modules have the same functions.
 SYNTHETIC: Mapping[str, ModuleType] = {"last_letter": last_letter, "state_tracking": state_tracking}
@@ -62,7 +62,7 @@ def _unknown_notes(task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
     problems = [task.train_problem(index) for index in range(LOOKED_AT)]
     texts, notes = [text for problem in problems for text in (problem.question, problem.answer)], []
     for role, tokenizer in tokenizers.items():
-        if unknown := unknown_characters(tokenizer, texts):
+        if unknown := unreadable_characters(tokenizer, texts):
             more = f" and {len(unknown) - SHOWN} more characters" if len(unknown) > SHOWN else ""
             notes.append(f"warning: the problems have {', '.join(map(repr, unknown[:SHOWN]))}{more}, for which the "
                          f"{role}'s tokenizer has no token: its model can neither read nor write them")

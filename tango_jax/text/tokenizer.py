@@ -78,21 +78,21 @@ class Tokenizer:
         return "".join(pieces), ends
 
 
-def unknown_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """The characters of the texts that the tokenizer has no token for, each once, in the order of the alphabet."""
+def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    """The characters of the texts that the tokenizer has no token for where they stand ("#" may be known in "#1" alone),
+    each once, in the order of the alphabet."""
     known = "\ufffd"  # what an unknown character is decoded to, and so the one character that cannot be told from it
-    return [c for c in sorted(set().union(*texts)) if c != known and known in tokenizer.decode(tokenizer.encode_fn(c))]
 
+    def is_unknown(text: str) -> bool:
+        return known in tokenizer.decode(tokenizer.encode_fn(text))
 
-def unreadable_characters(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The characters of a text that the model does not see: `unknown_characters`, but for those that are known where
-    they stand, as "#" in "#1" may be."""
-    suspects = unknown_characters(tokenizer, [text])
+    texts = list(texts)
+    suspects = {c for c in set().union(*texts) if c != known and is_unknown(c)}
 
-    def alone(suspect: str) -> str:
-        return "".join(c for c in text if c == suspect or c not in suspects)
+    def without_others(text: str, suspect: str) -> str:
+        return "".join(c for c in text if c == suspect or (c not in suspects and c != known))
 
-    return [c for c in suspects if "\ufffd" in tokenizer.decode(tokenizer.encode_fn(alone(c)))]
+    return [c for c in sorted(suspects) if any(c in text and is_unknown(without_others(text, c)) for text in texts)]
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:

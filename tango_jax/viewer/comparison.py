@@ -103,7 +103,7 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
     body = [[*facts, *(shown[column] for column in columns), *(settings[key] for key in differing)]
             for *facts, shown, settings in rows]  # fmt: skip
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
-    caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a single run's accuracy "
+    caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a run's accuracy "
                "over its problems; and the settings that differ.")  # fmt: skip
     return {"caption": caption, "head": head, "rows": body}
 

@@ -20,7 +20,6 @@ from tango_jax.text.tokenizer import (
     Tokenizer,
     load_sentencepiece,
     token_of_character,
-    unknown_characters,
     unreadable_characters,
 )
 
@@ -31,7 +30,7 @@ GEQ = "\N{GREATER-THAN OR EQUAL TO}"  # e2 89 a5
 def test_every_printable_character_and_the_line_break_have_a_token():
     tokenizer, text = load_sentencepiece(printable_model()), f"{string.printable[:95]}\n"
     assert tokenizer.decode(tokenizer.encode_fn(f"a{text}b\n")) == f"a{text}b\n"
-    assert unknown_characters(tokenizer, [text, f"b{GEQ}a{GEQ}", "\t"]) == ["\t", GEQ]
+    assert unreadable_characters(tokenizer, [text, f"b{GEQ}a{GEQ}", "\t"]) == ["\t", GEQ]
 
 
 def by_hand(*token_bytes: bytes) -> Tokenizer:
@@ -234,9 +233,9 @@ def test_step_ends_of_the_tasks_own_tokens(tokenizer):
 def test_characters_that_are_known_where_they_stand_are_read():
     """The tokenizer of last_letter has "#1", but no "#" alone."""
     tokenizer = load_sentencepiece(tokenizer_model(load_config("tiny")))
-    assert unknown_characters(tokenizer, ["cat#1 dog#2"]) == ["#"]
-    assert unreadable_characters(tokenizer, "cat#1 dog#2") == []
-    assert unreadable_characters(tokenizer, "Cat#1 dög#2") == ["C", "ö"]
+    assert unreadable_characters(tokenizer, ["cat#1 dog#2"]) == []
+    assert unreadable_characters(tokenizer, ["cat#1", "dog # 2"]) == ["#"]
+    assert unreadable_characters(tokenizer, ["Cat#1 dög#2", "öC"]) == ["C", "ö"]
 
 
 def test_special_texts_in_what_is_imitated_and_in_templates():
