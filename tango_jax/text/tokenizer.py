@@ -79,7 +79,7 @@ class Tokenizer:
 
 
 def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """The characters of the texts that the tokenizer has no token for where they stand ("#" may be known in "#1" alone),
+    """The characters of the texts that the tokenizer has no token for where they stand ("#" may be known in "#1" only),
     each once, in the order of the alphabet."""
     known = "\ufffd"  # what an unknown character is decoded to, and so the one character that cannot be told from it
 

@@ -5,7 +5,7 @@ at most 1 that tightens the limits. It returns a `Finding`, or None if all is we
 alarms.py evaluates every rule at the end of each turn.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -13,6 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 ROLES = ("generator", "verifier")
+# Where the verifier is measured: the beginning of the metrics' names, and how a message names it.
+VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns"}
 Finding = tuple[str, str, str]  # what was observed; the limit, with the config key that sets it; what to try
 Rule = Callable[[Sequence[dict], ConfigDict, float], Finding | None]
 
@@ -143,60 +145,60 @@ def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | N
     return None
 
 
-def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> list[float] | None:
-    """Means of metrics of verdicts over the last `count` turns, or None if fewer turns have them.
+def _recent_verdicts(
+    rows: Sequence[dict], names: Sequence[str], count: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Where verdicts were given, and the means of metrics of them over the last `count` turns there.
 
-    The verifier's own turns and its verdicts in the generator's turns count alike.
+    The verifier's verdicts in the generator's turns and those in its own are kept apart: its own turns may have other
+    problems. A place that fewer turns have is left out.
     """
-    found = []
-    for row in reversed(rows):
+    for prefix, place in VERDICTS.items():
+        in_place = ([row.get(f"{prefix}{name}") for name in names] for row in reversed(rows))
+        found = list(islice((means for means in in_place if None not in means), count))
         if len(found) == count:
-            break
-        prefix = "verifier/" if row.get("verifier/rate_correct") is not None else "verifier/live_"
-        values_of_row = [row.get(f"{prefix}{name}") for name in names]
-        if None not in values_of_row:
-            found.append(values_of_row)
-    return np.mean(found, axis=0).tolist() if len(found) == count else None
+            yield place, np.mean(found, axis=0).tolist()
 
 
 def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
-    means = _recent_verdicts(rows, ("rate_correct", "rate_invalid", "outcome_balanced_accuracy"), limits.window)
-    if means is None:
-        return None
-    correct, invalid, accuracy = means
-    rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
-    verdict = max(rates, key=rates.get)
-    # If nearly all solutions belong to one class, giving one verdict is right, and the balanced accuracy is high.
-    if rates[verdict] <= limits.verdict_rate * ease or accuracy >= limits.verdict_accuracy / ease:
-        return None
-    advice = (
-        "its responses are truncated or malformed: see verifier/truncation_rate and verifier/format, and give the "
-        "verifier's stage 1 more steps"
-        if verdict == "INVALID"
-        else "a verifier that cannot tell solutions apart collapses to one verdict: give its stage 1 more steps, use a "
-        "stronger checkpoint, lower verifier.optimizer.lr, and check in verifier/solutions_correct that both classes "
-        "occur"
-    )
-    return (
-        f"{rates[verdict]:.1%} of the verdicts are {verdict}, with a balanced accuracy of {accuracy:.2f}",
-        f"alarms.verdict_rate={limits.verdict_rate}, alarms.verdict_accuracy={limits.verdict_accuracy}",
-        advice,
-    )
+    names = ("rate_correct", "rate_invalid", "outcome_balanced_accuracy")
+    for place, (correct, invalid, accuracy) in _recent_verdicts(rows, names, limits.window):
+        rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
+        verdict = max(rates, key=rates.get)
+        # If nearly all solutions belong to one class, giving one verdict is right, and the balanced accuracy is high.
+        if rates[verdict] <= limits.verdict_rate * ease or accuracy >= limits.verdict_accuracy / ease:
+            continue
+        advice = (
+            "its responses are truncated or malformed: see verifier/truncation_rate and verifier/format, and give the "
+            "verifier's stage 1 more steps"
+            if verdict == "INVALID"
+            else "a verifier that cannot tell solutions apart collapses to one verdict: give its stage 1 more steps, "
+            "use a stronger checkpoint, lower verifier.optimizer.lr, and check in verifier/solutions_correct that both "
+            "classes occur"
+        )
+        return (
+            f"{rates[verdict]:.1%} of the verdicts are {verdict} {place}, with a balanced accuracy of {accuracy:.2f}",
+            f"alarms.verdict_rate={limits.verdict_rate}, alarms.verdict_accuracy={limits.verdict_accuracy}",
+            advice,
+        )
+    return None
 
 
 def _wrong_steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
-    means = _recent_verdicts(rows, ("right_verdict_wrong_steps", "outcome_balanced_accuracy"), limits.window)
-    # Verdicts that tell nothing apart are the business of another alarm.
-    if means is None or means[0] <= limits.wrong_steps * ease or means[1] < limits.verdict_accuracy * ease:
-        return None
-    return (
-        f"{means[0]:.1%} of the right verdicts come with a step that is judged wrongly; the balanced accuracy of the "
-        f"verdicts is {means[1]:.2f}",
-        f"alarms.wrong_steps={limits.wrong_steps}",
-        "the verdict is right for other reasons than the steps, and step rewards mislead the generator: lower "
-        "rl.alpha_initial, give the verifier's stage 1 more steps or rl.warmup_steps more turns, and read some in the "
-        "report (filter: right verdict, wrong steps)",
-    )
+    names = ("right_verdict_wrong_steps", "outcome_balanced_accuracy")
+    for place, (share, accuracy) in _recent_verdicts(rows, names, limits.window):
+        # Verdicts that tell nothing apart are the business of another alarm.
+        if share <= limits.wrong_steps * ease or accuracy < limits.verdict_accuracy * ease:
+            continue
+        return (
+            f"{share:.1%} of the right verdicts come with a step that is judged wrongly {place}; the balanced accuracy "
+            f"of the verdicts is {accuracy:.2f}",
+            f"alarms.wrong_steps={limits.wrong_steps}",
+            "the verdict is right for other reasons than the steps, and step rewards mislead the generator: lower "
+            "rl.alpha_initial, give the verifier's stage 1 more steps or rl.warmup_steps more turns, and read some in "
+            "the report (filter: right verdict, wrong steps)",
+        )
+    return None
 
 
 def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
@@ -225,9 +227,16 @@ def _shortened(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding
     )
 
 
+def _weight_of_steps(role: str, rows: Sequence[dict], count: int) -> float:
+    """How much of the advantage comes from step rewards lately: alpha, times the share of samples that have any."""
+    alpha, share = (recent_mean(rows, f"{role}/{name}", count, least=1) for name in ("alpha", "step_rewarded_share"))
+    return (alpha or 0.0) * (share or 0.0)
+
+
 def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
-    if share is not None and share > limits.groups_without_signal * ease:
+    # Where outcomes are all the same, step rewards may still teach.
+    if share is not None and share - _weight_of_steps(role, rows, limits.window) > limits.groups_without_signal * ease:
         names = [f"{role}/reward/{name}" for name in (reward, "own")]  # a user's function may give all of the reward
         means = {name: recent_mean(rows, name, limits.window, least=1) for name in names}
         known = ", ".join(f"{name} is {mean:.2f}" for name, mean in means.items() if mean is not None)

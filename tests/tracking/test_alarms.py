@@ -58,7 +58,7 @@ CASES = [
           ("entropy", "entropy", since(6, 1.6, 0.5), "to 1.6 nats per token (a factor of 3.2", since(6, 1.49, 0.5)),
           ("standing_still", "groups_without_signal", 0.96, "in 96.0% of the", 0.949),
           ("standing_still", "kl", 9e-7, "was at most 9e-07 in its last 5 turns", since(12, 1.1e-6, 0.0)))),
-    ("verifier/one_verdict", ONE_VERDICT, "96.0% of the verdicts are CORRECT, with a balanced accuracy of 0.50",
+    ("verifier/one_verdict", ONE_VERDICT, "96.0% of the verdicts are CORRECT in the verifier's turns, with a balanced",
      ONE_VERDICT | {"verifier/rate_correct": 0.949}),
     ("verifier/one_verdict", ONE_VERDICT | {"verifier/rate_correct": 0.02}, "98.0% of the verdicts are INCORRECT",
      ONE_VERDICT | {"verifier/rate_correct": 0.02, "verifier/outcome_balanced_accuracy": 0.61}),  # as solutions are
@@ -66,7 +66,7 @@ CASES = [
      "98.0% of the verdicts are INVALID", ONE_VERDICT | {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.4}),
     ("verifier/one_verdict",
      WITHOUT_TURNS | {name.replace("/", "/live_"): value for name, value in ONE_VERDICT.items()},
-     "96.0% of the verdicts are CORRECT", WITHOUT_TURNS),
+     "96.0% of the verdicts are CORRECT in the generator's turns", WITHOUT_TURNS),
     ("verifier/wrong_steps", {"verifier/right_verdict_wrong_steps": 0.6}, "60.0% of the right verdicts come with",
      {"verifier/right_verdict_wrong_steps": 0.49}),
     ("verifier/wrong_steps",
@@ -107,6 +107,22 @@ def test_messages_name_keys_and_values_that_exist():
             assert float(value.rstrip(",")) == keys[key]
         for key in re.findall(r"\b(?:generator|verifier|rl|task)(?:\.\w+)+", alarm.advice):
             assert key in keys
+
+
+def test_verdicts_are_judged_where_they_are_given():
+    """A verifier that says CORRECT of everything in the generator's turns, and judges well in its own."""
+    own = {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.0, "verifier/outcome_balanced_accuracy": 0.9}
+    live = {name.replace("/", "/live_"): value for name, value in ONE_VERDICT.items()}
+    rows = [row | (own if row["step"] % 4 == 0 else WITHOUT_TURNS | live) for row in run_of({}, turns=40)]
+    (alarm,) = alarms.check(rows, LIMITS)
+    assert alarm.name == "verifier/one_verdict"
+    assert alarm.seen.startswith("96.0% of the verdicts are CORRECT in the generator's turns")
+
+
+def test_a_generator_that_step_rewards_teach_does_not_stand_still():
+    alike = {"generator/groups_without_signal": 1.0, "generator/step_rewarded_share": 0.9}
+    assert names(run_of(alike | {"generator/alpha": 0.5})) == set()
+    assert names(run_of(alike | {"generator/alpha": 0.001})) == {"generator/standing_still"}
 
 
 @pytest.mark.parametrize("changes, ringing", [
