@@ -166,7 +166,12 @@ def _check_model(role: str, model: ConfigDict, mistakes: Mistakes) -> None:
 def _check_start(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     if config.checkpoint:
         with mistakes.collected(f"{role}.checkpoint: "):
-            kind_of(config.checkpoint)
+            mistakes.require(
+                kind_of(config.checkpoint) != "workdir" or config.sft.steps == 0 or bool(config.init_from),
+                f"{role}.checkpoint={config.checkpoint} is a run, and {role}.sft.steps={config.sft.steps} would train "
+                "its policy by stage 1 once more: set the steps to 0 to go on from it, or export it and name the "
+                "folder",
+            )
     if config.init_from:
         with mistakes.collected():
             local_path(f"{role}.init_from", config.init_from)

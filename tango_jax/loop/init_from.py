@@ -82,7 +82,7 @@ def _what_is_missing(role: str, source: str) -> str:
         return f"{start}: that run took its own from {settings[f'{role}.init_from']}, so name that run"
     if settings.get(f"{role}.sft.steps") == 0:
         return (f"{start}: that run had no stage 1 of the {role} ({role}.sft.steps=0). To start from its newest "
-                f"parameters, set {role}.checkpoint={source} and leave {role}.init_from empty")
+                f"parameters, set {role}.checkpoint={source} and {role}.sft.steps=0, and leave {role}.init_from empty")
     return f"{start}: run python -m tango_jax.sft with --workdir={source} first, or name another run"
 
 

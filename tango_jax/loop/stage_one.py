@@ -5,6 +5,8 @@ from and writes checkpoints of each role under WORKDIR/sft. Checkpoints of anoth
 (`init_from`).
 """
 
+import hashlib
+import json
 import math
 import time
 from pathlib import Path
@@ -19,7 +21,7 @@ from tango_jax.records import Batch, TrainState
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state, tree_fingerprint
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.finite import first_not_finite
 from tango_jax.sharding.layouts import fetch, with_shardings
@@ -47,6 +49,7 @@ class SftRun(NamedTuple):
     jitted: Sft
     task: Task
     checkpointer: Checkpointer
+    made_from: dict[str, str]  # see `_made_from`
 
 
 def run_stage_one(
@@ -94,14 +97,15 @@ def run_sft(
     initialisation.
 
     Raises:
-        ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint by an earlier version cannot
-            be trained on; or no held-out example fits.
+        ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint was made from other examples,
+            prompts or parameters, or by an earlier version and cannot be trained on; or no held-out example fits.
         FloatingPointError: the loss or the parameters became non-finite; that state is not saved.
         Preempted: SIGTERM was received; the state is saved.
     """
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
     jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
-    run = SftRun(policy, jitted, task, Checkpointer(directory / "checkpoints"))
+    checkpointer = Checkpointer(directory / "checkpoints", keep=config.checkpoint.keep)
+    run = SftRun(policy, jitted, task, checkpointer, _made_from(policy, task, start_params))
     restored = run.checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
     done, offset = SftProgress(), 0
     if restored is not None:
@@ -109,6 +113,7 @@ def run_sft(
         state, offset = restored.state, meta["metrics_bytes"]
         # Earlier versions left no examples out, and so did not store the count.
         done = SftProgress(restored.step, meta["heldout_loss"], meta.get("left_out", 0), meta["seconds"])
+        _check_made_from(run, restored, directory)
         _check_restored(policy, directory, state, done)
     elif start_params is not None:
         state = jitted.restart(start_params)
@@ -139,7 +144,7 @@ def _train(
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
     """Return (state, progress) after `sft.steps`; every saved state has a finite loss and finite parameters."""
-    policy, jitted, task, checkpointer = run
+    policy, jitted, task, checkpointer, _ = run
     sft, role = policy.config.sft, policy.role
     heldout = heldout_batch(policy, task)
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
@@ -166,7 +171,7 @@ def _train(
         )
         if is_saved:
             meta = {name: value for name, value in done._asdict().items() if name != "step"}
-            checkpointer.save(step, state, meta | {"metrics_bytes": writer.position()})
+            checkpointer.save(step, state, meta | {"metrics_bytes": writer.position(), "made_from": run.made_from})
             if must_stop:
                 raise hosts.Preempted
             preemption.saved()
@@ -201,6 +206,27 @@ def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
         f"new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g} or "
         f"{role}.sft.optimizer.clip_norm={sft.optimizer.clip_norm:g}"
     )
+
+
+def _made_from(policy: Policy, task: Task, start_params: Any) -> dict[str, str]:
+    """What stage 1 depends on beside its settings, {what: digest}: the text to imitate, and the parameters that it is
+    given to start from. Of examples that a function makes, those of the first step stand for all."""
+    first = sft_pairs(policy, task, "train", 0, policy.config.sft.batch_size)
+    tokens = json.dumps([(prompt, response.tolist()) for prompt, response in first])
+    examples = hashlib.sha256(f"{task.sft_fingerprint}\n{tokens}".encode()).hexdigest()
+    return {"examples": examples, "start": "" if start_params is None else tree_fingerprint(start_params)}
+
+
+def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
+    saved = restored.meta.get("made_from", {})  # earlier versions did not store it
+    changed = [name for name, now in run.made_from.items() if saved.get(name, now) != now]
+    if changed:
+        names = {"examples": "its examples or prompts", "start": "the generator's stage 1, which it starts from,"}
+        what = " and ".join(names[name] for name in changed)
+        raise CheckpointError(
+            f"stage 1 of the {run.policy.role}: {what} changed since the checkpoint of step {restored.step} in "
+            f"{directory / 'checkpoints'} was saved: put back what was there, or choose another --workdir"
+        )
 
 
 def _check_restored(policy: Policy, directory: Path, state: TrainState, done: SftProgress) -> None:

@@ -5,7 +5,7 @@ of a run.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -32,6 +32,7 @@ class _StageOne(NamedTuple):
     heldout: frozenset[str] = frozenset()  # `question_key` of the problems used for measurements
     pool_solution: Callable | None = None
     gold_steps: Callable | None = None
+    fingerprint: str = ""
 
 
 def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
@@ -79,6 +80,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         sft_roles=stage_one.roles,
         notes=(*notes, stage_one.note),
         fingerprint=_fingerprint(train_set.problems, test_problems),
+        sft_fingerprint=stage_one.fingerprint,
     )
 
 
@@ -132,6 +134,7 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
             made.heldout,
             made.pool_solution,
             made.gold_steps,
+            fingerprint=_fingerprint_of_rows(rows),
         )
     is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
     rows = read_stage_one(task.stage_one, is_for_verifier)
@@ -142,7 +145,12 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
         f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out"
         f"{f' ({FILES[1]})' if rows.heldout else ''}; {_left_out(tagged)}; no fixed pool",
         tagged.heldout,
+        fingerprint=_fingerprint_of_rows((*rows.rows, *rows.heldout)),
     )
+
+
+def _fingerprint_of_rows(rows: Iterable) -> str:
+    return hashlib.sha256("\n".join(map(repr, rows)).encode()).hexdigest()
 
 
 def _left_out(made: Gsm8kExamples | TaggedExamples) -> str:

@@ -43,6 +43,7 @@ class Task(NamedTuple):
     # such as "two letters exchanged"; None: the task does not name any.
     step_kinds: Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None = None
     fingerprint: str = ""  # of problems that are read: a run resumes only with the same ones; empty: they are made here
+    sft_fingerprint: str = ""  # the same of the text to imitate
 
     def stream(self, name: str) -> Callable[[int], Problem] | None:
         """The problems of one of STREAMS; None if the task does not have them."""

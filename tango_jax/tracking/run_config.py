@@ -29,8 +29,8 @@ ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes", "compare_with")
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
 # What other runs an experiment has may change, too.
 ANY_EXPERIMENT = ("ablation.",)
-_LONGER = ("; to train on from its weights, choose another --workdir and set generator.checkpoint and "
-           "verifier.checkpoint to this one")  # fmt: skip
+_LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
+           "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")  # fmt: skip
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:

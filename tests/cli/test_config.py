@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import ROOT, ROWS
+from support.paths import FIXTURES, ROOT, ROWS
 from support.processes import HANG_S
 from tango_jax import ablate, generate, sft, train
 from tango_jax.cli import task_validation, validation
@@ -269,6 +269,9 @@ MISTAKES = [
      rf"{LONGEST['generator prompt'] + 36} tokens; raise it or set it to 0"),
     ("generator.checkpoint=none.gguf", r"generator\.checkpoint: checkpoint none\.gguf does not exist"),
     ("verifier.checkpoint=a/b/c", r"verifier\.checkpoint: .*'a/b/c' is neither a \.gguf file nor a folder nor a hub"),
+    # Its policy was trained by RL, which stage 1 would undo.
+    (f"generator.checkpoint={FIXTURES / 'workdir'}",
+     r"is a run, and generator\.sft\.steps=\d+ would .* set the steps to 0 to go on"),
     ("verifier.use_chat=True", r"verifier\.use_chat=True needs a verifier\.checkpoint"),
     ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),

@@ -64,7 +64,8 @@ class Scripted:
         return Sft(init, None, update, loss, shardings)
 
 
-def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, preemption=NEVER, **settings):
+def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, preemption=NEVER,
+        start_params=None, **settings):
     """Stage 1 of six steps, evaluated and saved after the third and the last."""
     script = Scripted(losses or {}, weights or {}, heldout or {})
     monkeypatch.setattr(stage_one, "make_sft", script.make)
@@ -72,7 +73,8 @@ def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, p
     config.generator.sft.update(settings)
     policy = dataclasses.replace(policy, config=config.generator)
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
-    return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption)
+    return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption,
+                             start_params)  # fmt: skip
 
 
 def saved(workdir) -> list[int]:
@@ -123,6 +125,22 @@ def test_sigterm_saves_nothing_that_is_broken(policies, tmp_path, monkeypatch):
     abstract = {"weight": np.ones(1, np.float32)}
     meta = read_state(tmp_path / "good/sft/generator/checkpoints", abstract, part=("params",)).meta
     assert (meta["heldout_loss"], meta["left_out"]) == (1.0, 0)
+
+
+def test_it_does_not_go_on_with_other_examples_prompts_or_parameters(policies, tmp_path, monkeypatch):
+    policy, due = policies["generator"], SimpleNamespace(**vars(NEVER) | {"is_due": lambda: True})
+    for workdir in (tmp_path / "begun", tmp_path / "finished"):
+        with pytest.raises(hosts.Preempted):
+            run(monkeypatch, policy, workdir, preemption=due)
+    run(monkeypatch, policy, tmp_path / "finished")
+    for workdir, step in ((tmp_path / "begun", 1), (tmp_path / "finished", 6)):
+        said = rf"^stage 1 of the generator: {{}} changed since the checkpoint of step {step} in .* another --workdir$"
+        with pytest.raises(ValueError, match=said.format("its examples or prompts")):
+            run(monkeypatch, dataclasses.replace(policy, template="Say it: {problem}"), workdir)
+        with pytest.raises(ValueError, match=said.format("the generator's stage 1, which it starts from,")):
+            run(monkeypatch, policy, workdir, start_params={"weight": np.ones(1, np.float32)})
+    run(monkeypatch, policy, tmp_path / "begun")
+    assert saved(tmp_path / "begun") == saved(tmp_path / "finished")
 
 
 @pytest.mark.parametrize("loss, passes", [(2.0, True), (2.1, False)])
