@@ -270,8 +270,8 @@ MISTAKES = [
     ("generator.checkpoint=none.gguf", r"generator\.checkpoint: checkpoint none\.gguf does not exist"),
     ("verifier.checkpoint=a/b/c", r"verifier\.checkpoint: .*'a/b/c' is neither a \.gguf file nor a folder nor a hub"),
     # Its policy was trained by RL, which stage 1 would undo.
-    (f"generator.checkpoint={FIXTURES / 'workdir'}",
-     r"is a run, and generator\.sft\.steps=\d+ would .* set the steps to 0 to go on"),
+    (f"generator.checkpoint={FIXTURES / 'workdir'} generator.sft.steps=5",
+     r"is a run, and generator\.sft\.steps=5 would .* set the steps to 0 to go on"),
     ("verifier.use_chat=True", r"verifier\.use_chat=True needs a verifier\.checkpoint"),
     ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
@@ -468,7 +468,7 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
         save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
     assert path.read_text() == written
     assert json.loads(written)["generator.cache_buckets"] == [16, 24]
-    with pytest.raises(ValueError, match="to train on from its weights, choose another --workdir and set generator"):
+    with pytest.raises(ValueError, match="to train on from its weights, choose another --workdir and another seed, set gen"):
         save_config(load_config(small, ["rl.generator_steps=500"]), path)
 
 
