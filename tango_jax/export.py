@@ -17,11 +17,12 @@ from ml_collections import ConfigDict
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.text.templates import load_template
+from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.to_hf import Prompting, export_hf, model_card
@@ -41,7 +42,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     directory, part = newest_checkpoints(workdir, role)
     is_stage_one, step = len(part) == 1, max(complete_steps(directory))
     stage = "stage 1 (SFT)" if is_stage_one else "reinforcement learning"
-    prompting = prompting_of(settings, role)
+    prompting = prompting_of(settings, role, peek_meta(directory).meta)
     row = last_evaluation(directory.parent / "metrics.jsonl", step)
     card = model_card(
         f"{role.capitalize()} of a run of RL Tango, after {stage}",
@@ -66,11 +67,16 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
         )
 
 
-def prompting_of(settings: ConfigDict, role: str) -> Prompting | None:
-    """How the run prompted a role; None if its template was a file that no longer exists."""
+def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
+    """How the run prompted a role; None if its template was a file that is gone, or is not what it was."""
     own = settings[role]
     try:
-        return Prompting(load_template(role, own.template), own.use_chat, own.max_response)
+        templates = {name: load_template(name, settings[name].template) for name in ROLES}
+        digest = templates_digest(templates)
+        # Earlier versions did not store it, and stage 1 stores another one.
+        if meta.get("source_fingerprint", {}).get("templates", digest) != digest:
+            raise ValueError("a template file has changed since the run")
+        return Prompting(templates[role], own.use_chat, own.max_response)
     except ValueError as error:
         print(on_one_line(f"warning: the card shows no prompt: {error}"), file=sys.stderr)
         return None

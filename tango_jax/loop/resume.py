@@ -6,7 +6,6 @@ counters. Runs before the first turn, and after every turn that saves.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from tango_jax.runtime.checkpoint import Checkpointer, Restored, tree_fingerprin
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.finite import check_loaded
 from tango_jax.tasks.task import STREAMS, Task
+from tango_jax.text.templates import templates_digest
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.results import is_finished, redraw_missing
 from tango_jax.tracking.rollout_dump import RolloutDump
@@ -98,10 +98,9 @@ def start_or_resume(
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
     """What a run depends on beside its settings, {what: digest}: the parameters that each role starts from, and what is
     in the files of problems and of prompts."""
-    templates = {role: policy.template for role, policy in policies.items()}
     return {role: tree_fingerprint(start_params[role]) for role in policies} | {
         "problems": task.fingerprint,
-        "templates": hashlib.sha256(json.dumps(templates).encode()).hexdigest(),
+        "templates": templates_digest({role: policy.template for role, policy in policies.items()}),
     }
 
 

@@ -6,7 +6,10 @@ sampling. A template is specified by one of the names below, by the path of a te
 """
 
 import bisect
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import cut, local_path
@@ -98,6 +101,11 @@ def _read_template(role: str, name: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
+
+
+def templates_digest(templates: Mapping[str, str]) -> str:
+    """A digest of {role: text of its template}, by which a run knows whether a template file has changed."""
+    return hashlib.sha256(json.dumps(dict(templates)).encode()).hexdigest()
 
 
 def _fill(template: str, **fields: str) -> str:

@@ -468,7 +468,7 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
         save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
     assert path.read_text() == written
     assert json.loads(written)["generator.cache_buckets"] == [16, 24]
-    with pytest.raises(ValueError, match="to train on from its weights, choose another --workdir and another seed, set gen"):
+    with pytest.raises(ValueError, match="; to train on from its weights, choose another --workdir and another seed"):
         save_config(load_config(small, ["rl.generator_steps=500"]), path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -14,7 +15,7 @@ from tango_jax.config import default_config
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
 from tango_jax.runtime.checkpoint import Checkpointer
-from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, verifier_prompt
+from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.source import open_source
@@ -164,13 +165,20 @@ def test_the_cards_snippet_makes_the_prompt_of_the_run(role, use_chat, folder, t
     assert asked["input_ids"].tolist() == [prompt] and asked["max_new_tokens"] == 77
 
 
-def test_a_template_that_is_gone_is_left_out_of_the_card(folder, tmp_path, capsys):
+@pytest.mark.parametrize("change, warning", [
+    (Path.unlink, "generator.template="),
+    (lambda path: path.write_text("{problem}!"), "a template file has changed since the run"),
+])  # fmt: skip
+def test_a_template_that_is_not_what_it_was_is_left_out_of_the_card(folder, tmp_path, capsys, change, warning):
     config, template = default_config(), tmp_path / "template.txt"
     template.write_text("{problem}?")
     config.generator.checkpoint = config.verifier.checkpoint = str(folder)
     config.generator.template = str(template)
-    save_run(tmp_path / "run", config)
-    template.unlink()
+    digest = templates_digest({"generator": "{problem}?", "verifier": TEMPLATES["verifier", config.verifier.template]})
+    save_run(tmp_path / "run", config, meta={"source_fingerprint": {"templates": digest}})
+    kept = export.export(tmp_path / "run", "generator", tmp_path / "as_it_was")
+    assert (kept / "prompt_template.txt").read_text() == "{problem}?" and capsys.readouterr().err == ""
+    change(template)
     out = export.export(tmp_path / "run", "generator", tmp_path / "out")
-    assert "warning: the card shows no prompt: generator.template=" in capsys.readouterr().err
+    assert f"warning: the card shows no prompt: {warning}" in capsys.readouterr().err
     assert "## Use" not in (out / "README.md").read_text() and not (out / "prompt_template.txt").exists()

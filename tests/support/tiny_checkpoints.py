@@ -51,12 +51,12 @@ def write_tiny_gguf(path: Path) -> Path:
     return path
 
 
-def save_run(workdir, config, stage_one=False, step=1):
+def save_run(workdir, config, stage_one=False, step=1, meta=None):
     """A workdir as a run leaves it, with the tiny model's parameters times the step."""
     workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json")
     params = jax.tree.map(lambda leaf: leaf * step, tiny_params())
     state = {"params": params} if stage_one else {role: {"params": params} for role in ("generator", "verifier")}
     directory = workdir / "sft" / "generator" if stage_one else workdir
-    Checkpointer(directory / "checkpoints").save(step, state, {})
+    Checkpointer(directory / "checkpoints").save(step, state, meta or {})
     return params
