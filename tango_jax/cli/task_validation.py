@@ -7,7 +7,7 @@ from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_task_problems
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
-from tango_jax.rl.packing import pack_shape, sft_pack_shape
+from tango_jax.rl.packing import sft_pack_shape
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks.registry import SYNTHETIC, TASKS
@@ -162,18 +162,12 @@ def _check_lengths(config: ConfigDict, mistakes: Mistakes) -> None:
                 f"{describe_sizes(task, split, sizes)}: {tokens} tokens; raise the limit or shorten the problems",
             )
             too_short |= set() if fits else {limit}
-        for role in [role for role in ROLES if not config[role].checkpoint]:
-            length = {
-                "sft": (sft_pack_shape(config[role]).row_length, "sft.pack_length", longest_texts[f"{role} response"]),
-                "rl": (pack_shape(config[role]).row_length, "pack_length", config[role].max_response),
-            }.get("rl" if split == role else split)
-            if length is None or (split != "sft" and config[role].share_prompts):
-                continue
-            limit, key, response = length
-            longest = longest_texts[f"{role} prompt"] + response
+        for role in [role for role in ROLES if split == "sft" and not config[role].checkpoint]:
+            limit = sft_pack_shape(config[role]).row_length
+            longest = longest_texts[f"{role} prompt"] + longest_texts[f"{role} response"]
             # Rows are as long as the two limits together unless a length is set; then those limits are the mistake.
             mistakes.require(
                 longest <= limit or mistakes.is_about(f"{role}.max_"),
-                f"{role}.{key}={limit} cannot hold the longest training sequence of the {split} "
-                f"split: {longest} tokens; raise it or set it to 0",
+                f"{role}.sft.pack_length={limit} cannot hold the longest training sequence of the sft split: {longest} "
+                "tokens; raise it or set it to 0",
             )

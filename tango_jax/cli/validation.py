@@ -200,7 +200,7 @@ def _check_lengths(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
             f"{role}.pack_length={config.pack_length} cannot hold a response of max_response={config.max_response} "
             "and the prompt's last token: set it to 0 or raise it",
         )
-    elif role == "verifier" or config.checkpoint:  # the task knows the longest prompt of a generator from scratch
+    else:
         mistakes.require(
             pack_shape(config).row_length >= total,
             f"{role}.pack_length={config.pack_length} cannot hold the longest sequence that a model may write, of "
