@@ -9,6 +9,7 @@ from tango_jax import export, plan
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
 from tango_jax.config import flatten
+from tango_jax.tracking.stored_runs import stored_curves
 
 ROOT = Path(tango_jax.__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -132,3 +133,9 @@ def test_what_a_config_file_needs_or_does_not_take_is_named(arguments, tmp_path)
     (tmp_path / "taking.py").write_text(text)
     with pytest.raises(ValueError, match=r"^taking\.py, line 12: AttributeError: "):
         load_config("taking.py", ["task.data_seed=1"], size="3")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_quickstart_has_stored_runs_to_stand_beside(seed):
+    config = load_config("last_letter", [f"seed={seed}", f"compare_with={ROOT / 'configs/last_letter.csv'}"])
+    assert set(stored_curves(config)) >= {"grpo", "gold_steps"}
