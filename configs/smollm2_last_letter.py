@@ -40,11 +40,13 @@ def get_config() -> ConfigDict:
     # Tokens of 3 words of 5 letters: a question has up to 21, its solution 48, the verification 90.
     config.generator.max_prompt, config.generator.max_response = 24, 56
     config.generator.cache_buckets = (48,)
-    config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 8, 2
+    config.generator.rows_per_micro_batch, config.generator.prompts_per_micro_batch = 4, 2
+    # A right answer counts even if the response goes on: without this, the policy forgot within 20 turns to end it.
+    config.generator.loss.mask_overlong = True
     config.generator.sft.pack_length, config.generator.sft.rows_per_micro_batch = 128, 2
     config.verifier.max_prompt, config.verifier.max_response = 80, 100
     config.verifier.prompt_buckets, config.verifier.cache_buckets = (56, 68), (64, 80)
-    config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 8, 2
+    config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 4, 2
     config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 168, 2
     # Eight solutions in a verifier's turn: of four, one verdict for all is right too often, and is what it learns.
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 8, 4
