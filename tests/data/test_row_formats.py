@@ -133,14 +133,29 @@ def test_formats_are_told_by_their_keys():
     assert detect_format({"question": 1, "answer": "so\n#### 7"}) == "gsm8k"
     assert detect_format({"question": 1, "facts": [], "answer": True}) == "strategyqa"
     assert detect_format({"prompt": [], "reward_model": {}, "ability": "math"}) == "verl"
+    cruxeval = {"code": "def f(): ...", "input": "", "output": "1", "id": 1}
+    assert detect_format(cruxeval) == "cruxeval"
+    for key in ("question", "Problem"):
+        assert detect_format({**cruxeval, key: "What does it print?", "answer": "1"}) == "math"
 
 
-def test_what_a_prompt_would_lack_is_named():
-    read_fn = ROW_FORMATS["math"].read
-    for name in ("options", "choices", "context"):
-        with pytest.raises(BadRow, match=f"'{name}' would be left out of the prompt: put it into 'question'"):
-            read_fn({"question": "q?", name.title(): ["1"], "answer": "B"})
-        assert read_fn({"question": "q?", name: None, "answer": "B"})[:2] == ("q?", "B")
+@pytest.mark.parametrize("row_format, row, place", [
+    ("math", {"question": "q?", "answer": "B"}, "question"),
+    ("gsm8k", {"question": "q?", "answer": "#### 4"}, "question"),
+    ("verl", {"prompt": "q?", "reward_model": {"ground_truth": "4"}}, "prompt"),
+    ("olympiadbench", {"question": "q?", "final_answer": ["4"]}, "question"),
+])  # fmt: skip
+def test_what_a_prompt_would_lack_is_named(row_format, row, place):
+    read_fn = ROW_FORMATS[row_format].read
+    for name in ("options", "choices", "context", "body", "passage", "paragraph", "facts", "table", "code", "input"):
+        with pytest.raises(BadRow, match=f"'{name}' would be left out of the prompt: put it into '{place}'"):
+            read_fn({**row, name.title(): ["1"]})
+    for name in ("image", "images", "image_1", "Picture", "figure"):
+        with pytest.raises(BadRow, match=f"'{name.lower()}' would be left out of the prompt, which is text alone"):
+            read_fn({**row, name: {"bytes": b"\x89PNG"}})
+    for nothing in (None, "", " ", [], {}, [None], {"bytes": None, "path": None}, float("nan")):
+        assert read_fn({**row, "Body": nothing, "image_1": nothing, "context": nothing})[0] == "q?"
+    assert read_fn({**row, "solution": "s", "url": "u", "image_url_count": 2})[0] == "q?"
 
 
 def test_golds_that_would_be_read_as_another_number():
