@@ -150,15 +150,26 @@ def strip_wrapping(question: str) -> str:
     return question
 
 
+def has_system_turn(fields: Fields) -> bool:
+    """Whether the `prompt` of a row is a chat with a system turn that says something; the reader leaves it out."""
+    prompt = decoded_of(fields.get("prompt"))
+    turns = prompt if isinstance(prompt, list) else []
+    return any(isinstance(m, dict) and m.get("role") == "system" and str(m.get("content") or "").strip() for m in turns)
+
+
 def _user_turn(prompt: Any) -> str:
-    """Return the last user message of a chat, or the prompt itself if it is a plain string."""
+    """Return the user message of a chat without other turns but a system's, or the prompt itself if it is a string."""
     if isinstance(prompt, str) and prompt.strip():
         return prompt
-    messages = prompt if isinstance(prompt, list) else []
-    turns = [m["content"] for m in messages if isinstance(m, dict) and m.get("role") == "user" and "content" in m]
-    if not turns or not isinstance(turns[-1], str):
+    messages = [m for m in prompt if isinstance(m, dict)] if isinstance(prompt, list) else []
+    turns = [m["content"] for m in messages if m.get("role") == "user" and "content" in m]
+    others = [m for m in messages if m.get("role") not in ("user", "system")]
+    if len(turns) > 1 or others:
+        roles = ", ".join(str(m.get("role")) for m in messages)
+        raise BadRow(f"'prompt' has the turns {roles}; a problem has one user turn: put the conversation into it")
+    if not turns or not isinstance(turns[0], str):
         raise BadRow(f"'prompt' must be a list of chat messages with a user turn, not {shortened(prompt)}")
-    return turns[-1]
+    return turns[0]
 
 
 def _level(value: Any) -> int:

@@ -42,7 +42,7 @@ def test_gsm8k_counts_lines():
     assert problem("gsm8k", **row) == Problem("set/3", "Q", "4", 2)
 
 
-def test_verl_takes_the_last_user_turn_without_its_wrapping():
+def test_verl_takes_the_user_turn_without_its_wrapping():
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q\n\nPresent the answer in LaTex format: \\boxed{Your answer}"}]  # fmt: skip  # noqa: E501
     assert problem("verl", prompt=messages, reward_model={"ground_truth": 3.0}) == Problem("set/3", "Q", "3")
     assert problem("verl", prompt="Q", reward_model='{"ground_truth": "3"}', ability="MATH").answer == "3"
@@ -113,6 +113,9 @@ def test_tablebench_shows_the_table():
     ("verl", {"prompt": "Q\udfff", "reward_model": {"ground_truth": 1}}, "'question' contains '\\udfff', half"),
     ("gsm8k", {"question": "Q", "answer": "5"}, "'answer' has no #### before the number"),
     ("verl", {"prompt": [], "reward_model": {"ground_truth": 1}}, "'prompt' must be a list of chat messages"),
+    ("verl", {"prompt": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "Q"}],  # noqa: E501
+              "reward_model": {"ground_truth": 1}}, "'prompt' has the turns user, assistant, user; a problem has one user turn: put the conversation into it"),  # noqa: E501
+    ("verl", {"prompt": [{"role": "user", "content": "Q"}, {"role": "user", "content": "Q"}], "reward_model": {"ground_truth": 1}}, "'prompt' has the turns user, user;"),  # noqa: E501
     ("verl", {"prompt": "Q", "reward_model": {}}, "'reward_model' must be an object with 'ground_truth'"),
     ("verl", {"prompt": "Q", "reward_model": "{"}, "'reward_model' must be an object"),
     ("olympiadbench", {"question": "Q", "final_answer": []}, "the answer is a list of 0"),
