@@ -95,7 +95,7 @@ def _read_template(role: str, name: str) -> str:
         raise ValueError(f"{role}.template={name!r} is neither one of {known} nor a file, nor a text with "
                          "{problem} in it")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors may write a byte-order mark, which is no part of a prompt
     except UnicodeDecodeError as error:
         raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
 
