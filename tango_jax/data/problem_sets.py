@@ -7,7 +7,7 @@ before the first turn. `tasks/splits.py` then splits them and defines the order 
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.data.row_formats import ROW_FORMATS, RowError, detect_format, to_problem
+from tango_jax.data.row_formats import ROW_FORMATS, RowError, detect_format, has_system_turn, to_problem
 from tango_jax.data.rows import read_rows
 from tango_jax.records import Problem
 
@@ -42,6 +42,7 @@ class ProblemSet(NamedTuple):
     problems: tuple[Problem, ...]
     grade_kind: str  # tango_jax.grading.grade's `kind`
     num_other: int = 0  # rows of the source that are no problems of this kind, and repeats of others
+    num_system: int = 0  # rows with a system turn, which is left out
 
 
 def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
@@ -64,12 +65,14 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
         raise ValueError(f"unknown row format {row_format!r}; use one of {', '.join(ROW_FORMATS)}")
     rows = read_rows(source)
     row_format = row_format or detect_format(rows[0].fields)
-    problems = [problem for row in rows if (problem := to_problem(row, row_format)) is not None]
+    read = [(row, problem) for row in rows if (problem := to_problem(row, row_format)) is not None]
+    problems = [problem for _, problem in read]
     if ROW_FORMATS[row_format].has_repeats:
         problems = list({(problem.question, problem.answer): problem for problem in reversed(problems)}.values())[::-1]
     if not problems:
         raise ValueError(f"{source}: none of its {len(rows)} rows is a problem in the format {row_format}")
-    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems))
+    num_system = sum(has_system_turn(row.fields) for row, _ in read) if row_format == "verl" else 0
+    return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems), num_system)
 
 
 def load_task_problems(source: str, row_format: str = "") -> ProblemSet:

@@ -17,6 +17,11 @@ Content = tuple[str, str, int]  # question, gold answer, size (see records.Probl
 
 GSM8K_MARK = "####"
 _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+# Columns that hold a part of the problem wherever they occur: text, and what no prompt can show.
+_NEEDED_TEXT = re.compile(
+    "options|choices|context|body|passages?|paragraphs?|premises?|article|document|facts|tables?|code|input"
+)
+_NEEDED_IMAGE = re.compile(r"(decoded_)?images?(_?\d+)?|pictures?|figures?|diagrams?")
 
 
 class BadRow(Exception):
@@ -44,6 +49,31 @@ def encodable(key: str, text: str) -> str:
         raise BadRow(f"{key!r} contains {text[error.start]!r}, half of a surrogate pair, at character {error.start}: "
                      "write the whole character") from error
     return text
+
+
+def refuse_left_out(fields: Fields, place: str = "question") -> None:
+    """Raise BadRow for a column that is not empty, that a problem needs, and that would not reach the prompt.
+
+    Args:
+        fields: those that are not read; the case of their keys is ignored.
+        place: key of the text that the prompt is made of.
+    """
+    for key, value in fields.items():
+        name = str(key).lower()
+        if _NEEDED_TEXT.fullmatch(name) and not _is_empty(value):
+            raise BadRow(f"{name!r} would be left out of the prompt: put it into {place!r}, and remove the key")
+        if _NEEDED_IMAGE.fullmatch(name) and not _is_empty(value):
+            raise BadRow(f"{name!r} would be left out of the prompt, which is text alone: remove the key, or the row "
+                         "if its problem needs the image")
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is null, NaN, blank text or a collection of nothing else."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_empty, value))
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
 def decoded_of(value: Any) -> Any:

@@ -18,6 +18,7 @@ from tango_jax.data.row_fields import (
     answer_text,
     decoded_of,
     encodable,
+    refuse_left_out,
     shortened,
     text_of,
     value_of,
@@ -65,23 +66,27 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
 def detect_format(fields: Fields) -> str:
     """Return the name of the format that the keys of a row indicate; "math" if they indicate no other."""
     for name, keys in _TELLING_KEYS.items():
-        if keys <= fields.keys():
+        if keys <= fields.keys() and not (name == "cruxeval" and _has_question(fields)):
             return name
     return "gsm8k" if GSM8K_MARK in str(fields.get("answer")) else "math"
+
+
+def _has_question(fields: Fields) -> bool:
+    """Whether a row asks something itself; those of CRUXEval do not."""
+    return any(str(key).lower() in ("question", "problem") for key in fields)
 
 
 def _read_math(fields: Fields) -> Content:
     """Read `question` or `problem`, and `answer`; the case of the keys is ignored (`Problem`, `Answer`)."""
     fields = {str(key).lower(): value for key, value in fields.items()}
-    for name in ("options", "choices", "context"):
-        if fields.get(name) not in (None, "", [], {}):
-            raise BadRow(f"'{name}' would be left out of the prompt: put it into 'question', and remove the key")
+    refuse_left_out(fields)
     question = text_of(fields, "question" if fields.get("question") is not None else "problem")
     return question, answer_text(value_of(fields, "answer")), _level(fields.get("level"))
 
 
 def _read_gsm8k(fields: Fields) -> Content:
     """Read a worked answer that ends in `#### n`; the size is its number of lines."""
+    refuse_left_out(fields)
     worked = text_of(fields, "answer")
     if GSM8K_MARK not in worked:
         raise BadRow(f"'answer' has no {GSM8K_MARK} before the number: {worked[-60:]!r}")
@@ -97,6 +102,7 @@ def _read_verl(fields: Fields) -> Content | None:
     ability = fields.get("ability")
     if isinstance(ability, str) and not ability.lower().startswith("math"):
         return None
+    refuse_left_out(fields, "prompt")
     reward_model = decoded_of(value_of(fields, "reward_model"))
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
         raise BadRow(f"'reward_model' must be an object with 'ground_truth', not {shortened(reward_model)}")
@@ -107,6 +113,7 @@ def _read_verl(fields: Fields) -> Content | None:
 def _read_olympiadbench(fields: Fields) -> Content:
     """Combine context, question, unit and number of answers into one question; remove dollar signs for the grader."""
     context, unit = fields.get("context"), fields.get("unit")
+    refuse_left_out({key: value for key, value in fields.items() if key != "context" or not isinstance(value, str)})
     parts = [context.strip()] if isinstance(context, str) and context.strip() else []
     parts.append(text_of(fields, "question" if "question" in fields else "problem"))
     if fields.get("is_multiple_answer") is True:
@@ -143,15 +150,26 @@ def strip_wrapping(question: str) -> str:
     return question
 
 
+def has_system_turn(fields: Fields) -> bool:
+    """Whether the `prompt` of a row is a chat with a system turn that says something; the reader leaves it out."""
+    prompt = decoded_of(fields.get("prompt"))
+    turns = prompt if isinstance(prompt, list) else []
+    return any(isinstance(m, dict) and m.get("role") == "system" and str(m.get("content") or "").strip() for m in turns)
+
+
 def _user_turn(prompt: Any) -> str:
-    """Return the last user message of a chat, or the prompt itself if it is a plain string."""
+    """Return the user message of a chat without other turns but a system's, or the prompt itself if it is a string."""
     if isinstance(prompt, str) and prompt.strip():
         return prompt
-    messages = prompt if isinstance(prompt, list) else []
-    turns = [m["content"] for m in messages if isinstance(m, dict) and m.get("role") == "user" and "content" in m]
-    if not turns or not isinstance(turns[-1], str):
+    messages = [m for m in prompt if isinstance(m, dict)] if isinstance(prompt, list) else []
+    turns = [m["content"] for m in messages if m.get("role") == "user" and "content" in m]
+    others = [m for m in messages if m.get("role") not in ("user", "system")]
+    if len(turns) > 1 or others:
+        roles = ", ".join(str(m.get("role")) for m in messages)
+        raise BadRow(f"'prompt' has the turns {roles}; a problem has one user turn: put the conversation into it")
+    if not turns or not isinstance(turns[0], str):
         raise BadRow(f"'prompt' must be a list of chat messages with a user turn, not {shortened(prompt)}")
-    return turns[-1]
+    return turns[0]
 
 
 def _level(value: Any) -> int:

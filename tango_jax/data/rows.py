@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tango_jax.runtime import hub
-from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.hub import REVISION
 
 HUB_PREFIX = "hub:"
 HUB_FORM = "hub:owner/name[:config]/split, or hub:owner/name/path/of/a/file.jsonl; owner/name@COMMIT pins either"
 SUFFIXES = (".jsonl", ".json", ".parquet")
+ACCEPTED = "JSONL with one object a line, a JSON list of objects, or parquet"
 _HUB = re.compile(
     rf"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>{REVISION}))?(?::(?P<config>[\w.-]+))?/(?P<rest>[\w./-]+)"
 )
@@ -77,7 +78,27 @@ def _json_lines_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, An
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{label}, line {number}"
-                yield where, _as_object(_parse_json(line, where), where)
+                try:
+                    fields = _parse_json(line, where)
+                except ValueError:
+                    _refuse_object(line, path, label)
+                    raise
+                yield where, _as_object(fields, where)
+
+
+def _refuse_object(line: bytes, path: Path, label: str) -> None:
+    """Raise ValueError if a file is one object that spans several lines, of which `line` alone is not JSON."""
+    whole = _json_or_none(path.read_bytes()) if _json_or_none(line) is None else None
+    if isinstance(whole, dict):
+        raise ValueError(f"{label}: the file is one JSON object with the keys {cut(', '.join(whole))}, not a list of "
+                         "rows: write [{...}, {...}], or one object a line") from None
+
+
+def _json_or_none(text: bytes) -> Any:
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _json_list_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -105,7 +126,7 @@ def _parse_json(text: bytes, where: str) -> Any:
     try:
         value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise ValueError(f"{where}: not JSON ({error}); each row must be one JSON object") from error
+        raise ValueError(f"{where}: not JSON ({error}); give {ACCEPTED}") from error
     if b"\\ud" in text.lower():  # half of a surrogate pair: no tokenizer accepts it, so it would end the run later
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -7,10 +7,12 @@ Runs every `eval.every` generator turns. All decoding is greedy.
 import logging
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from tango_jax.grading import FAILURES, grade_many
 from tango_jax.loop.responses import make_solution
 from tango_jax.loop.turn import RunContext, respond
-from tango_jax.records import Responses, Solution, States, Verification
+from tango_jax.records import Problem, Responses, Solution, States, Verification
 from tango_jax.runtime import rng
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.scores import generator_scores, verifier_scores
@@ -41,12 +43,16 @@ def fixed_pool(task: Task, size: int) -> list[Solution]:
     ]
 
 
+def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
+    """The held-out problems on which the generator is evaluated."""
+    asked, there_are = config.eval.problems, task.num_test
+    return [task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
+
+
 def evaluate(context: RunContext, states: States, pool: list[Solution]) -> Measured:
     """Evaluate both roles greedily; `pool` comes from `fixed_pool`."""
     key_data = rng.step_key(context.config.seed, "evaluate")
-    asked, there_are = context.config.eval.problems, context.task.num_test
-    count = asked if there_are is None else min(asked, there_are)
-    problems = [context.task.test_problem(index) for index in range(count)]
+    problems = evaluated_problems(context.config, context.task)
     solved = respond(context, states, "generator", problems, 1, key_data, is_greedy=True)
     judged = respond(context, states, "verifier", solved.records, 1, key_data, is_greedy=True)
     metrics = _generator_metrics(solved)

@@ -10,8 +10,10 @@ from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verifi
 from tango_jax.records import Problem, Rollout, Solution, Verification
 from tango_jax.rl.policy import Policy
 from tango_jax.tasks.task import Task
-from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.text.templates import PromptTooLong, generator_prompt, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
+
+_NEW_WORKDIR = "; a workdir keeps its max_prompt, so to raise it choose a new --workdir"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,15 +27,29 @@ class RoleText:
 
 
 def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[list[list[int]], dict]:
-    return [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems], {}
+    """Build the prompts. Raises ValueError, in every process, if one is too long."""
+    prompts = [generator_prompt(policy.template, policy.tokenizer, problem) for problem in problems]
+    limit = policy.config.max_prompt
+    for problem, prompt in zip(problems, prompts, strict=True):
+        if len(prompt) > limit:
+            raise ValueError(f"the generator's prompt for problem {problem.id} has {len(prompt)} tokens; the limit is "
+                             f"{limit}: raise generator.max_prompt or filter the problem{_NEW_WORKDIR}")
+    return prompts, {}
 
 
 def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[list[list[int]], dict]:
-    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted."""
+    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted.
+
+    Raises ValueError, in every process, if one is too long even without its solution.
+    """
     limit = policy.config.max_prompt
-    built = [
-        verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit) for s in solutions
-    ]
+    try:
+        built = [
+            verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit)
+            for s in solutions
+        ]
+    except PromptTooLong as error:
+        raise ValueError(f"{error}{_NEW_WORKDIR}") from error
     shortened = sum(is_shortened for _, is_shortened in built)
     counts = {"verifier/prompts_shortened": shortened, "verifier/shortened_rate": shortened / len(solutions)}
     return [ids for ids, _ in built], counts

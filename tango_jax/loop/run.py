@@ -16,6 +16,7 @@ from tango_jax.loop.breakdown import check_metrics, check_params
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
+from tango_jax.loop.problems_ahead import check_problems
 from tango_jax.loop.resume import RunRecord, Start, check_start, fingerprints_of, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_rewards import load_and_try_rewards
@@ -90,7 +91,9 @@ def run_all(
     # Before anything is written: these read data and checkpoints, and find errors that settings alone do not show.
     check_init_from(config)
     policies = policies or make_policies(config)
-    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    tokenizers = {role: policy.tokenizer for role, policy in policies.items()}
+    task = make_task(config, tokenizers)
+    check_problems(config, tokenizers, task, schedule)
     check_grader(task.grade_kind)
     own_rewards = load_and_try_rewards(config, task)
     describe_run(console, config, policies, task, schedule)

@@ -113,9 +113,13 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     """
     mistakes, settings = Mistakes(), Settings(config, given)
     problems: tuple[Problem, ...] = ()
+    test: tuple[Problem, ...] = ()
     with mistakes.collected("task.train: "):
         problems = load_task_problems(config.task.train, config.task.row_format).problems
-    if not problems:  # told before the tokenizers are read, which takes a while
+    if config.task.test:
+        with mistakes.collected("task.test: "):
+            test = load_task_problems(config.task.test, config.task.row_format).problems
+    if mistakes.messages:  # told before the tokenizers are read, which takes a while
         for checkpoint in dict.fromkeys(config[role].checkpoint for role in ROLES):
             with mistakes.collected():
                 kind_of(checkpoint)
@@ -131,18 +135,22 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     mistakes.raise_all()
     scale = CPU if machine.is_cpu else ACCELERATOR
     models = {role: source.model_config for role, source in sources.items()}
-    lengths = prompt_lengths(config, problems, {role: source.tokenizer for role, source in sources.items()})
+    tokenizers = {role: source.tokenizer for role, source in sources.items()}
+    lengths = prompt_lengths(config, problems, tokenizers)
     row_format, worked = read_as(config, sources["generator"].tokenizer)
     set_lengths(settings, scale, lengths, models, worked, mistakes)
     mistakes.raise_all()
-    training, heldout = set_split(settings, scale, problems, lengths, mistakes)
+    test_lengths = prompt_lengths(config, test, tokenizers) if test else None
+    training, heldout = set_split(settings, scale, problems, lengths, test_lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)
     set_batches(settings, scale, models, machine, mistakes)
     mistakes.raise_all()
+    counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
+              f"{len(test)} in {config.task.test}" if test else
+              f"{training} for training and {heldout} held out, of {len(problems)} in {config.task.train}")  # fmt: skip
     lines = (
-        f"problems: {training} for training and {heldout} held out, of {len(problems)} in {config.task.train}, read "
-        f"as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
+        f"problems: {counts}, read as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
         + " and ".join(f"the {role}'s prompts are {'chat turns' if config[role].use_chat else 'raw text'}"
                        for role in ROLES),
         *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
@@ -267,24 +275,54 @@ def describe_lengths(role: str, lengths: Lengths, config: ConfigDict) -> str:
 
 
 def set_split(
-    settings: Settings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths], mistakes: Mistakes
+    settings: Settings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths],
+    test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
 ) -> tuple[int, int]:
-    """Set how many problems are held out; returns the numbers of problems for training and for evaluation."""
+    """Set how many problems are held out; returns the numbers of problems for training and for evaluation.
+
+    Args:
+        test_lengths: of the problems of `task.test`; None where there are none, and some of `problems` are held out.
+    """
     config = settings.config
     settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
-    fits = np.ones(len(problems), bool)
-    for role in ROLES:
-        fits &= lengths[role].tokens <= config[role].max_prompt
-    if config.task.test:
-        return int(fits.sum()), config.eval.problems
-    drawn = draw_questions(problems, config.task.validation, config.task.data_seed)
+    drawn = frozenset()
+    if test_lengths is None:
+        drawn = draw_questions(problems, config.task.validation, config.task.data_seed)
     is_heldout = np.array([question_key(problem.question) in drawn for problem in problems], bool)
-    training, heldout = int((fits & ~is_heldout).sum()), int((fits & is_heldout).sum())
-    mistakes.require(training > 0 and heldout > 0, f"{config.task.train}: of {len(problems)} problems with "
-                     f"{len({question_key(problem.question) for problem in problems})} different questions, {training} "
-                     f"are left for training and {heldout} for evaluation (task.validation={config.task.validation}): "
-                     "give more problems, or name others to evaluate on as task.test")
-    return training, heldout
+    training = {role: lengths[role].tokens[~is_heldout] for role in ROLES}
+    heldout = {role: (lengths[role].tokens[is_heldout] if test_lengths is None else test_lengths[role].tokens)
+               for role in ROLES}  # fmt: skip
+    count, heldout_count = count_fitting(config, training), count_fitting(config, heldout)
+    if len(training["generator"]) and len(heldout["generator"]):
+        if not count:
+            require_room(config, config.task.train, "training", training, mistakes)
+        if not heldout_count:
+            require_room(config, config.task.test or config.task.train, "evaluation", heldout, mistakes)
+        return count, heldout_count
+    mistakes.add(f"{config.task.train}: of {len(problems)} problems with "
+                 f"{len({question_key(problem.question) for problem in problems})} different questions, {count} are "
+                 f"left for training and {heldout_count} for evaluation (task.validation={config.task.validation}): "
+                 "give more problems, or name others to evaluate on as task.test")
+    return count, heldout_count
+
+
+def count_fitting(config: ConfigDict, tokens: dict[str, np.ndarray]) -> int:
+    """How many of the problems fit both roles' limits, without a solution."""
+    return int(np.logical_and.reduce([tokens[role] <= config[role].max_prompt for role in ROLES]).sum())
+
+
+def require_room(
+    config: ConfigDict, source: str, use: str, tokens: dict[str, np.ndarray], mistakes: Mistakes
+) -> None:
+    """Note which limits leave no problem for a use."""
+    for role in ROLES:
+        limit, without = config[role].max_prompt, " without the solution" if role == "verifier" else ""
+        mistakes.require(
+            bool((tokens[role] <= limit).all()),
+            f"{role}.max_prompt={limit} leaves no problem of {source} for {use}: the {role}'s shortest prompt has "
+            f"{tokens[role].min()} tokens{without}, and the longest {tokens[role].max()}; raise {role}.max_prompt, or "
+            "give shorter problems",
+        )
 
 
 def set_turns(settings: Settings, scale: Scale, training: int, heldout: int) -> None:

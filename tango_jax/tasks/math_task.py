@@ -48,7 +48,8 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     # A question that is used for measurements is not trained on in either stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
     validation = draw_questions(train_set.problems, num_validation, task.data_seed)
-    test_problems = _load_test(task, train_set) if task.test else ()
+    test_set = _load_test(task, train_set) if task.test else None
+    test_problems = test_set.problems if test_set else ()
     evaluated = validation | {question_key(problem.question) for problem in test_problems}
     stage_one = _make_stage_one(config, tokenizers, evaluated)
     problems = [problem for problem in train_set.problems if question_key(problem.question) not in stage_one.heldout]
@@ -59,6 +60,10 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     if train_set.num_other:
         notes.append(f"{task.train}: {train_set.num_other} further rows are of another kind, or repeat others, and are "
                      "left out")
+    for source, loaded in {task.train: train_set, task.test: test_set}.items():
+        if loaded and loaded.num_system:
+            notes.append(f"{source}: {loaded.num_system} of {len(loaded.problems)} problems have a system turn, which "
+                         "is left out of the prompt: put what a problem needs into its user turn")
     if task.test:
         test_split = split_problems(test_problems, num_tokens_fn, limit, 0, 1, seed=task.data_seed)
         test = test_split.train
@@ -84,13 +89,13 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     )
 
 
-def _load_test(task: ConfigDict, train_set: ProblemSet) -> tuple[Problem, ...]:
-    """The problems of `task.test`. Raises ValueError where they are graded in another way than those for training."""
+def _load_test(task: ConfigDict, train_set: ProblemSet) -> ProblemSet:
+    """Load `task.test`. Raises ValueError where they are graded in another way than those for training."""
     test_set = load_task_problems(task.test, task.row_format)
     if test_set.grade_kind != train_set.grade_kind:
         raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
                          f"{test_set.grade_kind}: choose two sets with the same kind of grading")
-    return test_set.problems
+    return test_set
 
 
 def _fingerprint(*sets: Sequence[Problem]) -> str:

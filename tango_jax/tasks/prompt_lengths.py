@@ -4,7 +4,7 @@ Takes the config and the tokenizer of each role; returns functions that count to
 start of a run, before a problem set is split and shuffled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -35,18 +35,12 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
 
     If the verifier's prompt is too long even with an empty solution, the problem counts as too long by that excess.
     """
-    templates = {role: load_template(role, config[role].template) for role in tokenizers}
     limit, verifier_limit = config.generator.max_prompt, config.verifier.max_prompt
-
-    def verifier_tokens(problem: Problem) -> int:
-        return len(
-            verifier_prompt(templates["verifier"], tokenizers["verifier"], problem, "", MANY_STEPS, _NO_LIMIT)[0]
-        )
-
+    generator_tokens, verifier_tokens = _make_counts(config, tokenizers).values()
     empty = verifier_tokens(_EMPTY)
 
     def num_tokens(problem: Problem) -> int:
-        count = len(generator_prompt(templates["generator"], tokenizers["generator"], problem))
+        count = generator_tokens(problem)
         # Most problems are so short that their tokens need not be counted.
         if empty + _TOKENS_PER_BYTE * len(problem.question.encode()) + _SPARE > verifier_limit:
             over = verifier_tokens(problem) - verifier_limit
@@ -54,6 +48,47 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
         return count
 
     return num_tokens
+
+
+def _make_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> dict[str, Callable[[Problem], int]]:
+    """By role, a function that counts the tokens of its prompt; the verifier's is that of an empty solution."""
+    templates = {role: load_template(role, config[role].template) for role in ("generator", "verifier")}
+
+    def generator_tokens(problem: Problem) -> int:
+        return len(generator_prompt(templates["generator"], tokenizers["generator"], problem))
+
+    def verifier_tokens(problem: Problem) -> int:
+        template, tokenizer = templates["verifier"], tokenizers["verifier"]
+        return len(verifier_prompt(template, tokenizer, problem, "", MANY_STEPS, _NO_LIMIT)[0])
+
+    return {"generator": generator_tokens, "verifier": verifier_tokens}
+
+
+def check_lengths(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], problems: Iterable[Problem], source: str, has_ids: bool = True
+) -> None:
+    """Check that the prompts of problems, which stand for others from the same source, fit both roles' limits.
+
+    Args:
+        source: the setting that makes the problems, for the message.
+        has_ids: whether the message may name a problem by its id.
+
+    Raises:
+        ValueError: a prompt is too long; the message names the longest one of each role that is over its limit.
+    """
+    num_tokens_fn, limit = make_num_tokens(config, tokenizers), config.generator.max_prompt
+    over = [problem for problem in problems if num_tokens_fn(problem) > limit]
+    if not over:
+        return
+    parts = []
+    for role, count_fn in _make_counts(config, tokenizers).items():
+        count, longest = max(((count_fn(problem), problem) for problem in over), key=lambda pair: pair[0])
+        if count > config[role].max_prompt:
+            without = " without the solution" if role == "verifier" else ""
+            name = f" (problem {longest.id})" if has_ids else ""
+            parts.append(f"the {role}'s longest prompt has at least {count} tokens{without}{name}, more than "
+                         f"{role}.max_prompt={config[role].max_prompt}")
+    raise ValueError(f"{source}: {'; '.join(parts)}: raise the limits or shorten the problems")
 
 
 def make_over(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[str, SftExample], Over]:

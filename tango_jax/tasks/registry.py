@@ -15,7 +15,7 @@ from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
-from tango_jax.tasks.prompt_lengths import make_num_tokens
+from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
@@ -91,8 +91,7 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
 
 def _check_synthetic_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
     """Check that the largest problems fit the limits when other tokenizers split their text."""
-    task, num_tokens_fn = config.task, make_num_tokens(config, tokenizers)
-    module = SYNTHETIC[task.name]
+    task, module = config.task, SYNTHETIC[config.task.name]
     for split in SPLITS:
         highest = {
             size: (high, high)
@@ -100,13 +99,7 @@ def _check_synthetic_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer
         }
         largest = dataclasses.replace(module.split_config(task, split), **highest)
         problems = (module.problem(largest, task.data_seed, "test", index) for index in range(LOOKED_AT))
-        longest = max(map(num_tokens_fn, problems))
-        if longest > config.generator.max_prompt:
-            raise ValueError(
-                f"{describe_sizes(task, split, module.SIZES)} make prompts of {longest} tokens, more than "
-                f"generator.max_prompt={config.generator.max_prompt}, or exceed verifier.max_prompt="
-                f"{config.verifier.max_prompt} by as many tokens: raise the limits or shorten the problems"
-            )
+        check_lengths(config, tokenizers, problems, describe_sizes(task, split, module.SIZES), has_ids=False)
 
 
 def _make_synthetic(config: ConfigDict) -> Task:

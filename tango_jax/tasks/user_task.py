@@ -14,11 +14,11 @@ from tango_jax.grading.answer import KINDS
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
-from tango_jax.tasks.prompt_lengths import make_num_tokens
+from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.text.tokenizer import Tokenizer
 
-LOOKED_AT = 64  # problems whose prompt lengths are checked at the start
+LOOKED_AT = 64  # problems that are checked when the task is made; a run checks the lengths of all that it takes
 
 
 def load_user_task(config: ConfigDict) -> UserFunction:
@@ -51,12 +51,8 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task
             "could be resumed: seed random numbers with it"
         )
     problems += [task.test_problem(index) for index in range(num_test)]
-    limit = config.generator.max_prompt
-    longest = max(map(make_num_tokens(config, tokenizers), problems)) if tokenizers else 0
-    if longest > limit:
-        raise ValueError(f"task.name={config.task.name} makes prompts of {longest} tokens, more than "
-                         f"generator.max_prompt={limit}, or exceeds verifier.max_prompt={config.verifier.max_prompt} "
-                         "by as many tokens: raise the limits or shorten the problems")
+    if tokenizers:
+        check_lengths(config, tokenizers, problems, f"task.name={config.task.name}")
     return task
 
 

@@ -263,7 +263,7 @@ def _token_text(token: str | dict | None) -> str | None:
 def _chat_template(folder: Path, settings: dict) -> str | None:
     """Return the folder's chat template from any of three possible files; of several named templates, the default."""
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8-sig")
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")

@@ -75,6 +75,10 @@ MANY_STEPS = 99
 FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
 
 
+class PromptTooLong(ValueError):
+    """A prompt that does not fit its limit even without a solution."""
+
+
 def load_template(role: str, name: str) -> str:
     """Return the text of a template; a `name` with {problem} in it is that text.
 
@@ -98,7 +102,7 @@ def _read_template(role: str, name: str) -> str:
         raise ValueError(f"{role}.template={name!r} is neither one of {known} nor a file, nor a text with "
                          "{problem} in it")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors may write a byte-order mark, which is no part of a prompt
     except UnicodeDecodeError as error:
         raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
 
@@ -126,7 +130,7 @@ def verifier_prompt(
     for an empty solution, the prompt states MANY_STEPS instead, with which the problem has passed the length filter.
 
     Raises:
-        ValueError: the prompt is too long even with MANY_STEPS and without the solution.
+        PromptTooLong: the prompt is too long even with MANY_STEPS and without the solution.
     """
 
     question = tokenizer.as_text(problem.question)
@@ -141,7 +145,7 @@ def verifier_prompt(
     lengths = {count: len(build("", count)) for count in (num_steps, MANY_STEPS)}
     stated = next((count for count, length in lengths.items() if length <= max_prompt), None)
     if stated is None:
-        raise ValueError(
+        raise PromptTooLong(
             f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
             f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
         )

@@ -1,4 +1,5 @@
 """Problem sets: every fixture loads and its gold answers grade as correct; order, epochs, hosts, filter and split."""
+import json
 import re
 
 import pytest
@@ -54,6 +55,14 @@ def test_every_set_loads_and_its_gold_answers_are_correct(file):
     report = grade_many([response(form) for form in forms], golds * 2, kind)
     assert report.correct == (True,) * len(forms)
     assert (report.errors, report.timeouts, report.overlong) == (0, 0, 0)
+
+
+def test_system_turns_are_counted_unless_they_are_empty(tmp_path):
+    assert load_problems(ROWS / "eurus.jsonl").num_system == 1
+    rows = [{"prompt": [{"role": "system", "content": text}, {"role": "user", "content": "Q"}],
+             "reward_model": {"ground_truth": "1"}} for text in ("", " ", None, "S")]  # fmt: skip
+    (tmp_path / "verl.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert load_problems(tmp_path / "verl.jsonl").num_system == 1
 
 
 def test_benchmarks_name_known_formats():

@@ -42,7 +42,7 @@ def test_gsm8k_counts_lines():
     assert problem("gsm8k", **row) == Problem("set/3", "Q", "4", 2)
 
 
-def test_verl_takes_the_last_user_turn_without_its_wrapping():
+def test_verl_takes_the_user_turn_without_its_wrapping():
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q\n\nPresent the answer in LaTex format: \\boxed{Your answer}"}]  # fmt: skip  # noqa: E501
     assert problem("verl", prompt=messages, reward_model={"ground_truth": 3.0}) == Problem("set/3", "Q", "3")
     assert problem("verl", prompt="Q", reward_model='{"ground_truth": "3"}', ability="MATH").answer == "3"
@@ -113,6 +113,9 @@ def test_tablebench_shows_the_table():
     ("verl", {"prompt": "Q\udfff", "reward_model": {"ground_truth": 1}}, "'question' contains '\\udfff', half"),
     ("gsm8k", {"question": "Q", "answer": "5"}, "'answer' has no #### before the number"),
     ("verl", {"prompt": [], "reward_model": {"ground_truth": 1}}, "'prompt' must be a list of chat messages"),
+    ("verl", {"prompt": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "Q"}],  # noqa: E501
+              "reward_model": {"ground_truth": 1}}, "'prompt' has the turns user, assistant, user; a problem has one user turn: put the conversation into it"),  # noqa: E501
+    ("verl", {"prompt": [{"role": "user", "content": "Q"}, {"role": "user", "content": "Q"}], "reward_model": {"ground_truth": 1}}, "'prompt' has the turns user, user;"),  # noqa: E501
     ("verl", {"prompt": "Q", "reward_model": {}}, "'reward_model' must be an object with 'ground_truth'"),
     ("verl", {"prompt": "Q", "reward_model": "{"}, "'reward_model' must be an object"),
     ("olympiadbench", {"question": "Q", "final_answer": []}, "the answer is a list of 0"),
@@ -133,14 +136,29 @@ def test_formats_are_told_by_their_keys():
     assert detect_format({"question": 1, "answer": "so\n#### 7"}) == "gsm8k"
     assert detect_format({"question": 1, "facts": [], "answer": True}) == "strategyqa"
     assert detect_format({"prompt": [], "reward_model": {}, "ability": "math"}) == "verl"
+    cruxeval = {"code": "def f(): ...", "input": "", "output": "1", "id": 1}
+    assert detect_format(cruxeval) == "cruxeval"
+    for key in ("question", "Problem"):
+        assert detect_format({**cruxeval, key: "What does it print?", "answer": "1"}) == "math"
 
 
-def test_what_a_prompt_would_lack_is_named():
-    read_fn = ROW_FORMATS["math"].read
-    for name in ("options", "choices", "context"):
-        with pytest.raises(BadRow, match=f"'{name}' would be left out of the prompt: put it into 'question'"):
-            read_fn({"question": "q?", name.title(): ["1"], "answer": "B"})
-        assert read_fn({"question": "q?", name: None, "answer": "B"})[:2] == ("q?", "B")
+@pytest.mark.parametrize("row_format, row, place", [
+    ("math", {"question": "q?", "answer": "B"}, "question"),
+    ("gsm8k", {"question": "q?", "answer": "#### 4"}, "question"),
+    ("verl", {"prompt": "q?", "reward_model": {"ground_truth": "4"}}, "prompt"),
+    ("olympiadbench", {"question": "q?", "final_answer": ["4"]}, "question"),
+])  # fmt: skip
+def test_what_a_prompt_would_lack_is_named(row_format, row, place):
+    read_fn = ROW_FORMATS[row_format].read
+    for name in ("options", "choices", "context", "body", "passage", "paragraph", "facts", "table", "code", "input"):
+        with pytest.raises(BadRow, match=f"'{name}' would be left out of the prompt: put it into '{place}'"):
+            read_fn({**row, name.title(): ["1"]})
+    for name in ("image", "images", "image_1", "Picture", "figure"):
+        with pytest.raises(BadRow, match=f"'{name.lower()}' would be left out of the prompt, which is text alone"):
+            read_fn({**row, name: {"bytes": b"\x89PNG"}})
+    for nothing in (None, "", " ", [], {}, [None], {"bytes": None, "path": None}, float("nan")):
+        assert read_fn({**row, "Body": nothing, "image_1": nothing, "context": nothing})[0] == "q?"
+    assert read_fn({**row, "solution": "s", "url": "u", "image_url_count": 2})[0] == "q?"
 
 
 def test_golds_that_would_be_read_as_another_number():

@@ -1,4 +1,5 @@
 """Reading data files and hub ids: what comes out as rows, and the one line that a damaged file ends in."""
+import gzip
 import json
 
 import pytest
@@ -55,7 +56,11 @@ def test_parquet(tmp_path):
     (b'{"question": "\xff"}', r"line 1: not JSON \('utf-8'"),
     ('[{"question": "1"}, "2"]', r"row 2: a row must be an object with named fields, not str"),
     ('{"a": ' + "[" * 100_000, "line 1: not JSON"),
-    ("question,answer\n1,2\n", "line 1: not JSON"),
+    ("question,answer\n1,2\n", "line 1: not JSON .*; give JSONL with one object a line, a JSON list of objects, or p"),
+    (gzip.compress(LINES[0].encode()), "line 1: not JSON .*; give JSONL with one object a line, a JSON list of obj"),
+    (json.dumps({"data": ROWS}, indent=1), ": the file is one JSON object with the keys data, not a list of rows: w"),
+    (json.dumps(ROWS[0], indent=1), r"the file is one JSON object with the keys question, answer, .*: write \[\{"),
+    (json.dumps(ROWS[0], indent=1) * 2, "line 1: not JSON"),
     (f'{LINES[0]}\n{{"question": "1", "answer": 1, "answer": 2}}', "line 2: not JSON .*the key 'answer' appears twice"),
     ('[{"a": {"b": 1, "b": 1}}]', "not JSON .*the key 'b' appears twice in one object"),
     ('{"question": "\\ud83d", "answer": "1"}', "line 1: .*half of a surrogate pair"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,11 @@ def test_problems_of_their_own_serve_for_evaluation(folder, tmp_path):
     train, test = write_problems(tmp_path / "a.jsonl", 12), write_problems(tmp_path / "b.jsonl", 5, "{a} times {b}?")
     config = own(folder, train, f"task.test={test}")
     task = make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
-    assert task.num_test == 5 and "12 training and 0 validation" in task.notes[0]
+    assert task.num_test == config.eval.problems == 5 and "12 training and 0 validation" in task.notes[0]
+    said = f"problems: 12 for training, of 12 in {train}, and 5 for evaluation, of 5 in {test}, read as math: "
+    assert config.notes.startswith(said)
+    with pytest.raises(SettingsError, match="^task.test: .*none.jsonl does not exist"):
+        own(folder, train, f"task.test={tmp_path / 'none.jsonl'}")
 
 
 def test_the_verifier_may_be_another_model_and_either_may_lack_a_chat_template(folder, tmp_path):
@@ -187,6 +192,22 @@ def test_problems_that_no_position_is_left_for(folder, tmp_path):
         own(folder, problems)
     assert len(error.value.messages) == 2
     assert all(f"of the 4096 positions of {folder} for a response" in line for line in error.value.messages)
+
+
+def test_limits_that_leave_no_problem_are_named_with_what_they_need(folder, tmp_path):
+    train = write_problems(tmp_path / "a.jsonl")
+    test = write_problems(tmp_path / "b.jsonl", 5, "{a} times " + "three times " * 200 + "{b}?")
+    limits = ["generator.max_prompt=100", "verifier.max_prompt=400"]
+    with pytest.raises(SettingsError) as error:
+        own(folder, train, *limits)
+    expected = [(role, limit, use) for use in ("training", "evaluation")
+                for role, limit in (("generator", 100), ("verifier", 400))]  # fmt: skip
+    for message, (role, limit, use) in zip(error.value.messages, expected, strict=True):
+        assert message.startswith(f"{role}.max_prompt={limit} leaves no problem of {train} for {use}: the {role}'s sho")
+        shortest = int(re.search(r"shortest prompt has (\d+) tokens", message)[1])
+        assert shortest > limit and f"; raise {role}.max_prompt, or give shorter problems" in message
+    with pytest.raises(SettingsError, match=f"^generator.max_prompt=.* leaves no problem of {test} for evaluation: "):
+        own(folder, train, f"task.test={test}", "generator.max_prompt=640")
 
 
 # -------------------------------------------------------------------------------------------------------------- machine

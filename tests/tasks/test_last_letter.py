@@ -310,5 +310,5 @@ def test_prompts_of_another_template_are_counted(tmp_path):
     template = tmp_path / "template.txt"
     template.write_text("{problem}\n" * 9)
     config.generator.template = str(template)
-    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* make prompts of \d+ tokens, .*max_prompt=24"):
+    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* has at least \d+ tokens, .*max_prompt=24: "):
         make_task(config, tokenizers)

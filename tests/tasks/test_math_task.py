@@ -90,6 +90,14 @@ def test_problems_over_the_limits_are_left_out_and_counted(tokenizer, role):
     assert longest < 200
 
 
+def test_system_turns_that_no_prompt_has_are_told_once_per_file(tokenizer):
+    eurus = str(ROWS / "eurus.jsonl")
+    config = math_config("a/b", train=eurus, test=eurus, stage_one="")
+    said = [note for note in task_of(config, tokenizer).notes if "system turn" in note]
+    assert said == [f"{eurus}: 1 of 2 problems have a system turn, which is left out of the prompt: put what a problem "
+                    "needs into its user turn"]  # fmt: skip
+
+
 def test_too_few_within_the_limits_end_the_run_before_it_begins(folder, tmp_path):
     config = math_config(folder)
     config.generator.max_prompt = 20

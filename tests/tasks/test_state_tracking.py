@@ -470,7 +470,7 @@ def test_problems_are_counted_by_a_tokenizer_of_another_kind():
     tokenizers = {"generator": letters, "verifier": letters}
     make_task(config, tokenizers)
     config.generator.max_prompt = 67  # eight swaps are 8 * 7 + 6 + 5 + 1 = 68 characters
-    with pytest.raises(ValueError, match=r"task\.sft_swaps=\(2, 8\) make prompts of 68 tokens, more than .*=67"):
+    with pytest.raises(ValueError, match=r"task\.sft_swaps=\(2, 8\): .* at least 68 tokens, more than .*=67: raise"):
         make_task(config, tokenizers)
 
 

@@ -79,7 +79,8 @@ MISTAKES = {
                "line 5: train_problem(0) returned two different problems; the index alone must determine a problem, or "
                "no run could be resumed: seed random numbers with it"),
     "too long": ("def f(config): return Task('own', 'math', 1, problem, lambda i: Problem('p', '1' * 3000, '2'))",
-                 "task.name=own.py:f makes prompts of 3006 tokens, more than generator.max_prompt=2048, or exceeds"),
+                 "task.name=own.py:f: the generator's longest prompt has at least 3002 tokens (problem p), more than "
+                 "generator.max_prompt=2048; the verifier's longest prompt has at least "),
 }  # fmt: skip
 
 

@@ -230,7 +230,7 @@ def test_chat_prompts_are_those_of_transformers(tmp_path, folders, place):
         settings["chat_template"] = template.get(place, CHAT_TEMPLATE)
     folder = write_folder(tmp_path, byte_level("llama3"), settings)
     if place == "chat_template.jinja":
-        (folder / place).write_text(CHAT_TEMPLATE, encoding="utf-8")
+        (folder / place).write_text(CHAT_TEMPLATE, encoding="utf-8-sig")  # with the mark of some editors
     if place == "chat_template.json":
         (folder / place).write_text(json.dumps({"chat_template": CHAT_TEMPLATE}), encoding="utf-8")
     tokenizer = load_hf_tokenizer(folder, ROWS, use_chat=True)

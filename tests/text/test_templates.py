@@ -84,6 +84,8 @@ def test_template_from_a_file(tmp_path):
     path.write_text("{problem} then {solution} in {num_steps}\n\\boxed{CORRECT}")
     assert load_template("verifier", str(path)) == "{problem} then {solution} in {num_steps}\n\\boxed{CORRECT}"
     assert load_template("generator", str(path)).startswith("{problem}")  # further fields stay as they are
+    path.write_text("{problem}\n=", encoding="utf-8-sig")  # with the mark of some editors
+    assert load_template("generator", str(path)) == "{problem}\n="
 
 
 @pytest.mark.parametrize("role, text, missing", [

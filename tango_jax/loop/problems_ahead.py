@@ -1,0 +1,47 @@
+"""The problems that a run will take, checked before any long work.
+
+Takes the settings, the task and the schedule; ends the run if the prompt of a problem is too long for a role. Stage:
+before stage 1.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from tango_jax.arms import ARMS
+from tango_jax.loop.measure import evaluated_problems
+from tango_jax.records import Problem
+from tango_jax.rl.schedule import Schedule, turn_at
+from tango_jax.tasks.prompt_lengths import check_lengths
+from tango_jax.tasks.task import Task
+from tango_jax.text.tokenizer import Tokenizer
+
+MOST_CHECKED = 5_000  # problems, the first ones; a few seconds of work
+
+
+def check_problems(config: ConfigDict, tokenizers: dict[str, Tokenizer], task: Task, schedule: Schedule) -> None:
+    """Raise ValueError if a prompt is too long for its role, with the role, the problem and the limit."""
+    if config.task.name == "math":
+        return  # problems from files, of which those that are too long are left out already
+    problems = itertools.islice(problems_ahead(config, task, schedule), MOST_CHECKED)
+    check_lengths(config, tokenizers, problems, f"task.name={config.task.name}")
+
+
+def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule) -> Iterator[Problem]:
+    """The problems of the evaluation, and those of all turns in their order, each once.
+
+    Dynamic sampling may take more, how many is not known ahead.
+    """
+    yield from evaluated_problems(config, task)
+    taken, seen = Counter(), set()
+    for index in range(schedule.num_turns):
+        stream = ARMS[config.arm].turns[turn_at(schedule, index).role].problems
+        problem_fn = task.stream(stream)
+        for _ in range(config.rl.prompts_per_step):
+            place = (problem_fn, taken[stream])
+            if place not in seen:  # two streams may have the same problems
+                yield problem_fn(taken[stream])
+            seen.add(place)
+            taken[stream] += 1
