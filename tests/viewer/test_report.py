@@ -278,6 +278,22 @@ def test_a_run_without_rollouts_has_its_charts(tmp_path):
     assert [panel["title"] for panel in content["training"]][:2] == ["Generator", "Verifier on the fixed pool"]
 
 
+def test_the_verifier_is_judged_by_the_generators_turns(run_folder, tmp_path):
+    build_page(find_runs([run_folder]), tmp_path / "report.html")
+    content = json.loads(payload((tmp_path / "report.html").read_text(), "charts-0"))
+    turns = [1, 2, 3, 5, 6, 7, 9, 10]  # every fourth is the verifier's
+    (bars, *_) = (item["traces"] for item in content["trust"] if item["title"] == "Disagreements with the grader")
+    assert bars[0]["x"] == turns
+    tables = [table for table in content["confusion"] if table["of"] == "answer"]
+    assert [(table["role"], table["turns"]) for table in tables] == [("generator", [1, 2]), ("generator", [9, 10])]
+    for table in tables:  # what a cell counts is what its link lists
+        listed = [row for row in read_rollouts(run_folder / "rollouts")
+                  if row["role"] == table["role"] and table["turns"][0] <= row["turn"] <= table["turns"][1]]
+        accepted = sum("false_accept" in pack.flags_of(row) for row in listed)
+        assert table["rows"][1]["cells"][0] | {"share": ""} == {
+            "name": "CORRECT", "count": accepted, "share": "", "filter": "false_accept"}  # fmt: skip
+
+
 def test_a_real_run(tiny_run, tmp_path):
     built = build_page(find_runs([tiny_run.workdir]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()

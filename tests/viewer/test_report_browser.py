@@ -120,10 +120,10 @@ def test_a_confusion_cell_leads_to_its_rollouts(browser, report, rollouts):
     browser.open(report)
     browser.driver.find_element("css selector", ".confusion td a[href*='false_accept']").click()
     browser.wait("document.body.dataset.view === 'rollouts'")
-    turns = [row["turn"] for row in in_training(rollouts) if row["run"] == "tango/0"]
-    early = sorted(set(turns))[: len(set(turns)) // 3]
-    wanted = [row for row in in_training(rollouts) if row["run"] == "tango/0" and row["turn"] <= early[-1]
-              and "false_accept" in flags_of(row)]  # fmt: skip
+    rows = [row for row in rollouts if row["run"] == "tango/0" and row["role"] == "generator"]
+    turns = sorted({row["turn"] for row in rows})
+    last_early = turns[len(turns) // 3 - 1]
+    wanted = [row for row in rows if row["turn"] <= last_early and "false_accept" in flags_of(row)]
     assert found(browser) == len(wanted) > 0
     browser.driver.back()
     browser.wait("document.body.dataset.view === 'charts'")
