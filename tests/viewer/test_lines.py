@@ -190,3 +190,6 @@ def test_an_unfinished_seed_is_compared_where_both_were_evaluated():
     assert drawn["table"]["rows"][0][2:] == ["0", "0.300 (0.20, 0.40)"]
     [mean] = [trace for trace in drawn["scores"][0]["traces"] if "name" in trace]
     assert (mean["x"], mean["y"]) == ([-2, -1], pytest.approx([0.15, 0.3]))
+    runs.append(run("c", [], seed=2))
+    (row,) = comparison.table(lines_of(runs))["rows"]
+    assert row[1:] == ["0, 1, 2 (not evaluated yet)", "0", "0.300 (0.20, 0.40)"]
