@@ -390,6 +390,14 @@ def test_phases_that_raise_the_peak():
     assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
 
 
+def test_the_highest_use_so_far_does_not_fall_after_a_resume():
+    rows = [{"step": step, "phase": "generator", "memory/update_host_gib": peak, "time/update_s": 1.0}
+            for step, peak in enumerate((1.5, 2.5, 1.25, 3.0), 1)]  # fmt: skip
+    (memory,) = [item for item in performance.speed(Run("made", Path("made"), {}, rows, True))
+                 if item["title"] == "Peak memory"]  # fmt: skip
+    assert memory["traces"][0]["y"] == [1.5, 2.5, 2.5, 3.0]
+
+
 def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
     def packed(turn, role, group, count):
         columns = {"role": pack.ROLES.index(role)}
