@@ -403,6 +403,17 @@ def test_links_to_a_run_whose_folder_has_signs_of_addresses_in_its_name(page, tm
         assert shown(page)["id"] == row["problem"]["id"]
 
 
+def test_the_run_filter_finds_a_folder_with_two_blanks_in_its_name(page, tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / f"lr  {seed}", run_config(seed=seed, groups=1), turns=2)
+    built = build_page(find_runs([tmp_path]), tmp_path / "report.html")
+    page.open(tmp_path / "report.html")
+    page.click("#tab-rollouts")
+    page.click("#more summary")
+    page.driver.find_element("css selector", "#run option:nth-child(2)").click()
+    assert found(page) == built.rollouts // 2
+
+
 # ----------------------------------------------------------------------------------------------- keys and appearance
 
 
