@@ -126,7 +126,7 @@ def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
 def _charts_of(run: Run, judged: list[quality.Judged], grades: dict[tuple[int, int], list[bool]]) -> dict:
     return {
         "headline": charts.headline(run),
-        "training": charts.training(run) + trust.groups(grades),
+        "training": charts.training(run) + trust.groups(run, grades),
         "alarms": alarm_table.alarms(run),
         "trust": trust.panels(run, judged),
         "confusion": trust.confusion_tables(judged),

@@ -62,12 +62,15 @@ def panels(run: Run, judged: list[quality.Judged]) -> list[dict]:
     )  # fmt: skip
 
 
-def groups(grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
+def groups(run: Run, grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
     """Shares of the generator's groups whose answers are all wrong, mixed, all right; see quality.groups_by_turn."""
     looks = {"all wrong": (VERMILION, "/"), "mixed": (GREEN, ""), "all right": (BLUE, "\\")}
     rates = quality.groups_by_turn(grades)
     traces = [trace for name, look in looks.items() for trace in bars(name, rates[name], *look)]
     caption = "Samples of a problem, dumped turns. Only mixed groups have an outcome advantage to learn from."
+    if further := run.settings["rl.dynamic_sampling"]:
+        caption += (f" These are the groups that rl.dynamic_sampling={further} chose; of all that were sampled, a "
+                    "smaller share may be mixed.")  # fmt: skip
     return with_content([panel("Groups by their answers", caption, traces, TURN, barmode="stack")])
 
 

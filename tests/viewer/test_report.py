@@ -19,7 +19,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, pack, panels, performance
+from tango_jax.viewer import alarm_table, charts, pack, panels, performance
 from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.runs import Run, find_runs
 
@@ -326,6 +326,14 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
     assert alarm_table.alarms(before)["note"] == "No alarms in 1 turns."
+
+
+def test_captions_count_what_dynamic_sampling_may_sample():
+    rows = [{"step": 1, "phase": "generator", "generator/reward/outcome": 0.5}]
+    settings = flatten(default_config()) | {"rl.prompts_per_step": 12, "rl.samples_per_prompt": 8}
+    for further, sampled in ((0, "12 × 8"), (2, "12 × 8 (up to 36 × 8 with rl.dynamic_sampling=2)")):
+        run = Run("one", Path("one"), settings | {"rl.dynamic_sampling": further}, rows, True)
+        assert charts.training(run)[0]["caption"].endswith(f"and of the {sampled} sampled in a turn.")
 
 
 def test_the_plotting_library_is_the_published_file():

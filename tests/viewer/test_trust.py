@@ -12,6 +12,7 @@ from tango_jax.viewer.quality import Judged
 from tango_jax.viewer.runs import Run
 
 T, F, N = True, False, None
+RUN = Run("one", Path("one"), flatten(default_config()), [], True)
 
 
 def items(*rows, role="generator") -> list[Judged]:
@@ -57,10 +58,9 @@ def test_the_verifiers_turns_count_only_where_the_generators_have_no_verdicts():
     assert (table["caption"], table["role"]) == (
         "Verdicts by the grade of the answer, all turns of the verifier", "verifier"
     )  # fmt: skip
-    run = Run("one", Path("one"), flatten(default_config()), [], True)
-    (shown,) = (item for item in trust.panels(run, own) if item["title"] == "Agreement with gold steps")
+    (shown,) = (item for item in trust.panels(RUN, own) if item["title"] == "Agreement with gold steps")
     assert shown["caption"] == "For steps with a known label, in the verifier's turns."
-    assert "the dumped rollouts of the generator's turns" in trust.measured_on(run, MADE)
+    assert "the dumped rollouts of the generator's turns" in trust.measured_on(RUN, MADE)
 
 
 def test_matrices_name_filters_and_intervals():
@@ -113,10 +113,13 @@ def test_groups_all_wrong_mixed_and_all_right():
     grades = {(1, 0): [F, F], (1, 1): [T, F], (1, 2): [T, T], (1, 3): [F, T], (4, 0): [T, T]}
     shares = {name: rates.y.tolist() for name, rates in quality.groups_by_turn(grades).items()}
     assert shares == {"all wrong": [0.25, 0.0], "mixed": [0.5, 0.0], "all right": [0.25, 1.0]}
-    (panel,) = trust.groups(grades)
+    (panel,) = trust.groups(RUN, grades)
     assert [trace["name"] for trace in panel["traces"]] == ["all wrong", "mixed", "all right"]
     assert panel["traces"][1]["text"][0] == "0.500 [0.15, 0.85], n = 4"
-    assert trust.groups({}) == []
+    assert "dynamic_sampling" not in panel["caption"] and trust.groups(RUN, {}) == []
+    resampled = RUN._replace(settings=RUN.settings | {"rl.dynamic_sampling": 2})
+    (panel,) = trust.groups(resampled, grades)
+    assert panel["caption"].endswith("=2 chose; of all that were sampled, a smaller share may be mixed.")
 
 
 def test_errors_by_the_kind_of_the_step():
