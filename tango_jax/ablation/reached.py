@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, SymmetricalLogLocator
 
 from tango_jax.ablation import statistics
 from tango_jax.ablation.drawing import (
@@ -167,15 +167,28 @@ def _x_scale(axes: Axes, values: Sequence[float], is_log: bool) -> Callable[[flo
     return lambda value, offset: max(value, floor) * np.exp(offset * span)
 
 
+def _scale_steps(axes: Axes) -> None:
+    """A logarithmic y axis; with a linear part down to 0 if there are runs that begin at the level."""
+    steps = np.concatenate([np.zeros(0), *(line.get_ydata() for line in axes.lines)])
+    positive = steps[steps > 0]
+    if positive.size == steps.size:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        if not steps.size:
+            axes.set_ylim(1, 100)
+        return
+    linear = 10 ** max(np.floor(np.log10(positive.min())), 0) if positive.size else 1.0
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=(1, 2, 5)))
+    axes.set_ylim(-0.3 * linear, max(1.3 * steps.max(), 10 * linear))
+
+
 def _finish_reached(lane: Axes, axes: Axes, arms: int) -> None:
     style(axes)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    _scale_steps(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(f"generator steps to {LEVEL:g}", fontsize=8)
-    if not axes.lines or not any(len(line.get_xdata()) for line in axes.lines):
-        axes.set_ylim(1, 100)
     lane.set_ylim(arms - 0.3, -0.7)
     lane.set_yticks([])
     lane.set_ylabel("not reached", fontsize=7, color=GREY, rotation=0, ha="right", va="center")

@@ -67,12 +67,20 @@ def upper_bound(arms: Mapping[str, object]) -> str | None:
     return next((arm for arm in in_order(arms) if arm in ARMS and ARMS[arm].needs_gold_steps), None)
 
 
-def pass_rate_at_start(arms: Arms) -> float:
-    """Share of right answers before the generator has learned: sampled by the first arm that has it, or else greedy."""
+def sampled_at_start(arms: Arms) -> float | None:
+    """Share of right answers among the first sampled solutions, of the first arm that has it; None if no arm has."""
     for arm in in_order(arms):
         sampled = [curve.evaluations[0].sampled_accuracy for curve in arms[arm].values()]
         if None not in sampled:
             return float(np.mean(sampled))
+    return None
+
+
+def pass_rate_at_start(arms: Arms) -> float:
+    """Share of right answers before the generator has learned: of sampled solutions, or else of greedy ones."""
+    sampled = sampled_at_start(arms)
+    if sampled is not None:
+        return sampled
     return float(np.mean([curve.evaluations[0].accuracy for curves in arms.values() for curve in curves.values()]))
 
 
@@ -86,8 +94,9 @@ def _start(arms: Arms) -> str:
     titles = {"accuracy": "greedy accuracy", "verifier_step_f1": "verifier step F1 on the fixed pool",
               "verifier_outcome_f1": "outcome F1"}  # fmt: skip
     shown = [f"{titles[name]} {np.mean(values):.3f}" for name, values in found.items() if None not in values]
-    sampled = f"{100 * pass_rate_at_start(arms):.2g} %"
-    return f"Start: {', '.join(shown)}; {sampled} of the first sampled solutions are right."
+    sampled = sampled_at_start(arms)
+    told = "" if sampled is None else f"; {100 * sampled:.3g} % of the first sampled solutions are right"
+    return f"Start: {', '.join(shown)}{told}."
 
 
 def _arms_table(arms: Arms) -> str:

@@ -18,10 +18,12 @@ from tango_jax.evaluation.statistics import (
     Estimate,
     bootstrap_means,
     estimate_from_sums,
+    jeffreys_draws,
     mean_over_sets,
     paired_differences,
     reported_sample_counts,
     resample,
+    share_draws,
     share_of,
 )
 from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
@@ -52,7 +54,7 @@ class SetResult(NamedTuple):
     count: int  # problems, or given solutions
     is_whole: bool
     metrics: tuple[Metric, ...]
-    draws_R: np.ndarray  # bootstrap draws of the headline figure, for averages over sets
+    draws_R: np.ndarray  # of the headline figure, for averages over sets
     notes: tuple[str, ...]
 
 
@@ -66,7 +68,7 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     if greedy:
         correct = [row.is_correct for row in greedy]
         metrics.append(Metric(solve_set.name, "greedy", 1, count, share_of(correct)))
-        draws_R = resample(np.array(correct)[:, None], lambda sums_RC: sums_RC[:, 0] / count)
+        draws_R = share_draws(correct)
     if sampled:
         metrics += _selection(solve_set.name, sampled, by_claim)
     described = greedy or sampled
@@ -92,7 +94,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
     metrics, draws_R = [], np.zeros(0)
     if all(claim.first_wrong is not None for claim in judge_set.claims):
         columns_NC = _first_error_columns([claim.first_wrong for claim in judge_set.claims], votes)
-        draws_R = resample(columns_NC, _first_error_f1)
+        draws_R = _first_error_draws(columns_NC)
         erroneous, correct = columns_NC[:, 1] > 0, columns_NC[:, 3] > 0
         metrics = [
             Metric(name, "f1", 0, len(votes), estimate_from_sums(columns_NC, _first_error_f1)),
@@ -250,6 +252,18 @@ def _first_error_f1(sums_RC: np.ndarray) -> np.ndarray:
         erroneous, correct = sums_RC[:, 0] / sums_RC[:, 1], sums_RC[:, 2] / sums_RC[:, 3]
         f1 = 2 * erroneous * correct / (erroneous + correct)
     return np.where(erroneous + correct == 0, 0.0, f1)
+
+
+def _first_error_draws(columns_NC: np.ndarray) -> np.ndarray:
+    """Return draws of `_first_error_f1`, for averages over sets."""
+    draws_R = resample(columns_NC, _first_error_f1)
+    found_R = draws_R[np.isfinite(draws_R)]
+    if not found_R.size or np.ptp(found_R) > 0:
+        return draws_R
+    # F1 is 0 in all resamples if no erroneous solution, or no correct one, was recognised.
+    kinds = (columns_NC[columns_NC[:, occurs] > 0, occurs - 1] for occurs in (1, 3))
+    erroneous_R, correct_R = jeffreys_draws(*kinds)
+    return 2 * erroneous_R * correct_R / (erroneous_R + correct_R)
 
 
 def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:

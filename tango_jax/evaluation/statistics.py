@@ -2,7 +2,8 @@
 
 The intervals show how much a figure would vary with another draw of problems. A share of yes-or-no outcomes gets
 Wilson's interval, which is accurate near 0 and 1 and for as few as 30 problems; everything else gets the percentile
-bootstrap over problems with a fixed seed, so that the same rows always give the same table.
+bootstrap over problems with a fixed seed, so that the same rows always give the same table. An average over sets takes
+draws of each; where a set's outcomes are all alike, and resampling shows no spread, they come from Jeffreys' posterior.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,9 +105,26 @@ def percentile_interval(draws_R: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def share_draws(outcomes: Sequence[bool] | np.ndarray) -> np.ndarray:
+    """Draws of the share of True among yes-or-no outcomes, for `mean_over_sets`."""
+    outcomes = np.asarray(outcomes, float)
+    if np.ptp(outcomes) == 0:
+        return jeffreys_draws(outcomes)[0]
+    return resample(outcomes[:, None], lambda sums_RC: sums_RC[:, 0] / outcomes.size)
+
+
+def jeffreys_draws(*outcomes: Sequence[bool] | np.ndarray) -> list[np.ndarray]:
+    """For each of several lists of yes-or-no outcomes, independent draws of the share of True, given a Beta(1/2, 1/2)
+    prior."""
+    rng = np.random.default_rng(_SEED)
+    return [rng.beta(np.sum(each) + 0.5, np.sum(np.logical_not(each)) + 0.5, RESAMPLES) for each in outcomes]
+
+
 def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
     """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
     mixed_R = np.mean([rng.permutation(draws_R) for draws_R in draws], axis=0)
-    return Estimate(float(np.mean(values)), *percentile_interval(mixed_R))
+    mean, (low, high) = float(np.mean(values)), percentile_interval(mixed_R)
+    # Jeffreys' interval of 0 of n begins at 0, although no draw is 0.
+    return Estimate(mean, min(low, mean), max(high, mean))

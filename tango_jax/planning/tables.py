@@ -192,6 +192,10 @@ def assumptions(plan: Plan) -> list[str]:
         "gathers and scatters of an update run beside its products, sums do not; a layer of a decode step takes "
         f"{times.STEP_OVERHEAD * 1e6:.0f} us beside its reads; parsing, grading and evaluation are not counted",
     ]
+    if further := options.config.rl.dynamic_sampling:
+        lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
+                     f"{1 + further}, and then takes that many times as long for solutions, and in a turn of the "
+                     "verifier for verifications, too")
     return lines
 
 

@@ -1,8 +1,8 @@
 """The log of a run: metrics.jsonl, the alarms, and optionally TensorBoard and Weights & Biases.
 
 Takes flat records of scalars, like MetricsWriter. Writes a line of metrics.jsonl with its alarms added, logs the
-same names to the other loggers, and reports alarms on the console. Runs at the end of every step, in the first process
-only.
+same names to the other loggers (but see `_names_apart`), and reports alarms on the console. Runs at the end of every
+step, in the first process only.
 
 metrics.jsonl is the source of truth, and the other loggers mirror it row by row. After a kill they may have too few
 rows (not sent yet) or too many (turns after the last checkpoint, which will be repeated). So when a run starts, it
@@ -30,6 +30,7 @@ from tango_jax.tracking.run_config import keep_config
 
 # Config key -> (module, requirement for pip). The modules are imported only if the logger is switched on.
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}
+SHARED_WITH_TURNS = ("generator_step", "time/", "memory/")  # beginnings of names that rows of all phases have
 
 
 def check_installed(loggers: ConfigDict) -> None:
@@ -170,6 +171,17 @@ class RunLog:
                 )
 
 
+def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, with eval/ before those names of an evaluation's that turns have, too.
+
+    An evaluation and the turn before it have the same step. In metrics.jsonl their phases tell them apart, but other
+    loggers have a curve for each name, which would zigzag between the seconds of turns and those of evaluations.
+    """
+    if row["phase"] != "eval":
+        return row
+    return {f"eval/{name}" if name.startswith(SHARED_WITH_TURNS) else name: value for name, value in row.items()}
+
+
 class _TensorBoard:
     """Event files, rewritten from the first row whenever a run starts, so that no row is missing or duplicated."""
 
@@ -185,7 +197,7 @@ class _TensorBoard:
         self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=20)
 
     def write(self, index: int, row: dict[str, Any]) -> None:
-        for name, value in row.items():
+        for name, value in _names_apart(row).items():
             if name != "step" and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, row["step"])
 
@@ -237,7 +249,8 @@ class _WeightsAndBiases:
     def write(self, index: int, row: dict[str, Any]) -> None:
         if index < self._next_row:
             return
-        self._run.log({name: value for name, value in row.items() if value is not None}, step=index, commit=True)
+        logged = {name: value for name, value in _names_apart(row).items() if value is not None}
+        self._run.log(logged, step=index, commit=True)
 
     def flush(self) -> None:
         pass  # W&B sends in the background; rows lost to a kill are replayed at the next start

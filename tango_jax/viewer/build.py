@@ -109,7 +109,7 @@ def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
             judged += quality.judged(rollout)
             if rollout["role"] == "generator":
                 grades.setdefault((rollout["turn"], rollout["group"]), []).append(rollout["solution"]["is_correct"])
-        pages.append(pack.encode_json(_charts_of(run, judged, grades)))
+        pages.append(pack.encode_json(_charts_of(run, quality.of_one_role(judged), grades)))
     found = lines.lines_of(runs, as_seed)
     warnings = lines.warnings(found, as_seed)
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
@@ -126,12 +126,12 @@ def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
 def _charts_of(run: Run, judged: list[quality.Judged], grades: dict[tuple[int, int], list[bool]]) -> dict:
     return {
         "headline": charts.headline(run),
-        "training": charts.training(run) + trust.groups(grades),
+        "training": charts.training(run) + trust.groups(run, grades),
         "alarms": alarm_table.alarms(run),
         "trust": trust.panels(run, judged),
         "confusion": trust.confusion_tables(judged),
         "kinds": trust.kinds_table(judged),
-        "measured_on": trust.measured_on(run),
+        "measured_on": trust.measured_on(run, judged),
         "speed": performance.speed(run),
         "speed_tables": [item for item in (performance.speed_table(run), performance.memory_table(run)) if item],
     }

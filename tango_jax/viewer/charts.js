@@ -202,10 +202,10 @@ function dataTable({ caption, head, rows }) {
 }
 
 // A matrix of verdicts by grade, or of judgements by gold label; each disagreement links to its rollouts.
-function confusionTable({ caption, of, rows, turns }, run) {
+function confusionTable({ caption, of, rows, role, turns }, run) {
   const link = (cell, label) => {
     const grade = of === "answer" ? `&grade=${label}` : ""; // steps have no filter of their own
-    return `#only=${cell.filter}${grade}&role=training&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
+    return `#only=${cell.filter}${grade}&role=${role}&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
   };
   const cellOf = (cell, row) =>
     h(

@@ -25,7 +25,7 @@ def training(run: Run) -> list[dict]:
             "verifier", of(f"verifier/{name}", {"warmup", "verifier"}), BLUE, "--"
         )
 
-    warmup, sampled = warmup_shade(rows), responses_of_a_turn(run)
+    warmup, sampled = warmup_shade(rows), _sampled_in_a_turn(run)
     accuracy = share("greedy, held out", of("generator/accuracy", {"eval"}), _evaluated(run), VERMILION)
     reward = noisy("sampled, in training", of("generator/reward/outcome", {"generator"}), GREY, "--")
     f1 = line("verdicts, macro-F1", of("verifier/pool/outcome_f1", {"eval"}), BLUE, "--", "square")
@@ -38,7 +38,7 @@ def training(run: Run) -> list[dict]:
     return with_content(
         [
             panel("Generator", f"Share of correct answers: greedy on {_evaluated(run)} held-out problems, with its "
-                  f"95 % interval, and of the {sampled} that are sampled in a turn.", accuracy + reward, TURN,
+                  f"95 % interval, and of the {sampled} sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
             panel("Verifier on the fixed pool", f"Agreement with the known labels on {pool} fixed solutions, greedy.",
                   f1, TURN, score=True, **warmup),
@@ -78,8 +78,17 @@ def _evaluated(run: Run) -> int:
 
 
 def responses_of_a_turn(run: Run) -> str:
+    """The responses that a turn learns from."""
     problems, samples = run.settings["rl.prompts_per_step"], run.settings["rl.samples_per_prompt"]
     return f"{problems} × {samples}"
+
+
+def _sampled_in_a_turn(run: Run) -> str:
+    """Those from which dynamic sampling chooses what a turn learns from are sampled, too."""
+    problems, samples = run.settings["rl.prompts_per_step"], run.settings["rl.samples_per_prompt"]
+    further = run.settings["rl.dynamic_sampling"]
+    most = f" (up to {(1 + further) * problems} × {samples} with rl.dynamic_sampling={further})" if further else ""
+    return f"{responses_of_a_turn(run)}{most}"
 
 
 def warmup_shade(rows: list[dict]) -> dict:

@@ -85,7 +85,7 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
         last = _last_common(item.runs)
         found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in TABLE.items()}
         keys = ("seed", *as_seed)
-        seeds = ", ".join("/".join(str(run.settings.get(key, "unset")) for key in keys) for run in item.runs)
+        seeds = ", ".join(_seed(run, keys) for run in item.runs)
         at = str(last[0].get("generator_step", "")) if last else ""
         counts = [row.get("generator/problems") for row in last]
         shown = {column: _shown(values) for column, values in found.items()}
@@ -106,6 +106,12 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
     caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a run's accuracy "
                "over its problems; and the settings that differ.")  # fmt: skip
     return {"caption": caption, "head": head, "rows": body}
+
+
+def _seed(run: Run, keys: Collection[str]) -> str:
+    """The seed of a run, marked if the run is not in its line's mean."""
+    seed = "/".join(str(run.settings.get(key, "unset")) for key in keys)
+    return seed if any(row["phase"] == "eval" for row in run.rows) else f"{seed} (not evaluated yet)"
 
 
 def _last_common(runs: Sequence[Run]) -> list[dict]:

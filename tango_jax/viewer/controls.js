@@ -17,7 +17,7 @@ function bindFilters(facts, columns, getState, setState) {
     $("chips").append(chip);
     return { chip, count, name };
   });
-  facts.runs.forEach(({ name }) => $("run").append(h("option", {}, name)));
+  facts.runs.forEach(({ name }) => $("run").append(h("option", { value: name }, name)));
   $("run-filter").hidden = facts.runs.length < 2;
 
   const change = (part) => setState({ ...getState(), ...part });

@@ -1,7 +1,8 @@
 """Groups the runs of a report into the lines of its comparison: seeds of the same arm and settings are one line.
 
 Takes runs; returns lines, labelled by what differs between them, and warnings. Settings that cannot change a result,
-such as those of the hardware and of monitoring, do not separate lines; neither do paths of workdirs.
+such as those of the hardware and of monitoring, do not separate lines; neither do the paths of runs to start from, but
+if they lead to different ones, a warning says so.
 """
 
 import json
@@ -51,18 +52,50 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
-    """Sentences about runs of a line that have the same seed: they are no independent repetitions."""
+    """Sentences about runs of a line that are no independent repetitions, or that repeat more than one experiment."""
+    return [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed))]
+
+
+def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
+    by_draw: dict[tuple, list[Run]] = {}
+    for run in line.runs:
+        starts = tuple(_start(run, key) for key in ANY_PLACE)
+        by_draw.setdefault((_values(run, ("seed", *as_seed)), starts), []).append(run)
+    return [f"{_names(runs)} have equal settings and the same seed ({', '.join(seed)}): the line {line.label} counts "
+            "one draw several times; leave out all but one of them"
+            for (seed, _), runs in by_draw.items() if len(runs) > 1]  # fmt: skip
+
+
+def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
+    """Results depend on the stage 1 that a run starts from. Its path alone separates no lines, because an experiment
+    has one for every task.data_seed."""
+    drawn_alike: dict[tuple, list[Run]] = {}
+    for run in line.runs:
+        drawn_alike.setdefault(_values(run, ("task.data_seed", *as_seed)), []).append(run)
     found = []
-    for line in lines:
-        by_seed: dict[tuple, list[str]] = {}
+    for key in ANY_PLACE:
+        if all(len({_start(run, key) for run in runs}) == 1 for runs in drawn_alike.values()):
+            continue
+        by_start: dict[str, list[Run]] = {}
         for run in line.runs:
-            by_seed.setdefault(tuple(str(run.settings.get(key)) for key in ("seed", *as_seed)), []).append(run.name)
-        for seed, names in by_seed.items():
-            if len(names) > 1:
-                named = " and ".join(map(on_one_line, names))
-                found.append(f"{named} have equal settings and the same seed ({', '.join(seed)}): the line "
-                             f"{line.label} counts one draw several times; leave out all but one of them")
+            by_start.setdefault(on_one_line(_start(run, key)) or "empty", []).append(run)
+        told = "; ".join(f"{start} in {_names(runs)}" for start, runs in by_start.items())
+        found.append(f"the runs of the line {line.label} differ in {key}, so that its mean is not over seeds alone "
+                     f"({told}): leave out all but those with the same start, or add --as_seed={key}")
     return found
+
+
+def _values(run: Run, keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(str(run.settings.get(key)) for key in keys)
+
+
+def _start(run: Run, key: str) -> str:
+    """The end of the path of another run: the same folder may be given as a relative or an absolute path."""
+    return "/".join(PurePath(run.settings.get(key) or "").parts[-2:])
+
+
+def _names(runs: Sequence[Run]) -> str:
+    return " and ".join(on_one_line(run.name) for run in runs)
 
 
 def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:

@@ -68,12 +68,12 @@ def speed_table(run: Run) -> dict | None:
 
 
 def _peak(rows: list[dict], kind: str) -> Series:
-    """The highest memory use so far, turn by turn."""
-    points = {}
+    """The highest memory use so far, turn by turn; the peak of a process that resumed the run starts lower."""
+    points, peak = {}, 0.0
     for row in rows:
         found = [value for _, value in _memory(row, kind)]
         if found:
-            points[row["step"]] = max(found)
+            peak = points[row["step"]] = max(peak, *found)
     x = sorted(points)
     return Series(np.array(x, float), np.array([points[step] for step in x], float))
 
@@ -93,7 +93,7 @@ def memory_table(run: Run) -> dict | None:
         for phase, value in (item for row in run.rows for item in _memory(row, kind)):
             if peak is None:
                 at_first = peak = value
-            elif value > peak:  # the peak of a resumed run starts lower
+            elif value > peak:  # not after a resume, see _peak
                 raised[phase] += value - peak
                 peak = value
         if peak is not None:

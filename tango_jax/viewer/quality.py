@@ -22,6 +22,7 @@ class Judged(NamedTuple):
     """One verification, reduced to what is counted."""
 
     turn: int
+    role: str  # whose turn it is: generator or verifier
     is_correct: bool
     verdict: str
     judgements: tuple  # one per step of the solution; None if the verification is misaligned
@@ -47,27 +48,36 @@ class Rates(NamedTuple):
 def judged(rollout: dict) -> list[Judged]:
     """The reduced verifications of one rollout; none of an evaluation, which is greedy."""
     solution, found = rollout["solution"], []
-    if rollout.get("role") == "evaluation":
+    if rollout["role"] == "evaluation":
         return found
     steps, kinds = len(solution["steps"]), solution.get("step_kinds")
     for item in rollout["verifications"]:
         labels = tuple(item["judgements"]) if item["is_aligned"] else (None,) * steps
         gold = None if solution["gold_steps"] is None else tuple(solution["gold_steps"])
-        found.append(Judged(rollout["turn"], solution["is_correct"], item["verdict"], labels, gold,
+        found.append(Judged(rollout["turn"], rollout["role"], solution["is_correct"], item["verdict"], labels, gold,
                             None if kinds is None else tuple(kinds)))  # fmt: skip
     return found
 
 
+def of_one_role(items: list[Judged]) -> list[Judged]:
+    """Those of the generator's turns, whose solutions are rewarded; if there are none, those of the verifier's turns.
+
+    The two are not mixed. The verifier may learn from other, easier problems, and the first turns are mostly its own,
+    because of the warm-up: a trend of both together would show how the mixture changes, rather than the verifier.
+    """
+    return [item for item in items if item.role == "generator"] or items
+
+
 def early_and_late(items: list[Judged]) -> dict[str, list[Judged]]:
-    """The first and the last third of the dumped turns, or a single part if there are too few turns."""
+    """The first and the last third of the dumped turns of one role, or a single part if there are too few turns."""
     turns = sorted({item.turn for item in items})
     third = len(turns) // 3
     if third == 0:
-        return {"all turns": items} if items else {}
-    early, late = turns[third - 1], turns[-third]
+        return {f"all turns of the {items[0].role}": items} if items else {}
+    whose, early, late = f"{items[0].role}'s turns", turns[third - 1], turns[-third]
     return {
-        f"turns {turns[0]} to {early}": [item for item in items if item.turn <= early],
-        f"turns {late} to {turns[-1]}": [item for item in items if item.turn >= late],
+        f"{whose} {turns[0]} to {early}": [item for item in items if item.turn <= early],
+        f"{whose} {late} to {turns[-1]}": [item for item in items if item.turn >= late],
     }
 
 

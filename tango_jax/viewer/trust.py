@@ -1,6 +1,7 @@
 """The section "Can the verifier be trusted?": takes a run and what its dumped rollouts hold, returns panels and tables.
 
-Counts and rates come from quality.py. Panels without curves, and tables without cases, are left out.
+Counts and rates come from quality.py. The verifications are those of one role's turns (`quality.of_one_role`), which
+the captions name. Panels without curves, and tables without cases, are left out.
 """
 
 from tango_jax.arms import BLUE, GREEN, GREY, SKY, VERMILION
@@ -40,16 +41,17 @@ def panels(run: Run, judged: list[quality.Judged]) -> list[dict]:
     said += noisy("says CORRECT, generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
     if said:  # only meaningful next to the verifier's rates
         said += noisy("share of correct answers", rate("generator/reward/outcome", {"generator"}), GREY, ":")
+    whose = _whose(judged)
     return with_content(
         [
             panel("Right verdict, wrong steps", "Share of the right verdicts that come with a misjudged step: right, "
-                  "but not because of the steps.", wrong_steps, TURN, score=True),
-            panel("Disagreements with the grader", "Share of a turn's verifications.", accepted + rejected + invalid,
-                  TURN, barmode="stack"),
+                  f"but not because of the steps. In {whose}.", wrong_steps, TURN, score=True),
+            panel("Disagreements with the grader", f"Share of a turn's verifications, in {whose}.",
+                  accepted + rejected + invalid, TURN, barmode="stack"),
             panel("Rate of CORRECT", "Compared with the share of correct solutions; a collapsed verifier is flat at 0 "
                   f"or 1. {responses_of_a_turn(run)} verdicts a turn.", said, TURN, score=True,
                   **warmup_shade(run.rows)),
-            panel("Agreement with gold steps", "For steps with a known label.", recalls, TURN, score=True),
+            panel("Agreement with gold steps", f"For steps with a known label, in {whose}.", recalls, TURN, score=True),
             panel("Step F1 by position", "Macro-F1 of the judgement of step 1, 2, ... against gold steps.",
                   early_late(quality.step_f1_by_position), STEPS, score=True),
             panel("Step F1 by number of steps", "Macro-F1 of all judgements on solutions with this many steps.",
@@ -60,12 +62,15 @@ def panels(run: Run, judged: list[quality.Judged]) -> list[dict]:
     )  # fmt: skip
 
 
-def groups(grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
+def groups(run: Run, grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
     """Shares of the generator's groups whose answers are all wrong, mixed, all right; see quality.groups_by_turn."""
     looks = {"all wrong": (VERMILION, "/"), "mixed": (GREEN, ""), "all right": (BLUE, "\\")}
     rates = quality.groups_by_turn(grades)
     traces = [trace for name, look in looks.items() for trace in bars(name, rates[name], *look)]
     caption = "Samples of a problem, dumped turns. Only mixed groups have an outcome advantage to learn from."
+    if further := run.settings["rl.dynamic_sampling"]:
+        caption += (f" These are the groups that rl.dynamic_sampling={further} chose; of all that were sampled, a "
+                    "smaller share may be mixed.")  # fmt: skip
     return with_content([panel("Groups by their answers", caption, traces, TURN, barmode="stack")])
 
 
@@ -80,7 +85,8 @@ def confusion_tables(judged: list[quality.Judged]) -> list[dict]:
         steps = _matrix(f"Judgements by the gold label of the step, {name}", "step", quality.step_confusion(part),
                         MISJUDGED)
         turns = [min(item.turn for item in part), max(item.turn for item in part)]
-        tables += [made | {"turns": turns} for made in (verdicts, steps) if any(row["total"] for row in made["rows"])]
+        tables += [made | {"role": part[0].role, "turns": turns} for made in (verdicts, steps)
+                   if any(row["total"] for row in made["rows"])]  # fmt: skip
     return tables
 
 
@@ -118,14 +124,19 @@ def _told(count: int, total: int, with_total: bool = False) -> str:
     return f"{told}, n = {total:,}" if with_total else told
 
 
-def measured_on(run: Run) -> str:
+def _whose(judged: list[quality.Judged]) -> str:
+    return f"the {judged[0].role}'s turns" if judged else "no turns"
+
+
+def measured_on(run: Run, judged: list[quality.Judged]) -> str:
     """Why the headline's figures of the verifier differ from those that are computed from rollouts."""
     return (
         "The headline's F1 is greedy and on a fixed pool of solutions, so that it can be compared over a run and "
-        "between runs. What follows counts dumped rollouts instead: sampled at temperature "
-        f"{run.settings['verifier.temperature']:g}, on the solutions that the generator wrote in that turn. When "
-        "nearly all of them are right, or nearly all wrong, the rare class decides an F1, which then falls even if "
-        "the verifier judges as well as before. "
+        f"between runs. What follows counts the dumped rollouts of {_whose(judged)} instead: sampled at temperature "
+        f"{run.settings['verifier.temperature']:g}, on the solutions that the generator wrote in that turn. "
+        "The verifier's own turns, which may have easier problems, count only if the generator's have no verdicts. "
+        "When nearly all solutions are right, or nearly all wrong, the rare class decides an F1, which then falls even "
+        "if the verifier judges as well as before. "
         f"Small pale points have fewer than {FEW} cases; intervals are 95 %, as if all cases were independent, and so "
         "rather too narrow."
     )

@@ -91,6 +91,22 @@ def test_the_map_has_steps_by_pass_rate_and_a_lane_for_runs_that_never_get_there
     assert len(y) == 1 and axes.get_xscale() == axes.get_yscale() == "log"
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("last, top", [(SLOW, 18.0), ((0.9, 1.0), 0.0)], ids=["some", "all"])
+def test_a_run_that_begins_at_the_level_needs_no_step(drawn, tmp_path, last, top):
+    rows = []
+    for words, accuracy in (("4", (0.9, 1.0)), ("8", last)):
+        for seed in range(4):
+            rows += run_rows("grpo", accuracy, seed=seed, setting=f"words={words}", sampled_accuracy=0.8 / int(words))
+    draw_figures(rows, tmp_path)
+    _, axes = drawn["map.png"].subfigs[0].axes
+    [(_, y)] = lines_of(axes, "grpo")
+    assert y == pytest.approx([top, 0.0]) and axes.get_yscale() == "symlog"
+    low, high = axes.get_ylim()
+    assert low < 0 and high > max(y) and 0 in axes.get_yticks()
+    drawn["map.png"].draw_without_rendering()
+
+
 def test_a_mean_with_censored_runs_is_hollow(drawn, tmp_path):
     rows = []
     for words in ("4", "16"):

@@ -157,6 +157,7 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert found["f1", 0] == pytest.approx(f1)
     assert (found["accuracy_erroneous", 0], found["accuracy_correct", 0]) == pytest.approx((erroneous, correct))
     assert found["rate_misaligned", 0] == pytest.approx(misaligned)
+    assert np.ptp(result.draws_R[np.isfinite(result.draws_R)]) > 0  # an F1 of 0 is not certain in an average, either
     rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
 
@@ -204,7 +205,8 @@ def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch)
     for prompt, row in zip(prompts, load_processbench(ROWS / "processbench.jsonl"), strict=False):
         assert prompt.startswith(row.problem) and prompt.endswith(f"\n{len(row.steps)}\n")
         assert all(f"<step>{step}</step>" in prompt for step in row.steps)
-    assert "| this evaluation | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 |" in (tmp_path / "out/tables.md").read_text()
+    # Few rows that are all missed leave much room for the average.
+    assert "| this evaluation | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 [0.0, " in (tmp_path / "out/tables.md").read_text()
     assert "| Avg. |" in (tmp_path / "out/tables.md").read_text()
 
 

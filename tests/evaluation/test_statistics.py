@@ -14,6 +14,7 @@ from tango_jax.evaluation.statistics import (
     percentile_interval,
     reported_sample_counts,
     resample,
+    share_draws,
     share_of,
 )
 from tango_jax.tracking.scores import wilson
@@ -70,3 +71,14 @@ def test_the_average_of_sets_is_surer_than_each():
     low, high = percentile_interval(draws_R)
     mean = mean_over_sets([0.5] * 4, [draws_R] * 4)
     assert mean.value == 0.5 and (mean.high - mean.low) == pytest.approx((high - low) / 2, rel=0.1)
+
+
+def test_a_set_without_a_success_is_not_certain_in_an_average():
+    """Jeffreys' interval of 0 of 30 is [0, 0.080], that of two such sets together narrower."""
+    none, half = share_draws([False] * 30), share_draws([True, False] * 15)
+    alone, whole = mean_over_sets([0.0], [none]), mean_over_sets([1.0], [share_draws([True] * 30)])
+    assert alone == pytest.approx((0, 0, 0.080), abs=0.004) and whole == pytest.approx((1, 0.920, 1), abs=0.004)
+    both = mean_over_sets([0.0, 0.0], [none, none])
+    assert (both.value, both.low) == (0, 0) and 0.04 < both.high < 0.08
+    certain, mean = mean_over_sets([0.0, 0.5], [np.zeros(2000), half]), mean_over_sets([0.0, 0.5], [none, half])
+    assert mean.value == 0.25 and mean.high > certain.high + 0.003

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.tiny_train import LAST_TURN
+from tango_jax.tracking.loggers import SHARED_WITH_TURNS
 from tango_jax.tracking.metrics import read_metrics
 
 ROLES = ("generator", "verifier")
@@ -74,3 +75,11 @@ def test_every_turn_of_a_run_has_what_its_verifications_were_like(tiny_run):
         if row["phase"] == "eval":
             assert [row[f"grader/eval_{name}"] for name in ("errors", "timeouts", "overlong")] == [0, 0, 0]
             assert 0 <= row["verifier/live/truncation_rate"] <= 1 and row["verifier/live/shortened_rate"] == 0
+
+
+def test_what_an_evaluation_shares_with_turns_has_other_names_in_other_loggers(tiny_run):
+    of_turns, of_evaluations = set(), set()
+    for row in read_metrics(tiny_run.workdir / "metrics.jsonl"):
+        (of_evaluations if row["phase"] == "eval" else of_turns).update(row)
+    shared = (of_turns & of_evaluations) - {"step", "phase"}
+    assert {"generator_step", "time/sample_s"} <= shared and all(name.startswith(SHARED_WITH_TURNS) for name in shared)

@@ -32,7 +32,7 @@ from tango_jax.planning.programs import (
     make_job,
     plan_source,
 )
-from tango_jax.planning.tables import as_json, show
+from tango_jax.planning.tables import as_json, assumptions, show
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, parse_target
 from tango_jax.planning.times import TimeModel
 from tango_jax.planning.workload import (
@@ -156,6 +156,13 @@ def test_tables_for_people(tiny_plan):
     for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU",
                  "stage 1 of the verifier: 6 steps of"):
         assert word in text
+
+
+def test_the_plan_says_that_dynamic_sampling_may_take_longer(tiny_plan):
+    assert "dynamic_sampling" not in str(assumptions(tiny_plan))
+    config = load_config(str(ROOT / "configs/tiny.py"), ["rl.dynamic_sampling=2"])
+    resampling = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
+    assert "with rl.dynamic_sampling=2 it may sample up to 3, and then" in assumptions(resampling)[-1]
 
 
 def test_what_to_change_when_it_does_not_fit(tiny_plan):

@@ -33,9 +33,11 @@ def open_log(folder: Path, config, resume_at: int = 0) -> tuple[RunLog, io.Strin
 def write_turns(log: RunLog, first: int, last: int, every: int = 3) -> None:
     """A row for every turn, and after every third turn that of an evaluation, which has the same step."""
     for step in range(first, last + 1):
-        log.write(step, "generator", {"generator/kl": 0.02 * min(step - 1, 1), "time/turn_s": 1.5})
+        log.write(step, "generator", {"generator_step": step - 1, "generator/kl": 0.02 * min(step - 1, 1),
+                                      "time/turn_s": 1.5})  # fmt: skip
         if step % every == 0:
-            log.write(step, "eval", {"generator/accuracy": step / 10, "time/turn_s": 2.5, "not/finite": float("nan")})
+            log.write(step, "eval", {"generator_step": step, "generator/accuracy": step / 10, "time/turn_s": 2.5,
+                                     "not/finite": float("nan")})  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- packages
@@ -113,8 +115,10 @@ def wandb(monkeypatch) -> WandbServer:
     return WandbServer(monkeypatch)
 
 
-def finite(row: dict) -> dict:
-    return {name: value for name, value in row.items() if value is not None}
+def followed(row: dict) -> dict:
+    """What other loggers are told of a row: its finite values, and its seconds apart from those of the turn's row."""
+    apart = ("time/turn_s", "generator_step") if row["phase"] == "eval" else ()
+    return {"eval/" * (name in apart) + name: value for name, value in row.items() if value is not None}
 
 
 @pytest.mark.parametrize("delivered", [0, 5, 9, 11], ids=["none", "few", "to the checkpoint", "more than are kept"])
@@ -133,7 +137,7 @@ def test_wandb_has_every_row_once_after_a_kill(wandb, tmp_path, delivered):
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert len(rows) == 12 + 4
     assert first.run_id == second.run_id and second.exit_code == 0
-    assert wandb.steps == {first.run_id: {index: finite(row) for index, row in enumerate(rows)}}
+    assert wandb.steps == {first.run_id: {index: followed(row) for index, row in enumerate(rows)}}
 
 
 def test_wandb_without_a_network_has_the_whole_run_in_its_newest_folder(wandb, tmp_path):
@@ -144,7 +148,7 @@ def test_wandb_without_a_network_has_the_whole_run_in_its_newest_folder(wandb, t
     assert "W&B: offline in folder\n" in said.getvalue()
     log, _ = open_log(tmp_path, config, position)
     write_turns(log, 5, 6)
-    assert wandb.runs[1].waiting == list(enumerate(map(finite, read_metrics(tmp_path / "metrics.jsonl"))))
+    assert wandb.runs[1].waiting == list(enumerate(map(followed, read_metrics(tmp_path / "metrics.jsonl"))))
 
 
 def test_wandb_is_told_what_run_it_is(wandb, tmp_path):
@@ -216,10 +220,12 @@ def test_tensorboard_has_every_row_once_after_a_kill(tmp_path):
     rows = read_metrics(tmp_path / "metrics.jsonl")
     expected = [
         (name, row["step"], pytest.approx(value))
-        for row in rows for name, value in row.items() if name not in ("step", "phase") and value is not None
+        for row in rows for name, value in followed(row).items() if name not in ("step", "phase")
     ]  # fmt: skip
     assert events(tmp_path / "tensorboard") == expected
-    assert {"generator/accuracy", "generator/kl", "time/turn_s"} <= {name for name, *_ in expected}
+    steps = [(step, name) for name, step, _ in expected]
+    assert len(set(steps)) == len(steps)  # a turn and its evaluation have no curve in common
+    assert {"generator/accuracy", "generator/kl", "time/turn_s", "eval/time/turn_s"} <= {name for _, name in steps}
 
 
 # ------------------------------------------------------------------------------------------- alarms, processes

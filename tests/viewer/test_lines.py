@@ -96,6 +96,28 @@ def test_equal_seeds_are_warned_of():
     assert warning.startswith("a and b have equal settings and the same seed (0): the line Tango (trained together)")
 
 
+def test_other_starts_are_warned_of_unless_a_seed_accounts_for_them():
+    key = "generator.init_from"
+    runs = [run_of("a", generator__init_from="runs/first"), run_of("b", seed=1, generator__init_from="/x/runs/first")]
+    assert warnings(lines_of(runs)) == []  # one folder, as a relative and as an absolute path
+    runs += [run_of("c", seed=2, generator__init_from="runs/second"), run_of("d", seed=3)]
+    (warning,) = warnings(lines_of(runs))
+    assert warning.startswith("the runs of the line Tango (trained together) differ in generator.init_from, so that")
+    assert "(runs/first in a and b; runs/second in c; empty in d)" in warning and warning.endswith(f"--as_seed={key}")
+    assert warnings(lines_of(runs, [key]), [key]) == []
+    # The same seed from another start is another draw, but not another seed of the same line.
+    (warning,) = warnings(lines_of([run_of("a"), run_of("b", generator__init_from="runs/first")]))
+    assert "differ in generator.init_from" in warning
+
+
+def test_a_start_for_every_data_seed_is_not_warned_of():
+    runs = [run_of(f"{start}/{seed}", seed=seed, task__data_seed=start, verifier__init_from=f"stage_one/{start}")
+            for start in range(2) for seed in range(2)]  # fmt: skip
+    assert warnings(lines_of(runs)) == []
+    lines = lines_of(runs, ["task.data_seed"])
+    assert len(lines) == 1 and warnings(lines, ["task.data_seed"]) == []
+
+
 def test_a_long_label_is_cut_and_the_table_has_everything():
     changes = dict.fromkeys(("rl__gamma", "rl__alpha_initial", "rl__alpha_final", "rl__format_weight"), 0.25)
     lines = lines_of([run_of("a"), run_of("b", **changes)])
@@ -168,3 +190,6 @@ def test_an_unfinished_seed_is_compared_where_both_were_evaluated():
     assert drawn["table"]["rows"][0][2:] == ["0", "0.300 (0.20, 0.40)"]
     [mean] = [trace for trace in drawn["scores"][0]["traces"] if "name" in trace]
     assert (mean["x"], mean["y"]) == ([-2, -1], pytest.approx([0.15, 0.3]))
+    runs.append(run("c", [], seed=2))
+    (row,) = comparison.table(lines_of(runs))["rows"]
+    assert row[1:] == ["0, 1, 2 (not evaluated yet)", "0", "0.300 (0.20, 0.40)"]

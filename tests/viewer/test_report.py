@@ -19,7 +19,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, pack, panels, performance
+from tango_jax.viewer import alarm_table, charts, pack, panels, performance
 from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.runs import Run, find_runs
 
@@ -278,6 +278,22 @@ def test_a_run_without_rollouts_has_its_charts(tmp_path):
     assert [panel["title"] for panel in content["training"]][:2] == ["Generator", "Verifier on the fixed pool"]
 
 
+def test_the_verifier_is_judged_by_the_generators_turns(run_folder, tmp_path):
+    build_page(find_runs([run_folder]), tmp_path / "report.html")
+    content = json.loads(payload((tmp_path / "report.html").read_text(), "charts-0"))
+    turns = [1, 2, 3, 5, 6, 7, 9, 10]  # every fourth is the verifier's
+    (bars, *_) = (item["traces"] for item in content["trust"] if item["title"] == "Disagreements with the grader")
+    assert bars[0]["x"] == turns
+    tables = [table for table in content["confusion"] if table["of"] == "answer"]
+    assert [(table["role"], table["turns"]) for table in tables] == [("generator", [1, 2]), ("generator", [9, 10])]
+    for table in tables:  # what a cell counts is what its link lists
+        listed = [row for row in read_rollouts(run_folder / "rollouts")
+                  if row["role"] == table["role"] and table["turns"][0] <= row["turn"] <= table["turns"][1]]
+        accepted = sum("false_accept" in pack.flags_of(row) for row in listed)
+        assert table["rows"][1]["cells"][0] | {"share": ""} == {
+            "name": "CORRECT", "count": accepted, "share": "", "filter": "false_accept"}  # fmt: skip
+
+
 def test_a_real_run(tiny_run, tmp_path):
     built = build_page(find_runs([tiny_run.workdir]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -310,6 +326,14 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
     assert alarm_table.alarms(before)["note"] == "No alarms in 1 turns."
+
+
+def test_captions_count_what_dynamic_sampling_may_sample():
+    rows = [{"step": 1, "phase": "generator", "generator/reward/outcome": 0.5}]
+    settings = flatten(default_config()) | {"rl.prompts_per_step": 12, "rl.samples_per_prompt": 8}
+    for further, sampled in ((0, "12 × 8"), (2, "12 × 8 (up to 36 × 8 with rl.dynamic_sampling=2)")):
+        run = Run("one", Path("one"), settings | {"rl.dynamic_sampling": further}, rows, True)
+        assert charts.training(run)[0]["caption"].endswith(f"and of the {sampled} sampled in a turn.")
 
 
 def test_the_plotting_library_is_the_published_file():
@@ -372,6 +396,14 @@ def test_phases_that_raise_the_peak():
     assert performance.speed_table(run)["rows"] == [["generator turn", "1.000", "5.000", "", "0.500", "6.500"]]
     stacked = performance.speed(run)[0]
     assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
+
+
+def test_the_highest_use_so_far_does_not_fall_after_a_resume():
+    rows = [{"step": step, "phase": "generator", "memory/update_host_gib": peak, "time/update_s": 1.0}
+            for step, peak in enumerate((1.5, 2.5, 1.25, 3.0), 1)]  # fmt: skip
+    (memory,) = [item for item in performance.speed(Run("made", Path("made"), {}, rows, True))
+                 if item["title"] == "Peak memory"]  # fmt: skip
+    assert memory["traces"][0]["y"] == [1.5, 2.5, 2.5, 3.0]
 
 
 def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():

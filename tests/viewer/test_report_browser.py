@@ -120,10 +120,10 @@ def test_a_confusion_cell_leads_to_its_rollouts(browser, report, rollouts):
     browser.open(report)
     browser.driver.find_element("css selector", ".confusion td a[href*='false_accept']").click()
     browser.wait("document.body.dataset.view === 'rollouts'")
-    turns = [row["turn"] for row in in_training(rollouts) if row["run"] == "tango/0"]
-    early = sorted(set(turns))[: len(set(turns)) // 3]
-    wanted = [row for row in in_training(rollouts) if row["run"] == "tango/0" and row["turn"] <= early[-1]
-              and "false_accept" in flags_of(row)]  # fmt: skip
+    rows = [row for row in rollouts if row["run"] == "tango/0" and row["role"] == "generator"]
+    turns = sorted({row["turn"] for row in rows})
+    last_early = turns[len(turns) // 3 - 1]
+    wanted = [row for row in rows if row["turn"] <= last_early and "false_accept" in flags_of(row)]
     assert found(browser) == len(wanted) > 0
     browser.driver.back()
     browser.wait("document.body.dataset.view === 'charts'")
@@ -401,6 +401,17 @@ def test_links_to_a_run_whose_folder_has_signs_of_addresses_in_its_name(page, tm
         page.open(tmp_path / "report.html", link.partition("#")[2])
         assert page.js("document.querySelector('#problem').hidden"), link
         assert shown(page)["id"] == row["problem"]["id"]
+
+
+def test_the_run_filter_finds_a_folder_with_two_blanks_in_its_name(page, tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / f"lr  {seed}", run_config(seed=seed, groups=1), turns=2)
+    built = build_page(find_runs([tmp_path]), tmp_path / "report.html")
+    page.open(tmp_path / "report.html")
+    page.click("#tab-rollouts")
+    page.click("#more summary")
+    page.driver.find_element("css selector", "#run option:nth-child(2)").click()
+    assert found(page) == built.rollouts // 2
 
 
 # ----------------------------------------------------------------------------------------------- keys and appearance

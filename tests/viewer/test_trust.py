@@ -1,17 +1,22 @@
 """Whether the verifier can be trusted: rates, matrices and intervals of made-up judgements, against counts by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from tango_jax.config import default_config, flatten
 from tango_jax.tracking.scores import wilson
 from tango_jax.viewer import quality, trust
 from tango_jax.viewer.panels import panel, rated
 from tango_jax.viewer.quality import Judged
+from tango_jax.viewer.runs import Run
 
 T, F, N = True, False, None
+RUN = Run("one", Path("one"), flatten(default_config()), [], True)
 
 
-def items(*rows) -> list[Judged]:
-    return [Judged(turn, all(gold), verdict, judgements, gold, *kinds)
+def items(*rows, role="generator") -> list[Judged]:
+    return [Judged(turn, role, all(gold), verdict, judgements, gold, *kinds)
             for turn, verdict, judgements, gold, *kinds in rows]  # fmt: skip
 
 
@@ -22,8 +27,10 @@ def rollout(role="generator", is_aligned=True) -> dict:
 
 
 def test_a_misaligned_verification_judges_no_step_and_an_evaluation_is_not_counted():
-    assert quality.judged(rollout()) == [Judged(3, T, "CORRECT", (T, T), (T, F), ("easy", "hard"))]
-    assert quality.judged(rollout(is_aligned=False)) == [Judged(3, T, "CORRECT", (N, N), (T, F), ("easy", "hard"))]
+    judged = Judged(3, "generator", T, "CORRECT", (T, T), (T, F), ("easy", "hard"))
+    assert quality.judged(rollout()) == [judged]
+    assert quality.judged(rollout("verifier")) == [judged._replace(role="verifier")]
+    assert quality.judged(rollout(is_aligned=False)) == [judged._replace(judgements=(N, N))]
     assert quality.judged(rollout("evaluation")) == []
 
 
@@ -33,20 +40,36 @@ MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALI
 
 def test_confusion_early_and_late():
     parts = quality.early_and_late(MADE)
-    assert {name: len(part) for name, part in parts.items()} == {"turns 1 to 1": 2, "turns 9 to 9": 1}
+    assert {name: len(part) for name, part in parts.items()} == {
+        "generator's turns 1 to 1": 2, "generator's turns 9 to 9": 1,
+    }  # fmt: skip
     assert quality.confusion(MADE) == {"right": {"CORRECT": 1, "INCORRECT": 1, "INVALID": 0},
                                        "wrong": {"CORRECT": 1, "INCORRECT": 0, "INVALID": 1}}  # fmt: skip
     assert quality.step_confusion(MADE) == {"right": {"CORRECT": 1, "INCORRECT": 1, "not judged": 0},
                                             "wrong": {"CORRECT": 1, "INCORRECT": 0, "not judged": 1}}  # fmt: skip
-    assert list(quality.early_and_late(MADE[:2])) == ["all turns"] and quality.early_and_late([]) == {}
+    assert list(quality.early_and_late(MADE[:2])) == ["all turns of the generator"]
+    assert quality.early_and_late([]) == {}
+
+
+def test_the_verifiers_turns_count_only_where_the_generators_have_no_verdicts():
+    own = items((1, "CORRECT", (T,), (T,)), (2, "CORRECT", (T,), (T,)), role="verifier")
+    assert quality.of_one_role(own + MADE) == MADE and quality.of_one_role(own) == own
+    (table, _) = trust.confusion_tables(own[:1])
+    assert (table["caption"], table["role"]) == (
+        "Verdicts by the grade of the answer, all turns of the verifier", "verifier"
+    )  # fmt: skip
+    (shown,) = (item for item in trust.panels(RUN, own) if item["title"] == "Agreement with gold steps")
+    assert shown["caption"] == "For steps with a known label, in the verifier's turns."
+    assert "the dumped rollouts of the generator's turns" in trust.measured_on(RUN, MADE)
 
 
 def test_matrices_name_filters_and_intervals():
     early, early_steps, late, _ = trust.confusion_tables(MADE)
     assert [cell["filter"] for cell in early["rows"][1]["cells"]] == ["false_accept", None, "invalid"]
     assert [cell["filter"] for cell in early_steps["rows"][1]["cells"]] == ["misjudged", None, "misaligned"]
-    assert early["caption"] == "Verdicts by the grade of the answer, turns 1 to 1"
+    assert early["caption"] == "Verdicts by the grade of the answer, generator's turns 1 to 1"
     assert early["rows"][0]["cells"][0]["share"] == "100 % [21, 100]"  # 1 of 1
+    assert early["role"] == "generator"
     assert (late["turns"], late["rows"][0]["total"], late["rows"][1]["cells"][0]["share"]) == ([9, 9], 1, "")
     without_labels = [item._replace(gold=None) for item in MADE]
     assert {table["of"] for table in trust.confusion_tables(without_labels)} == {"answer"}
@@ -90,10 +113,13 @@ def test_groups_all_wrong_mixed_and_all_right():
     grades = {(1, 0): [F, F], (1, 1): [T, F], (1, 2): [T, T], (1, 3): [F, T], (4, 0): [T, T]}
     shares = {name: rates.y.tolist() for name, rates in quality.groups_by_turn(grades).items()}
     assert shares == {"all wrong": [0.25, 0.0], "mixed": [0.5, 0.0], "all right": [0.25, 1.0]}
-    (panel,) = trust.groups(grades)
+    (panel,) = trust.groups(RUN, grades)
     assert [trace["name"] for trace in panel["traces"]] == ["all wrong", "mixed", "all right"]
     assert panel["traces"][1]["text"][0] == "0.500 [0.15, 0.85], n = 4"
-    assert trust.groups({}) == []
+    assert "dynamic_sampling" not in panel["caption"] and trust.groups(RUN, {}) == []
+    resampled = RUN._replace(settings=RUN.settings | {"rl.dynamic_sampling": 2})
+    (panel,) = trust.groups(resampled, grades)
+    assert panel["caption"].endswith("=2 chose; of all that were sampled, a smaller share may be mixed.")
 
 
 def test_errors_by_the_kind_of_the_step():
@@ -101,7 +127,7 @@ def test_errors_by_the_kind_of_the_step():
     made = items(*[(1, "CORRECT", (T, T), (T, F), kinds)] * 3, (1, "INCORRECT", (F, F), (T, F), kinds),
                  (1, "INVALID", (N, N), (T, F), kinds), (1, "CORRECT", (T,), (T,)))  # fmt: skip
     table = trust.kinds_table(made)
-    assert table["head"] == ["kind of step or mistake", "gold label", "all turns"]
+    assert table["head"] == ["kind of step or mistake", "gold label", "all turns of the generator"]
     low, high = (round(100 * bound) for bound in wilson(0.75, 4))
     assert table["rows"] == [["slip", "wrong", f"75 % [{low}, {high}], n = 4"],
                              ["easy", "right", f"25 % [{100 - high}, {100 - low}], n = 4"]]  # fmt: skip
