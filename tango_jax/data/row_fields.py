@@ -19,7 +19,7 @@ GSM8K_MARK = "####"
 _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 # Columns that hold a part of the problem wherever they occur: text, and what no prompt can show.
 _NEEDED_TEXT = re.compile(
-    "options|choices|context|body|passages?|paragraphs?|premises?|article|document|facts|tables?|code|input"
+    "options|choices|context|body|passages?|paragraphs?|premises?|article|document|facts|tables?|input"
 )
 _NEEDED_IMAGE = re.compile(r"(decoded_)?images?(_?\d+)?|pictures?|figures?|diagrams?")
 

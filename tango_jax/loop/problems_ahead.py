@@ -13,19 +13,20 @@ from ml_collections import ConfigDict
 from tango_jax.arms import ARMS
 from tango_jax.loop.measure import evaluated_problems
 from tango_jax.records import Problem
+from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, turn_at
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import Task
-from tango_jax.text.tokenizer import Tokenizer
 
 MOST_CHECKED = 5_000  # problems, the first ones; a few seconds of work
 
 
-def check_problems(config: ConfigDict, tokenizers: dict[str, Tokenizer], task: Task, schedule: Schedule) -> None:
+def check_problems(config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule) -> None:
     """Raise ValueError if a prompt is too long for its role, with the role, the problem and the limit."""
     if config.task.name == "math":
         return  # problems from files, of which those that are too long are left out already
     problems = itertools.islice(problems_ahead(config, task, schedule), MOST_CHECKED)
+    tokenizers = {role: policy.tokenizer for role, policy in policies.items()}
     check_lengths(config, tokenizers, problems, f"task.name={config.task.name}")
 
 

@@ -91,9 +91,8 @@ def run_all(
     # Before anything is written: these read data and checkpoints, and find errors that settings alone do not show.
     check_init_from(config)
     policies = policies or make_policies(config)
-    tokenizers = {role: policy.tokenizer for role, policy in policies.items()}
-    task = make_task(config, tokenizers)
-    check_problems(config, tokenizers, task, schedule)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    check_problems(config, policies, task, schedule)
     check_grader(task.grade_kind)
     own_rewards = load_and_try_rewards(config, task)
     describe_run(console, config, policies, task, schedule)
@@ -119,7 +118,6 @@ def run_all(
     del start_params
     warm_up_transfers(context, start.states)
     compiles.mark_warm()
-
     began -= start.seconds
     pool = fixed_pool(task, config.eval.pool)
     dump = RolloutDump(workdir / "rollouts", config, start.counters.turn, task.step_kinds)

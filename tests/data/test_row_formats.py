@@ -150,7 +150,7 @@ def test_formats_are_told_by_their_keys():
 ])  # fmt: skip
 def test_what_a_prompt_would_lack_is_named(row_format, row, place):
     read_fn = ROW_FORMATS[row_format].read
-    for name in ("options", "choices", "context", "body", "passage", "paragraph", "facts", "table", "code", "input"):
+    for name in ("options", "choices", "context", "body", "passage", "paragraph", "facts", "table", "input"):
         with pytest.raises(BadRow, match=f"'{name}' would be left out of the prompt: put it into '{place}'"):
             read_fn({**row, name.title(): ["1"]})
     for name in ("image", "images", "image_1", "Picture", "figure"):

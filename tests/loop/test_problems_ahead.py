@@ -1,6 +1,7 @@
 """The problems that a run will take: which they are, and the error for one whose prompt is too long."""
 
 import types
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.tokenizer import load_sentencepiece
 
 LETTERS = load_sentencepiece(printable_model())
-TOKENIZERS = {"generator": LETTERS, "verifier": LETTERS}
+POLICIES = {role: SimpleNamespace(tokenizer=LETTERS) for role in ("generator", "verifier")}
 
 
 def number(name):
@@ -54,12 +55,12 @@ def test_a_late_problem_that_is_too_long_is_named_before_the_run(config, monkeyp
     schedule = make_schedule(config)
     with pytest.raises(ValueError, match=r"^task.name=own.py:f: the generator's longest prompt has at least 3\d tokens "
                        r"\(problem train/70\), more than generator.max_prompt=24: raise the limits"):  # fmt: skip
-        check_problems(config, TOKENIZERS, TASK, schedule)
+        check_problems(config, POLICIES, TASK, schedule)
     config.generator.max_prompt, config.verifier.max_prompt = 100, 24
     with pytest.raises(ValueError, match=r"the verifier's longest prompt has at least 3\d tokens without the solution"):
-        check_problems(config, TOKENIZERS, TASK, schedule)
+        check_problems(config, POLICIES, TASK, schedule)
     monkeypatch.setattr(problems_ahead, "MOST_CHECKED", 70)
-    check_problems(config, TOKENIZERS, TASK, schedule)
+    check_problems(config, POLICIES, TASK, schedule)
 
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
