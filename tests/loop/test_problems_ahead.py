@@ -1,7 +1,6 @@
 """The problems that a run will take: which they are, and the error for one whose prompt is too long."""
 
 import types
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,7 @@ from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.tokenizer import load_sentencepiece
 
 LETTERS = load_sentencepiece(printable_model())
-POLICIES = {role: SimpleNamespace(tokenizer=LETTERS) for role in ("generator", "verifier")}
+POLICIES = {role: types.SimpleNamespace(tokenizer=LETTERS) for role in ("generator", "verifier")}
 
 
 def number(name):
