@@ -12,6 +12,8 @@ also allowed in the answer. The rules are:
    Brackets around a single item, `(7)` or `\{7\}`, change nothing.
 2. Lists without brackets and sets are unordered; tuples and intervals are ordered. A list or set may stand for a tuple
    or an open interval, and a list in any brackets for a list. Otherwise brackets must be equal: `[1,2)` is not `[1,2]`.
+   Items of a gold answer with different labels are told apart by them: `x=3, y=4` equals `y=4, x=3` and, since an
+   answer without labels is in the order of the gold answer, `(3,4)`, but neither `4,3` nor `\{4,3\}`.
 3. Thousands are groups of three digits after the first 1 to 3 digits, separated by `{,}`, `,\!`, a space or a thin
    space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
    a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
@@ -118,7 +120,10 @@ class _Comparison(NamedTuple):
         return is_ordered and all(itertools.starmap(self.is_equal, zip(gold.items, form.items, strict=True)))
 
     def _match(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
-        """Return whether the gold items and the answer's items match one to one, in any order."""
+        """Return whether the items match one to one, in any order among those that `_groups` puts together."""
+        return all(itertools.starmap(self._match_group, _groups(golds, forms)))
+
+    def _match_group(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
         left = list(forms)
         for gold in sorted(golds, key=lambda one: all(_squeezed(one.text) != _squeezed(form.text) for form in forms)):
             ranked = sorted(left, key=lambda form: _squeezed(form.text) != _squeezed(gold.text))
@@ -210,6 +215,27 @@ def _with_equations(gold: Form) -> Form:
     has_sum = re.search(r".\s*[+-]", label) and _COORDINATE.search(label)
     is_equation = has_sum or (_POWER_OR_SUM.search(label) and _letters(label) and _letters(gold.text) - _CONSTANTS)
     return Form(_whole(gold)) if is_equation else gold
+
+
+def _groups(golds: Sequence[Form], forms: Sequence[Form]) -> list[tuple[list[Form], list[Form]]]:
+    """Divide the items into groups, so that only those of one group may match: if the gold items have different labels,
+    those with the same label, else all. An item of the answer that has none of these labels gets the first one that is
+    left over: `3, 4` and `y=4, 3` mean x=3, y=4, and `4, 3` does not."""
+    names = [_squeezed(gold.label) for gold in golds]
+    if len(set(names) - {""}) < 2:
+        return [(list(golds), list(forms))]
+    left, given = list(names), [_squeezed(form.label) for form in forms]
+    for index, name in enumerate(given):
+        if name and name in left:
+            left.remove(name)
+        else:
+            given[index] = ""
+    groups: dict[str, tuple[list[Form], list[Form]]] = {name: ([], []) for name in names}
+    for name, gold in zip(names, golds, strict=True):
+        groups[name][0].append(gold)
+    for name, form in zip(given, forms, strict=True):
+        groups[name or left.pop(0)][1].append(form)
+    return list(groups.values())
 
 
 def _whole(form: Form) -> str:

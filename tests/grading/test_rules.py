@@ -63,6 +63,11 @@ REFUSED = [
     # Equal after six decimals alone.
     ("2^{-30}", "0.0"), (r"\frac{1}{46656}", "0.000021"), (r"\frac{1}{1024}", "0.000977"),
     ("0.000021", r"\frac{1}{46656}"),
+    # Values under different names.
+    ("x=3,y=4", "4,3"), ("x=3,y=4", "(4,3)"), ("x=3,y=4", r"\{4,3\}"), ("m=2, b=-1", "(-1,2)"), ("x=3,y=4", "x=4,y=3"),
+    ("a=1,b=2,c=3", "3,2,1"), ("a=1,b=2,c=3", "c=3,2,1"), ("m=2, b=-1", "b=2, m=-1"),
+    ("x=3,y=4", r"\text{first}=4, \text{second}=3"),
+    (r"\text{Area}=3, \text{Length}=4", r"\text{Area}=4, \text{Length}=3"),
     ("7", "(7)(1)"), ("7", r"7\circ"), ("7", r"7^\circ\text{ or }8^\circ"),
 ]  # fmt: skip
 ACCEPTED = [
@@ -106,6 +111,10 @@ ACCEPTED = [
     ("x^2+y^2=4", "y^2+x^2-4=0"), ("x+y=4", "x+y-4=0"), ("f(x)=x^2", "x^2"), ("AB+BC=7", "7"), ("9", "r^2=9"),
     (r"12.5\%", "12.5"), ("12.5", r"12.5\%"), (r"33\frac13\%", r"\frac{100}{3}"), ("17.5%", "17.5"),
     (r"\frac13", "0.333333"), (r"\frac{1}{1024}", "0.0009765625"), ("0.25", r"25\%"), (r"\sqrt{2}", "1.414214"),
+    ("x=3,y=4", "3,4"), ("x=3,y=4", "(3,4)"), ("x=3,y=4", "y=4, x=3"), ("m=2, b=-1", r"\{2,-1\}"),
+    ("x=3,y=4", "y=4, 3"),
+    (r"x=\pm 1, y=2", "-1, 1, 2"), ("x=1, x=2", "2, 1"), ("a=1,b=2,c=3", "c=3, b=2, a=1"),
+    (r"\text{Area}=3, \text{Length}=4", r"\text{Length}=4, \text{Area}=3"), ("y=2x+3, z=3", "2x-y+3=0, 3"),
     ("5", r"\angle ABC = 5"), (r"2\sqrt{5}", r"|z| = 2\sqrt5"), (r"\frac{\pi}{2}", r"\theta = \frac{\pi}{2}"),
 ]  # fmt: skip
 TEXTUAL = Library(is_same=lambda gold, answer: False, is_near=lambda exact, decimal, tolerance: False)
