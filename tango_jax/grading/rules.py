@@ -18,11 +18,12 @@ also allowed in the answer. The rules are:
    space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
    a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
 4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
-   symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `AB+BC=`,
-   `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its left
-   side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`). Chains
-   (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that inequalities
-   and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not y=5).
+   symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `f^{-1}(x)=`,
+   `AB+BC=`, `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its
+   left side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`).
+   Chains (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that
+   inequalities and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not
+   y=5), except that y may stand for a function of x such as f(x).
    `\sqrt{2} \approx 1.41` counts as its first member if the second, a decimal number, is within 1 %.
 5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
    units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
@@ -82,7 +83,8 @@ _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 _ORDER = re.compile(r"<|>|\\(?:le|ge)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z]\))?")
 _TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
-_INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+\([^()]*\)")
+_INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+(?:\^\{?-1\}?)?\([^()]*\)")
+_FUNCTION_OF_X = re.compile(r"y|[a-zA-Z](?:\^\{?-1\}?)?\(x\)")
 _POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-zA-Z\\])[xyz](?![a-zA-Z])")
 _CONSTANTS = frozenset("ei")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
@@ -98,8 +100,7 @@ class _Comparison(NamedTuple):
         if not gold.label and form.label and outer_relations(gold.text):
             form = Form(_whole(form))  # the gold answer is a relation, so the label belongs to the answer's relation
         if gold.label and form.label:
-            is_other = not _TEXT.fullmatch(form.label) and _squeezed(gold.label) != _squeezed(form.label)
-            if is_other:
+            if not _TEXT.fullmatch(form.label) and not _is_same_label(gold.label, form.label):
                 return not gold.items and not form.items and self._ask_relation(gold, form)
         elif gold.label and not gold.items and _letters(gold.text) and outer_relations(form.text) == ["="]:
             return self._ask_relation(gold, form)
@@ -243,6 +244,13 @@ def _whole(form: Form) -> str:
     if not form.label:
         return form.text
     return form.text if form.items else f"{form.label}={form.text}"
+
+
+def _is_same_label(gold: str, label: str) -> bool:
+    """Return whether two labels name one thing. `y` is a name for any function of x, such as `f(x)` or `f^{-1}(x)`."""
+    gold, label = _squeezed(gold), _squeezed(label)
+    is_graph = "y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label)))
+    return gold == label or is_graph
 
 
 def _is_order(form: Form) -> bool:
