@@ -32,6 +32,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
     (r"\\(?:lbrack)(?![a-zA-Z])", "["), (r"\\(?:rbrack)(?![a-zA-Z])", "]"),
     (r"\\langle(?![a-zA-Z])", "("), (r"\\rangle(?![a-zA-Z])", ")"),
     (r"\\(?:leqslant|leq|leqq)(?![a-zA-Z])|≤|<=", r"\\le "), (r"\\(?:geqslant|geq|geqq)(?![a-zA-Z])|≥|>=", r"\\ge "),
+    (r"\\(?:neq(?![a-zA-Z])|not\s*=)|≠", r"\\ne "),
     (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\cong(?![a-zA-Z])|\\simeq(?![a-zA-Z])", r"\\approx "),
     (r":=|==", "="),
     (r"\\(?:mathbf|mathit|mathsf|mathtt|boldsymbol|bm|mathnormal)\s*\{([^{}]*)\}", r"\1"),
@@ -61,7 +62,7 @@ def plain(text: str) -> str:
 _TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
 _OPENING, _CLOSING = {"(": ")", "[": "]", r"\{": "}", "{": ""}, (")", "]", r"\}", "}")
 _HEAD, _GROUP = re.compile(r"(?<![\d.])\d{1,3}$"), re.compile(r"\d{3}(?!\d)")
-RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|neq|in|approx)(?![a-zA-Z])")
+RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|approx)(?![a-zA-Z])")
 _LABEL_NOISE = re.compile(r"[_^](?:\{[^{}]*\}|\\?[a-zA-Z]+|\d)|\([^()]*\)|\\text\{[^{}]*\}")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 _WORDS = r"[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?(?:\s+[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?){0,4}"

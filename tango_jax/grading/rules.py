@@ -97,7 +97,7 @@ class _Comparison(NamedTuple):
     library: Library
 
     def is_equal(self, gold: Form, form: Form) -> bool:
-        if not gold.label and form.label and outer_relations(gold.text):
+        if not gold.label and form.label and form.brackets != "u" and outer_relations(gold.text):
             form = Form(_whole(form))  # the gold answer is a relation, so the label belongs to the answer's relation
         if gold.label and form.label:
             if not _TEXT.fullmatch(form.label) and not _is_same_label(gold.label, form.label):
@@ -115,8 +115,11 @@ class _Comparison(NamedTuple):
         kinds = (gold.brackets, form.brackets)
         if set(kinds) <= {",", "{}"} or kinds in ((",", "()"), (",", "[]"), ("u", "u")):
             return self._match(gold.items, form.items)
-        if kinds == ("u", ","):
-            return all(map(_is_order, form.items)) and self._match(gold.items, form.items)
+        if kinds in (("u", ","), (",", "u")):
+            listed, union = (form, gold) if kinds[1] == "," else (gold, form)
+            # Inequalities that together hold everywhere, `x > 1, x < 3`, are meant to hold at once.
+            is_union = all(map(_is_order, listed.items)) and self._match(gold.items, form.items)
+            return is_union and not self.library.is_same(union.text, r"(-\infty,\infty)")
         is_ordered = kinds[0] == kinds[1] != "u" or kinds in (("()", ","), ("()", "{}"), ("{}", "()"))
         return is_ordered and all(itertools.starmap(self.is_equal, zip(gold.items, form.items, strict=True)))
 
@@ -167,6 +170,10 @@ class _Comparison(NamedTuple):
             return self._is_approximation(gold, text)
         if len(relations) != len(gold_relations):
             return self._is_rewritten_set(Form(gold), Form(text))
+        if relations == gold_relations == [r"\ne"]:
+            # The library cannot compare two of these, so their sides are compared.
+            sides, gold_sides = ([side.strip() for side in split(part, r"\ne")] for part in (text, gold))
+            return any(all(map(self._is_value, gold_sides, order)) for order in (sides, sides[::-1]))
         if _is_solved(Form(gold)) and not _is_solved(Form(text)):
             return False
         if not self._may_be_read(gold, text, bool(relations)) or not self.library.is_same(gold, text):

@@ -66,6 +66,8 @@ REFUSED = [
     # An inverse function is a label; a power in front of brackets is not.
     (r"f^{-1}(x)=\frac{x-3}{2}", r"\frac{x+3}{2}"), (r"f^{-1}(x)=\frac{x-3}{2}", r"x=\frac{x-3}{2}"),
     ("f(x)=2x", "g(x)=2x"), ("f(x)=2x", "y=3x"), ("x^2(y+1)=4y", "4y"), ("y=x-1", "f(t)=x-1"),
+    (r"x \ne 0", r"x \not= 1"), (r"x \ne 0", "x=0"), (r"x \ne 0", "0"), (r"x \ne 2", r"x-2 \ne 0"),
+    (r"x\le -1 \text{ or } x\ge 1", r"(-\infty,-1)\cup[1,\infty)"), (r"x\ge 1, x\le 3", r"(-\infty,3]\cup[1,\infty)"),
     # Values under different names.
     ("x=3,y=4", "4,3"), ("x=3,y=4", "(4,3)"), ("x=3,y=4", r"\{4,3\}"), ("m=2, b=-1", "(-1,2)"), ("x=3,y=4", "x=4,y=3"),
     ("a=1,b=2,c=3", "3,2,1"), ("a=1,b=2,c=3", "c=3,2,1"), ("m=2, b=-1", "b=2, m=-1"),
@@ -116,6 +118,10 @@ ACCEPTED = [
     (r"\frac13", "0.333333"), (r"\frac{1}{1024}", "0.0009765625"), ("0.25", r"25\%"), (r"\sqrt{2}", "1.414214"),
     (r"f^{-1}(x)=\frac{x-3}{2}", r"\frac{x-3}{2}"), (r"f^{-1}(x)=\frac{x-3}{2}", r"y=\frac{x-3}{2}"),
     ("g^{-1}(x)=x-1", "x-1"), ("f(x)=2x", "y=2x"), ("y=2x+3", "f(x)=2x+3"), ("f^{-1}(x)=x-1", "y=-1+x"),
+    (r"x\ne 2", r"x\neq 2"), (r"x\neq 0", r"x \not= 0"), (r"x\ne 0", "0 ≠ x"), (r"x\not =\frac12", r"x\ne 0.5"),
+    (r"x\le -1 \text{ or } x\ge 1", r"(-\infty,-1]\cup[1,\infty)"),
+    (r"x\le -1 \text{ or } x\ge 1", r"x \in [1,\infty)\cup(-\infty,-1]"),
+    (r"(-\infty,-1]\cup[1,\infty)", r"x\le -1 \text{ or } x\ge 1"), (r"x<1, 2<x<3", r"(-\infty,1)\cup(2,3)"),
     ("x=3,y=4", "3,4"), ("x=3,y=4", "(3,4)"), ("x=3,y=4", "y=4, x=3"), ("m=2, b=-1", r"\{2,-1\}"),
     ("x=3,y=4", "y=4, 3"),
     (r"x=\pm 1, y=2", "-1, 1, 2"), ("x=1, x=2", "2, 1"), ("a=1,b=2,c=3", "c=3, b=2, a=1"),
