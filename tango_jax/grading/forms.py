@@ -76,6 +76,9 @@ _COMMON_UNITS = (
 )
 _BARE_UNIT = re.compile(r"(?<=[\d})])\s*\^?\{?(?:(?:" + _COMMON_UNITS + r")(?![a-zA-Z])\s*){1,2}\}?" + _POWER + "$")
 _LETTER_UNIT = re.compile(r"(?<=\d)\s*[msghlL](?:\^\{?[23]\}?)?$")
+_CLOCK = re.compile(
+    r"(?:0(?=\d:))?(\d|1\d|2[0-4]):([0-5]\d)(?:\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
+)
 _NO_UNITS = frozenset(
     "and or not nor but no is are to than versus vs either neither plus minus over if when where except zero one two"
     " three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
@@ -228,7 +231,15 @@ def outer_relations(text: str) -> list[str]:
     return found
 
 
+def clock(text: str) -> tuple[int, int, str] | None:
+    """Return hour, minute and "a", "p" or "" of a time such as `4:30` or `04:30 p.m.`, else None."""
+    found = _CLOCK.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]), (found[3] or "").lower())
+
+
 def _without_unit(text: str, may_be_letter: bool) -> str:
+    if clock(text):
+        return text  # "a.m." and "p.m." are no units: they tell two times apart
     found = _TEXT_UNIT.search(text)
     if found:
         words = re.split(r"[^a-z]+", found[1].lower())

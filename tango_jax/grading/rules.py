@@ -41,6 +41,10 @@ also allowed in the answer. The rules are:
 9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
 10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude; a
    decimal and an exact number to 2e-6, so that six digits of a third are enough.
+11. A gold answer such as `4:30`, without spaces and with 00 to 59 after the colon, is a time of day, and one such as
+   `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
+   and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `16:10` could be either and counts as a time:
+   a ratio is mostly answered as it is written, but half of a time is another time.
 """
 import itertools
 import re
@@ -48,7 +52,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from tango_jax.grading.forms import RELATION, Form, is_number, outer_relations, plain, read, split
+from tango_jax.grading.forms import RELATION, Form, clock, is_number, outer_relations, plain, read, split
 
 CLOSENESS, CLOSENESS_TO_EXACT = Decimal("1e-6"), 2e-6
 APPROXIMATION = 0.01
@@ -87,6 +91,7 @@ _INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+(?:\^\{?-1\}?)?\
 _FUNCTION_OF_X = re.compile(r"y|[a-zA-Z](?:\^\{?-1\}?)?\(x\)")
 _POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-zA-Z\\])[xyz](?![a-zA-Z])")
 _CONSTANTS = frozenset("ei")
+_DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s*10\^\{?([+-]?\d{1,3})\}?")
 
@@ -157,6 +162,10 @@ class _Comparison(NamedTuple):
             bare, other = (re.sub(r"\\?%$", "", part).strip() for part in (gold, text))
             if bare and other and self._is_value(bare, other):
                 return True
+        if clock(gold):
+            return _is_same_time(gold, _squeezed(text))
+        if _DATE.fullmatch(gold):
+            return False  # the library would subtract
         numbers = _number(gold), _number(text)
         if None not in numbers and abs(numbers[0] - numbers[1]) > CLOSENESS * abs(numbers[0]):
             return False
@@ -258,6 +267,14 @@ def _is_same_label(gold: str, label: str) -> bool:
     gold, label = _squeezed(gold), _squeezed(label)
     is_graph = "y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label)))
     return gold == label or is_graph
+
+
+def _is_same_time(gold: str, text: str) -> bool:
+    """Return whether a text is the time of the gold answer; "a.m." and "p.m." count only if both have one."""
+    time, other = clock(gold), clock(text)
+    if time is None or other is None or time[:2] != other[:2]:
+        return False
+    return time[2] == other[2] or "" in (time[2], other[2])
 
 
 def _is_order(form: Form) -> bool:
