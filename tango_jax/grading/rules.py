@@ -16,7 +16,8 @@ also allowed in the answer. The rules are:
    answer without labels is in the order of the gold answer, `(3,4)`, but neither `4,3` nor `\{4,3\}`.
 3. Thousands are groups of three digits after the first 1 to 3 digits, separated by `{,}`, `,\!`, a space or a thin
    space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
-   a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
+   a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items. `3e5`
+   and `3E5` are numbers, too, but not within an expression.
 4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
    symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `f^{-1}(x)=`,
    `AB+BC=`, `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its
@@ -93,6 +94,7 @@ _POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-z
 _CONSTANTS = frozenset("ei")
 _DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
+_EXPONENT = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([+-]?\d{1,3})")
 _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s*10\^\{?([+-]?\d{1,3})\}?")
 
 
@@ -174,6 +176,7 @@ class _Comparison(NamedTuple):
             return based[1].groups() == based[0].groups() if based[0] else based[1][2] == "10" and based[1][1] == gold
         if based[0]:
             return text == based[0][1]
+        gold, text = _with_power_of_ten(gold), _with_power_of_ten(text)
         relations, gold_relations = outer_relations(text), outer_relations(gold)
         if relations == [r"\approx"] and not gold_relations:
             return self._is_approximation(gold, text)
@@ -308,10 +311,15 @@ def _letters(text: str) -> frozenset[str]:
 
 def _number(text: str) -> Decimal | None:
     """Return the value of a decimal number, optionally times a power of ten, else None."""
-    scientific = _SCIENTIFIC.fullmatch(text)
+    scientific = _SCIENTIFIC.fullmatch(text) or _EXPONENT.fullmatch(text)
     if scientific:
         return Decimal(scientific[1]).scaleb(int(scientific[2]))
     return Decimal(text) if is_number(text) else None
+
+
+def _with_power_of_ten(text: str) -> str:
+    r"""Write `3e5` as `3 \times 10^{5}`, because the library would read a product with Euler's number."""
+    return _EXPONENT.sub(r"\1 \\times 10^{\2}", text) if _EXPONENT.fullmatch(text) else text
 
 
 def _squeezed(text: str) -> str:
