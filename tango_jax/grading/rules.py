@@ -40,8 +40,9 @@ also allowed in the answer. The rules are:
    `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are rejected
    too.
 9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
-10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude; a
-   decimal and an exact number to 2e-6, so that six digits of a third are enough.
+10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude. A
+   number with decimals and an exact number without unknowns are equal if they agree to 2e-6, so that six digits of a
+   third (0.333333) or of pi (3.14159) are enough.
 11. A gold answer such as `4:30`, without spaces and with 00 to 59 after the colon, is a time of day, and one such as
    `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
    and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `16:10` could be either and counts as a time:
@@ -63,7 +64,8 @@ class Library(NamedTuple):
     """The comparisons that the math library makes."""
 
     is_same: Callable[[str, str], bool]  # (gold, answer): equal values, relations or matrices
-    is_near: Callable[[str, str, float], bool]  # (exact, decimal, tolerance): equal numbers up to a relative tolerance
+    # (exact, decimal, tolerance): real numbers that are equal up to a relative tolerance
+    is_near: Callable[[str, str, float], bool]
 
 
 def is_equal(gold: str, answer: str, library: Library) -> bool:
@@ -188,16 +190,14 @@ class _Comparison(NamedTuple):
             return any(all(map(self._is_value, gold_sides, order)) for order in (sides, sides[::-1]))
         if _is_solved(Form(gold)) and not _is_solved(Form(text)):
             return False
-        if not self._may_be_read(gold, text, bool(relations)) or not self.library.is_same(gold, text):
+        if not self._may_be_read(gold, text, bool(relations)):
             return False
-        return self._is_close(gold, text) if (numbers[0] is None) != (numbers[1] is None) else True
-
-    def _is_close(self, gold: str, text: str) -> bool:
-        """Of equal texts one of which is a number: whether a decimal is close to the other's exact value."""
-        exact, decimal = (text, gold) if is_number(gold) else (gold, text)
-        if "." not in decimal or "%" in exact or _letters(exact) - _CONSTANTS or not is_number(decimal):
-            return True
-        return self.library.is_near(exact, decimal, CLOSENESS_TO_EXACT)
+        if (numbers[0] is None) != (numbers[1] is None):
+            exact, number = (text, numbers[0]) if numbers[1] is None else (gold, numbers[1])
+            decimal = format(number, "f")
+            if "." in decimal and "%" not in exact and not _letters(exact) - _CONSTANTS:
+                return self.library.is_near(exact, decimal, CLOSENESS_TO_EXACT)
+        return self.library.is_same(gold, text)
 
     def _is_approximation(self, gold: str, text: str) -> bool:
         exact, decimal = (part.strip() for part in text.split(r"\approx"))
