@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tango_jax.grading.notation import clock, is_number
+
 MAX_SIGNS = 4  # `\pm` signs in one item; each one doubles the number of items
 
 
@@ -64,7 +66,6 @@ _OPENING, _CLOSING = {"(": ")", "[": "]", r"\{": "}", "{": ""}, (")", "]", r"\}"
 _HEAD, _GROUP = re.compile(r"(?<![\d.])\d{1,3}$"), re.compile(r"\d{3}(?!\d)")
 RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|approx)(?![a-zA-Z])")
 _LABEL_NOISE = re.compile(r"[_^](?:\{[^{}]*\}|\\?[a-zA-Z]+|\d)|\([^()]*\)|\\text\{[^{}]*\}")
-_PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 _WORDS = r"[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?(?:\s+[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?){0,4}"
 _POWER = r"(?:\^\{?-?\d\}?)?"
 _TEXT_UNIT = re.compile(r"(?<=[\w)}\]%])\s*\^?\{?\\text\s*\{\s*(" + _WORDS + r")\s*\}\}?" + _POWER + "$")
@@ -76,9 +77,6 @@ _COMMON_UNITS = (
 )
 _BARE_UNIT = re.compile(r"(?<=[\d})])\s*\^?\{?(?:(?:" + _COMMON_UNITS + r")(?![a-zA-Z])\s*){1,2}\}?" + _POWER + "$")
 _LETTER_UNIT = re.compile(r"(?<=\d)\s*[msghlL](?:\^\{?[23]\}?)?$")
-_CLOCK = re.compile(
-    r"(?:0(?=\d:))?(\d|1\d|2[0-4]):([0-5]\d)(?:\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
-)
 _NO_UNITS = frozenset(
     "and or not nor but no is are to than versus vs either neither plus minus over if when where except zero one two"
     " three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
@@ -231,12 +229,6 @@ def outer_relations(text: str) -> list[str]:
     return found
 
 
-def clock(text: str) -> tuple[int, int, str] | None:
-    """Return hour, minute and "a", "p" or "" of a time such as `4:30` or `04:30 p.m.`, else None."""
-    found = _CLOCK.fullmatch(text)
-    return None if found is None else (int(found[1]), int(found[2]), (found[3] or "").lower())
-
-
 def _without_unit(text: str, may_be_letter: bool) -> str:
     if clock(text):
         return text  # "a.m." and "p.m." are no units: they tell two times apart
@@ -251,9 +243,4 @@ def _without_unit(text: str, may_be_letter: bool) -> str:
     if found:
         return text[: found.start()].strip()
     found = _LETTER_UNIT.search(text) if may_be_letter else None
-    return text[: found.start()] if found and _PLAIN_NUMBER.fullmatch(text[: found.start()]) else text
-
-
-def is_number(text: str) -> bool:
-    """Return whether the text is a decimal number and nothing else."""
-    return bool(_PLAIN_NUMBER.fullmatch(text))
+    return text[: found.start()] if found and is_number(text[: found.start()]) else text

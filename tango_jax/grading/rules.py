@@ -24,8 +24,8 @@ also allowed in the answer. The rules are:
    left side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`).
    Chains (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that
    inequalities and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not
-   y=5), except that y may stand for a function of x such as f(x).
-   `\sqrt{2} \approx 1.41` counts as its first member if the second, a decimal number, is within 1 %.
+   y=5), except that y may stand for a function of x such as f(x). `\sqrt{2} \approx 1.41` counts as its first member if
+   the second, a decimal number, is within 1 %.
 5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
    units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
    contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and `62.5\%` equals 62.5, too; degrees
@@ -37,8 +37,7 @@ also allowed in the answer. The rules are:
    rejected because they restate the question, and `\phantom`, `\boxed`, `\tag` and the like because they hide
    something; `\cup`, `\infty` and `\mathbb` are allowed only for sets.
 8. Characters other than letters, digits and ordinary signs are rejected, because the library would drop them: `7 @ 8`,
-   `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are rejected
-   too.
+   `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are, too.
 9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
 10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude. A
    number with decimals and an exact number without unknowns are equal if they agree to 2e-6, so that six digits of a
@@ -54,7 +53,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from tango_jax.grading.forms import RELATION, Form, clock, is_number, outer_relations, plain, read, split
+from tango_jax.grading.forms import RELATION, Form, outer_relations, plain, read, split
+from tango_jax.grading.notation import clock, is_date, is_number, is_same_time, number_of, with_power_of_ten
 
 CLOSENESS, CLOSENESS_TO_EXACT = Decimal("1e-6"), 2e-6
 APPROXIMATION = 0.01
@@ -64,8 +64,7 @@ class Library(NamedTuple):
     """The comparisons that the math library makes."""
 
     is_same: Callable[[str, str], bool]  # (gold, answer): equal values, relations or matrices
-    # (exact, decimal, tolerance): real numbers that are equal up to a relative tolerance
-    is_near: Callable[[str, str, float], bool]
+    is_near: Callable[[str, str, float], bool]  # (exact, decimal, tolerance): equal numbers up to a relative tolerance
 
 
 def is_equal(gold: str, answer: str, library: Library) -> bool:
@@ -94,10 +93,7 @@ _INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+(?:\^\{?-1\}?)?\
 _FUNCTION_OF_X = re.compile(r"y|[a-zA-Z](?:\^\{?-1\}?)?\(x\)")
 _POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-zA-Z\\])[xyz](?![a-zA-Z])")
 _CONSTANTS = frozenset("ei")
-_DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
-_EXPONENT = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([+-]?\d{1,3})")
-_SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s*10\^\{?([+-]?\d{1,3})\}?")
 
 
 class _Comparison(NamedTuple):
@@ -167,10 +163,10 @@ class _Comparison(NamedTuple):
             if bare and other and self._is_value(bare, other):
                 return True
         if clock(gold):
-            return _is_same_time(gold, _squeezed(text))
-        if _DATE.fullmatch(gold):
+            return is_same_time(gold, _squeezed(text))
+        if is_date(gold):
             return False  # the library would subtract
-        numbers = _number(gold), _number(text)
+        numbers = number_of(gold), number_of(text)
         if None not in numbers and abs(numbers[0] - numbers[1]) > CLOSENESS * abs(numbers[0]):
             return False
         based = _BASED.fullmatch(gold), _BASED.fullmatch(text)
@@ -178,7 +174,7 @@ class _Comparison(NamedTuple):
             return based[1].groups() == based[0].groups() if based[0] else based[1][2] == "10" and based[1][1] == gold
         if based[0]:
             return text == based[0][1]
-        gold, text = _with_power_of_ten(gold), _with_power_of_ten(text)
+        gold, text = with_power_of_ten(gold), with_power_of_ten(text)
         relations, gold_relations = outer_relations(text), outer_relations(gold)
         if relations == [r"\approx"] and not gold_relations:
             return self._is_approximation(gold, text)
@@ -268,16 +264,7 @@ def _whole(form: Form) -> str:
 def _is_same_label(gold: str, label: str) -> bool:
     """Return whether two labels name one thing. `y` is a name for any function of x, such as `f(x)` or `f^{-1}(x)`."""
     gold, label = _squeezed(gold), _squeezed(label)
-    is_graph = "y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label)))
-    return gold == label or is_graph
-
-
-def _is_same_time(gold: str, text: str) -> bool:
-    """Return whether a text is the time of the gold answer; "a.m." and "p.m." count only if both have one."""
-    time, other = clock(gold), clock(text)
-    if time is None or other is None or time[:2] != other[:2]:
-        return False
-    return time[2] == other[2] or "" in (time[2], other[2])
+    return gold == label or ("y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label))))
 
 
 def _is_order(form: Form) -> bool:
@@ -307,19 +294,6 @@ def _letters(text: str) -> frozenset[str]:
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
         r"|omega)(?![a-zA-Z])", text, re.IGNORECASE)  # fmt: skip
     return frozenset(greek) | {char for char in _COMMAND.sub(" ", text) if char.isalpha()}
-
-
-def _number(text: str) -> Decimal | None:
-    """Return the value of a decimal number, optionally times a power of ten, else None."""
-    scientific = _SCIENTIFIC.fullmatch(text) or _EXPONENT.fullmatch(text)
-    if scientific:
-        return Decimal(scientific[1]).scaleb(int(scientific[2]))
-    return Decimal(text) if is_number(text) else None
-
-
-def _with_power_of_ten(text: str) -> str:
-    r"""Write `3e5` as `3 \times 10^{5}`, because the library would read a product with Euler's number."""
-    return _EXPONENT.sub(r"\1 \\times 10^{\2}", text) if _EXPONENT.fullmatch(text) else text
 
 
 def _squeezed(text: str) -> str:
