@@ -7,9 +7,9 @@ keys. Stage of the loop: reading datasets, before the first turn.
 import json
 import math
 import re
-from decimal import Decimal
 from typing import Any
 
+from tango_jax.grading.answer import number_text
 from tango_jax.runtime.checks import shortened
 
 Fields = dict[str, Any]
@@ -98,9 +98,7 @@ def answer_text(value: Any) -> str:
         return answer_text(value[0])
     if not isinstance(value, (str, int, float)) or value != value or value in (math.inf, -math.inf):
         raise BadRow(f"the answer must be a string or a number, not {shortened(value)}")
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")  # without an exponent
-    text = str(value).strip()
+    text = number_text(value) if isinstance(value, (int, float)) else value.strip()
     if GSM8K_MARK in text:
         text = text.rsplit(GSM8K_MARK, 1)[1].strip()
         text = text.replace(",", "") if _GROUPED_NUMBER.fullmatch(text) else text

@@ -7,6 +7,7 @@ decided here; all other pairs are tidied and sent to the math library in the wor
 import ast
 import re
 import warnings
+from decimal import Decimal
 
 KINDS = ("math", "string", "python", "choice", "text")
 MAX_CHARS = 1000
@@ -48,6 +49,13 @@ _TYPEWRITER = re.compile(r"\\(?:text(?:tt|rm|bf)?|math(?:tt|rm))\{(.*)\}", re.DO
 _ESCAPED = re.compile(r"\\([{}_#%&$])")
 _SAME_CHOICE = {"yes": "true", "no": "false"}
 _LITERAL_ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+def number_text(value: float) -> str:
+    """Return a JSON number as people write it: 27 for 27.0, and 0.00001 for 1e-05. True and False remain words."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() else format(Decimal(str(value)), "f")  # "f": without an exponent
 
 
 def matches_exactly(gold: str, answer: str) -> bool:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tango_jax.grading.notation import clock, is_number
+
 MAX_SIGNS = 4  # `\pm` signs in one item; each one doubles the number of items
 
 
@@ -32,6 +34,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
     (r"\\(?:lbrack)(?![a-zA-Z])", "["), (r"\\(?:rbrack)(?![a-zA-Z])", "]"),
     (r"\\langle(?![a-zA-Z])", "("), (r"\\rangle(?![a-zA-Z])", ")"),
     (r"\\(?:leqslant|leq|leqq)(?![a-zA-Z])|≤|<=", r"\\le "), (r"\\(?:geqslant|geq|geqq)(?![a-zA-Z])|≥|>=", r"\\ge "),
+    (r"\\(?:neq(?![a-zA-Z])|not\s*=)|≠", r"\\ne "),
     (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\cong(?![a-zA-Z])|\\simeq(?![a-zA-Z])", r"\\approx "),
     (r":=|==", "="),
     (r"\\(?:mathbf|mathit|mathsf|mathtt|boldsymbol|bm|mathnormal)\s*\{([^{}]*)\}", r"\1"),
@@ -61,9 +64,8 @@ def plain(text: str) -> str:
 _TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
 _OPENING, _CLOSING = {"(": ")", "[": "]", r"\{": "}", "{": ""}, (")", "]", r"\}", "}")
 _HEAD, _GROUP = re.compile(r"(?<![\d.])\d{1,3}$"), re.compile(r"\d{3}(?!\d)")
-RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|neq|in|approx)(?![a-zA-Z])")
+RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|approx)(?![a-zA-Z])")
 _LABEL_NOISE = re.compile(r"[_^](?:\{[^{}]*\}|\\?[a-zA-Z]+|\d)|\([^()]*\)|\\text\{[^{}]*\}")
-_PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 _WORDS = r"[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?(?:\s+[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?){0,4}"
 _POWER = r"(?:\^\{?-?\d\}?)?"
 _TEXT_UNIT = re.compile(r"(?<=[\w)}\]%])\s*\^?\{?\\text\s*\{\s*(" + _WORDS + r")\s*\}\}?" + _POWER + "$")
@@ -228,6 +230,8 @@ def outer_relations(text: str) -> list[str]:
 
 
 def _without_unit(text: str, may_be_letter: bool) -> str:
+    if clock(text):
+        return text  # "a.m." and "p.m." are no units: they tell two times apart
     found = _TEXT_UNIT.search(text)
     if found:
         words = re.split(r"[^a-z]+", found[1].lower())
@@ -239,9 +243,4 @@ def _without_unit(text: str, may_be_letter: bool) -> str:
     if found:
         return text[: found.start()].strip()
     found = _LETTER_UNIT.search(text) if may_be_letter else None
-    return text[: found.start()] if found and _PLAIN_NUMBER.fullmatch(text[: found.start()]) else text
-
-
-def is_number(text: str) -> bool:
-    """Return whether the text is a decimal number and nothing else."""
-    return bool(_PLAIN_NUMBER.fullmatch(text))
+    return text[: found.start()] if found and is_number(text[: found.start()]) else text

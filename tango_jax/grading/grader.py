@@ -166,7 +166,7 @@ def answer_of(text: str, text_format: str = "tagged") -> str | None:
 def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
     """Return (gold, answer) as written, or None for a response without an answer."""
     if isinstance(gold, (bool, int, float)):  # JSON numbers, and True or False
-        gold = str(gold)
+        gold = compare.number_text(gold)
     if not isinstance(gold, str) or not gold.strip():
         raise ValueError(f"grading: the gold answer is {gold!r}; it must be a non-empty string or a number")
     answer = answer_of(text, text_format)

@@ -12,16 +12,20 @@ also allowed in the answer. The rules are:
    Brackets around a single item, `(7)` or `\{7\}`, change nothing.
 2. Lists without brackets and sets are unordered; tuples and intervals are ordered. A list or set may stand for a tuple
    or an open interval, and a list in any brackets for a list. Otherwise brackets must be equal: `[1,2)` is not `[1,2]`.
+   Items of a gold answer with different labels are told apart by them: `x=3, y=4` equals `y=4, x=3` and, since an
+   answer without labels is in the order of the gold answer, `(3,4)`, but neither `4,3` nor `\{4,3\}`.
 3. Thousands are groups of three digits after the first 1 to 3 digits, separated by `{,}`, `,\!`, a space or a thin
    space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
-   a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items.
+   a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items. `3e5`
+   and `3E5` are numbers, too, but not within an expression.
 4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
-   symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `AB+BC=`,
-   `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its left
-   side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`). Chains
-   (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that inequalities
-   and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not y=5).
-   `\sqrt{2} \approx 1.41` counts as its first member if the second, a decimal number, is within 1 %.
+   symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `f^{-1}(x)=`,
+   `AB+BC=`, `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its
+   left side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`).
+   Chains (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that
+   inequalities and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not
+   y=5), except that y may stand for a function of x such as f(x). `\sqrt{2} \approx 1.41` counts as its first member if
+   the second, a decimal number, is within 1 %.
 5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
    units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
    contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and `62.5\%` equals 62.5, too; degrees
@@ -33,11 +37,15 @@ also allowed in the answer. The rules are:
    rejected because they restate the question, and `\phantom`, `\boxed`, `\tag` and the like because they hide
    something; `\cup`, `\infty` and `\mathbb` are allowed only for sets.
 8. Characters other than letters, digits and ordinary signs are rejected, because the library would drop them: `7 @ 8`,
-   `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are rejected
-   too.
+   `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are, too.
 9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
-10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude; a
-   decimal and an exact number to 2e-6, so that six digits of a third are enough.
+10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude. A
+   number with decimals and an exact number without unknowns are equal if they agree to 2e-6, so that six digits of a
+   third (0.333333) or of pi (3.14159) are enough.
+11. A gold answer such as `4:30`, without spaces and with 00 to 59 after the colon, is a time of day, and one such as
+   `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
+   and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `16:10` could be either and counts as a time:
+   a ratio is mostly answered as it is written, but half of a time is another time.
 """
 import itertools
 import re
@@ -45,7 +53,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from tango_jax.grading.forms import RELATION, Form, is_number, outer_relations, plain, read, split
+from tango_jax.grading.forms import RELATION, Form, outer_relations, plain, read, split
+from tango_jax.grading.notation import clock, is_date, is_number, is_same_time, number_of, with_power_of_ten
 
 CLOSENESS, CLOSENESS_TO_EXACT = Decimal("1e-6"), 2e-6
 APPROXIMATION = 0.01
@@ -80,11 +89,11 @@ _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 _ORDER = re.compile(r"<|>|\\(?:le|ge)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z]\))?")
 _TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
-_INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+\([^()]*\)")
+_INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+(?:\^\{?-1\}?)?\([^()]*\)")
+_FUNCTION_OF_X = re.compile(r"y|[a-zA-Z](?:\^\{?-1\}?)?\(x\)")
 _POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-zA-Z\\])[xyz](?![a-zA-Z])")
 _CONSTANTS = frozenset("ei")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
-_SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*(?:\\times|\\cdot)\s*10\^\{?([+-]?\d{1,3})\}?")
 
 
 class _Comparison(NamedTuple):
@@ -93,11 +102,10 @@ class _Comparison(NamedTuple):
     library: Library
 
     def is_equal(self, gold: Form, form: Form) -> bool:
-        if not gold.label and form.label and outer_relations(gold.text):
+        if not gold.label and form.label and form.brackets != "u" and outer_relations(gold.text):
             form = Form(_whole(form))  # the gold answer is a relation, so the label belongs to the answer's relation
         if gold.label and form.label:
-            is_other = not _TEXT.fullmatch(form.label) and _squeezed(gold.label) != _squeezed(form.label)
-            if is_other:
+            if not _TEXT.fullmatch(form.label) and not _is_same_label(gold.label, form.label):
                 return not gold.items and not form.items and self._ask_relation(gold, form)
         elif gold.label and not gold.items and _letters(gold.text) and outer_relations(form.text) == ["="]:
             return self._ask_relation(gold, form)
@@ -112,13 +120,19 @@ class _Comparison(NamedTuple):
         kinds = (gold.brackets, form.brackets)
         if set(kinds) <= {",", "{}"} or kinds in ((",", "()"), (",", "[]"), ("u", "u")):
             return self._match(gold.items, form.items)
-        if kinds == ("u", ","):
-            return all(map(_is_order, form.items)) and self._match(gold.items, form.items)
+        if kinds in (("u", ","), (",", "u")):
+            listed, union = (form, gold) if kinds[1] == "," else (gold, form)
+            # Inequalities that together hold everywhere, `x > 1, x < 3`, are meant to hold at once.
+            is_union = all(map(_is_order, listed.items)) and self._match(gold.items, form.items)
+            return is_union and not self.library.is_same(union.text, r"(-\infty,\infty)")
         is_ordered = kinds[0] == kinds[1] != "u" or kinds in (("()", ","), ("()", "{}"), ("{}", "()"))
         return is_ordered and all(itertools.starmap(self.is_equal, zip(gold.items, form.items, strict=True)))
 
     def _match(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
-        """Return whether the gold items and the answer's items match one to one, in any order."""
+        """Return whether the items match one to one, in any order among those that `_groups` puts together."""
+        return all(itertools.starmap(self._match_group, _groups(golds, forms)))
+
+    def _match_group(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
         left = list(forms)
         for gold in sorted(golds, key=lambda one: all(_squeezed(one.text) != _squeezed(form.text) for form in forms)):
             ranked = sorted(left, key=lambda form: _squeezed(form.text) != _squeezed(gold.text))
@@ -148,7 +162,11 @@ class _Comparison(NamedTuple):
             bare, other = (re.sub(r"\\?%$", "", part).strip() for part in (gold, text))
             if bare and other and self._is_value(bare, other):
                 return True
-        numbers = _number(gold), _number(text)
+        if clock(gold):
+            return is_same_time(gold, _squeezed(text))
+        if is_date(gold):
+            return False  # the library would subtract
+        numbers = number_of(gold), number_of(text)
         if None not in numbers and abs(numbers[0] - numbers[1]) > CLOSENESS * abs(numbers[0]):
             return False
         based = _BASED.fullmatch(gold), _BASED.fullmatch(text)
@@ -156,23 +174,26 @@ class _Comparison(NamedTuple):
             return based[1].groups() == based[0].groups() if based[0] else based[1][2] == "10" and based[1][1] == gold
         if based[0]:
             return text == based[0][1]
+        gold, text = with_power_of_ten(gold), with_power_of_ten(text)
         relations, gold_relations = outer_relations(text), outer_relations(gold)
         if relations == [r"\approx"] and not gold_relations:
             return self._is_approximation(gold, text)
         if len(relations) != len(gold_relations):
             return self._is_rewritten_set(Form(gold), Form(text))
+        if relations == gold_relations == [r"\ne"]:
+            # The library cannot compare two of these, so their sides are compared.
+            sides, gold_sides = ([side.strip() for side in split(part, r"\ne")] for part in (text, gold))
+            return any(all(map(self._is_value, gold_sides, order)) for order in (sides, sides[::-1]))
         if _is_solved(Form(gold)) and not _is_solved(Form(text)):
             return False
-        if not self._may_be_read(gold, text, bool(relations)) or not self.library.is_same(gold, text):
+        if not self._may_be_read(gold, text, bool(relations)):
             return False
-        return self._is_close(gold, text) if (numbers[0] is None) != (numbers[1] is None) else True
-
-    def _is_close(self, gold: str, text: str) -> bool:
-        """Of equal texts one of which is a number: whether a decimal is close to the other's exact value."""
-        exact, decimal = (text, gold) if is_number(gold) else (gold, text)
-        if "." not in decimal or "%" in exact or _letters(exact) - _CONSTANTS or not is_number(decimal):
-            return True
-        return self.library.is_near(exact, decimal, CLOSENESS_TO_EXACT)
+        if (numbers[0] is None) != (numbers[1] is None):
+            exact, number = (text, numbers[0]) if numbers[1] is None else (gold, numbers[1])
+            decimal = format(number, "f")
+            if "." in decimal and "%" not in exact and not _letters(exact) - _CONSTANTS:
+                return self.library.is_near(exact, decimal, CLOSENESS_TO_EXACT)
+        return self.library.is_same(gold, text)
 
     def _is_approximation(self, gold: str, text: str) -> bool:
         exact, decimal = (part.strip() for part in text.split(r"\approx"))
@@ -212,11 +233,38 @@ def _with_equations(gold: Form) -> Form:
     return Form(_whole(gold)) if is_equation else gold
 
 
+def _groups(golds: Sequence[Form], forms: Sequence[Form]) -> list[tuple[list[Form], list[Form]]]:
+    """Divide the items into groups, so that only those of one group may match: if the gold items have different labels,
+    those with the same label, else all. An item of the answer that has none of these labels gets the first one that is
+    left over: `3, 4` and `y=4, 3` mean x=3, y=4, and `4, 3` does not."""
+    names = [_squeezed(gold.label) for gold in golds]
+    if len(set(names) - {""}) < 2:
+        return [(list(golds), list(forms))]
+    left, given = list(names), [_squeezed(form.label) for form in forms]
+    for index, name in enumerate(given):
+        if name and name in left:
+            left.remove(name)
+        else:
+            given[index] = ""
+    groups: dict[str, tuple[list[Form], list[Form]]] = {name: ([], []) for name in names}
+    for name, gold in zip(names, golds, strict=True):
+        groups[name][0].append(gold)
+    for name, form in zip(given, forms, strict=True):
+        groups[name or left.pop(0)][1].append(form)
+    return list(groups.values())
+
+
 def _whole(form: Form) -> str:
     """Return the text that was parsed, including its label."""
     if not form.label:
         return form.text
     return form.text if form.items else f"{form.label}={form.text}"
+
+
+def _is_same_label(gold: str, label: str) -> bool:
+    """Return whether two labels name one thing. `y` is a name for any function of x, such as `f(x)` or `f^{-1}(x)`."""
+    gold, label = _squeezed(gold), _squeezed(label)
+    return gold == label or ("y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label))))
 
 
 def _is_order(form: Form) -> bool:
@@ -246,14 +294,6 @@ def _letters(text: str) -> frozenset[str]:
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
         r"|omega)(?![a-zA-Z])", text, re.IGNORECASE)  # fmt: skip
     return frozenset(greek) | {char for char in _COMMAND.sub(" ", text) if char.isalpha()}
-
-
-def _number(text: str) -> Decimal | None:
-    """Return the value of a decimal number, optionally times a power of ten, else None."""
-    scientific = _SCIENTIFIC.fullmatch(text)
-    if scientific:
-        return Decimal(scientific[1]).scaleb(int(scientific[2]))
-    return Decimal(text) if is_number(text) else None
 
 
 def _squeezed(text: str) -> str:

@@ -76,6 +76,7 @@ def _load_library() -> Library:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, verify
     from math_verify import parse as parse_text
+    from sympy import Expr, Float
 
     # Removal of units is off, because it would drop the variable of `6m`; `forms.py` has already removed the units.
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
@@ -92,8 +93,12 @@ def _load_library() -> Library:
         )
 
     def is_near(exact: str, decimal: str, tolerance: float) -> bool:
-        value = parse(exact)[0].evalf()
-        return bool(value.is_real) and abs(float(value) - float(decimal)) <= tolerance * abs(float(value))
+        value = next(iter(parse(exact)), None)
+        if not isinstance(value, Expr) or not value.is_number:
+            return False
+        value = value.evalf()
+        # Not as Python floats: a huge value would become infinite, and near to everything.
+        return bool(value.is_real) and bool(abs(value - Float(decimal)) <= tolerance * abs(value))
 
     if not is_same(r"\frac{1}{2}", "0.5"):
         raise RuntimeError("the math library does not find 1/2 equal to 0.5")

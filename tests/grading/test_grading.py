@@ -240,4 +240,6 @@ def test_wrong_calls_say_what_to_change():
 
 def test_gold_numbers_are_accepted():
     assert grade(response("27"), 27.0)
+    assert grade(response("0.00001"), 1e-05) and grade(response("10000000000000000"), 1e16)
+    assert grade(response("0.00001"), 1e-05, "string") and not grade(response("0.00002"), 1e-05)
     assert grade(response("True"), True, "choice")

@@ -1,0 +1,53 @@
+r"""Notations of a single value: decimal numbers, powers of ten, times of day and dates.
+
+Takes a plain text without label and unit; returns its value, or None. Stage of the loop: grading, kind "math", in the
+worker processes.
+"""
+import re
+from decimal import Decimal
+
+_DECIMAL = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
+_NUMBER = re.compile(_DECIMAL)
+_EXPONENT = re.compile(rf"({_DECIMAL})[eE]([+-]?\d{{1,3}})")
+_SCIENTIFIC = re.compile(rf"({_DECIMAL})\s*(?:\\times|\\cdot)\s*10\^\{{?([+-]?\d{{1,3}})\}}?")
+_CLOCK = re.compile(
+    r"(?:0(?=\d:))?(\d|1\d|2[0-4]):([0-5]\d)(?:\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
+)
+_DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text is a decimal number and nothing else."""
+    return bool(_NUMBER.fullmatch(text))
+
+
+def number_of(text: str) -> Decimal | None:
+    """Return the value of a decimal number, optionally times a power of ten, else None."""
+    scientific = _SCIENTIFIC.fullmatch(text) or _EXPONENT.fullmatch(text)
+    if scientific:
+        return Decimal(scientific[1]).scaleb(int(scientific[2]))
+    return Decimal(text) if is_number(text) else None
+
+
+def with_power_of_ten(text: str) -> str:
+    r"""Write `3e5` as `3 \times 10^{5}`, because the library would read a product with Euler's number."""
+    return _EXPONENT.sub(r"\1 \\times 10^{\2}", text) if _EXPONENT.fullmatch(text) else text
+
+
+def clock(text: str) -> tuple[int, int, str] | None:
+    """Return hour, minute and "a", "p" or "" of a time such as `4:30` or `04:30 p.m.`, else None."""
+    found = _CLOCK.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]), (found[3] or "").lower())
+
+
+def is_same_time(gold: str, text: str) -> bool:
+    """Return whether a text is the time of the gold answer; "a.m." and "p.m." count only if both have one."""
+    time, other = clock(gold), clock(text)
+    if time is None or other is None or time[:2] != other[:2]:
+        return False
+    return time[2] == other[2] or "" in (time[2], other[2])
+
+
+def is_date(text: str) -> bool:
+    """Return whether the text is a date such as `2020-01-05`."""
+    return bool(_DATE.fullmatch(text))
