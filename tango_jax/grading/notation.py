@@ -13,6 +13,7 @@ _SCIENTIFIC = re.compile(rf"({_DECIMAL})\s*(?:\\times|\\cdot)\s*10\^\{{?([+-]?\d
 _CLOCK = re.compile(
     r"(?:0(?=\d:))?(\d|1\d|2[0-4]):([0-5]\d)(?:\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
+_FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}")
 _DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 
 
@@ -46,6 +47,12 @@ def is_same_time(gold: str, text: str) -> bool:
     if time is None or other is None or time[:2] != other[:2]:
         return False
     return time[2] == other[2] or "" in (time[2], other[2])
+
+
+def is_own_ratio(gold: str, text: str) -> bool:
+    """Return whether a text is the fraction of the two numbers of the gold answer, such as `4/25` of `4:25`."""
+    found = _FRACTION.fullmatch(text)
+    return found is not None and gold == f"{found[1] or found[3]}:{found[2] or found[4]}"
 
 
 def is_date(text: str) -> bool:

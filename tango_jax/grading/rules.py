@@ -44,8 +44,8 @@ also allowed in the answer. The rules are:
    third (0.333333) or of pi (3.14159) are enough.
 11. A gold answer such as `4:30`, without spaces and with 00 to 59 after the colon, is a time of day, and one such as
    `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
-   and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `16:10` could be either and counts as a time:
-   a ratio is mostly answered as it is written, but half of a time is another time.
+   and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `4:25` could be either and counts as a time:
+   a ratio is mostly answered as it is written, but half of a time is another time. The fraction `4/25` is right, too.
 """
 import itertools
 import re
@@ -54,7 +54,15 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from tango_jax.grading.forms import RELATION, Form, outer_relations, plain, read, split
-from tango_jax.grading.notation import clock, is_date, is_number, is_same_time, number_of, with_power_of_ten
+from tango_jax.grading.notation import (
+    clock,
+    is_date,
+    is_number,
+    is_own_ratio,
+    is_same_time,
+    number_of,
+    with_power_of_ten,
+)
 
 CLOSENESS, CLOSENESS_TO_EXACT = Decimal("1e-6"), 2e-6
 APPROXIMATION = 0.01
@@ -163,7 +171,7 @@ class _Comparison(NamedTuple):
             if bare and other and self._is_value(bare, other):
                 return True
         if clock(gold):
-            return is_same_time(gold, _squeezed(text))
+            return is_same_time(gold, _squeezed(text)) or is_own_ratio(gold, _squeezed(text))
         if is_date(gold):
             return False  # the library would subtract
         numbers = number_of(gold), number_of(text)
