@@ -193,7 +193,7 @@ def answered(monkeypatch, text: str, stream) -> None:
     said = f"<step_verification><step>{text}\\boxed{{CORRECT}}</step></step_verification>"
     texts = {"solve": solution, "verify": said}
     monkeypatch.setattr(sample, "respond", lambda sampler, prompt, args, name: sample.Response(texts[name], 9, False))
-    monkeypatch.setattr(sample, "unreadable_characters", lambda tokenizer, text: sorted(set(text)))
+    monkeypatch.setattr(sample, "unreadable_characters", lambda tokenizer, texts: sorted(set("".join(texts))))
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
     console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
