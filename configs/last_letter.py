@@ -6,7 +6,7 @@ learns to write.
 
 Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
-Time:      5 minutes on two cores.
+Time:      four to five minutes on two cores, compiling included.
 Expected:  last_letter_results.md.
 """
 
