@@ -145,9 +145,7 @@ def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | N
     return None
 
 
-def _recent_verdicts(
-    rows: Sequence[dict], names: Sequence[str], count: int
-) -> Iterator[tuple[str, list[float]]]:
+def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> Iterator[tuple[str, list[float]]]:
     """Where verdicts were given, and the means of metrics of them over the last `count` turns there.
 
     The verifier's verdicts in the generator's turns and those in its own are kept apart: its own turns may have other

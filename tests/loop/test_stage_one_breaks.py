@@ -65,12 +65,13 @@ class Scripted:
 
 
 def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, preemption=NEVER,
-        start_params=None, **settings):
+        start_params=None, keep=2, **settings):
     """Stage 1 of six steps, evaluated and saved after the third and the last."""
     script = Scripted(losses or {}, weights or {}, heldout or {})
     monkeypatch.setattr(stage_one, "make_sft", script.make)
     config = load_config(TINY)
     config.generator.sft.update(settings)
+    config.checkpoint.keep = keep
     policy = dataclasses.replace(policy, config=config.generator)
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
     return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption,
@@ -125,6 +126,12 @@ def test_sigterm_saves_nothing_that_is_broken(policies, tmp_path, monkeypatch):
     abstract = {"weight": np.ones(1, np.float32)}
     meta = read_state(tmp_path / "good/sft/generator/checkpoints", abstract, part=("params",)).meta
     assert (meta["heldout_loss"], meta["left_out"]) == (1.0, 0)
+
+
+@pytest.mark.parametrize("keep, kept", [(1, [6]), (2, [3, 6])])
+def test_it_keeps_as_many_checkpoints_as_the_run(policies, tmp_path, monkeypatch, keep, kept):
+    run(monkeypatch, policies["generator"], tmp_path, keep=keep)
+    assert saved(tmp_path) == kept
 
 
 def test_it_does_not_go_on_with_other_examples_prompts_or_parameters(policies, tmp_path, monkeypatch):
