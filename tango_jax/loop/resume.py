@@ -18,9 +18,10 @@ from tango_jax.records import Counters, States
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer, Restored, tree_fingerprint
+from tango_jax.runtime.checkpoint import Checkpointer, Restored
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.finite import check_loaded
+from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.task import STREAMS, Task
 from tango_jax.text.templates import templates_digest
 from tango_jax.tracking.loggers import RunLog

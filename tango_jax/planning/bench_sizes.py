@@ -16,7 +16,8 @@ from tango_jax.config import role_config
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import needs
-from tango_jax.planning.own_problems import (
+from tango_jax.planning.programs import abstract_sampling, blank_tokenizer, device_bytes
+from tango_jax.planning.rough_sizes import (
     ACCELERATOR,
     CPU,
     GIB,
@@ -27,7 +28,6 @@ from tango_jax.planning.own_problems import (
     sampling_bytes,
     update_bytes,
 )
-from tango_jax.planning.programs import abstract_sampling, blank_tokenizer, device_bytes
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.sharding.placement import Placement, check_model, make_placement

@@ -10,79 +10,41 @@ states, references, caches and activations. `python -m tango_jax.plan` compiles 
 
 import math
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.data.problem_sets import load_task_problems, question_key, resolve
-from tango_jax.data.row_formats import detect_format
-from tango_jax.data.rows import read_rows
+from tango_jax.data.problem_sets import load_task_problems, question_key
 from tango_jax.models.attention import capability_of
 from tango_jax.models.transformer import LEAST_CAPABILITY, ModelConfig
+from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as, rounded
+from tango_jax.planning.rough_sizes import (
+    ACCELERATOR,
+    CPU,
+    GIB,
+    Machine,
+    Scale,
+    halved,
+    logits_chunk,
+    num_parameters,
+    resident_bytes,
+    sampling_bytes,
+    update_bytes,
+)
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.runtime.machine import device_memory
 from tango_jax.tasks.splits import draw_questions
-from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
-from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source
 from tango_jax.weights.workdir import open_checkpoint
 
-GIB = 2**30
-ROUND = 32  # lengths are multiples of it
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
-NO_LIMIT = 1 << 30
 SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
-
-
-class Machine(NamedTuple):
-    """What a run has to run on."""
-
-    platform: str  # cpu, gpu or tpu
-    devices: int  # of the job
-    memory: int  # bytes that programs may use on each device
-    capability: float | None = None  # compute capability of NVIDIA GPUs
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.platform == "cpu"
-
-
-class Scale(NamedTuple):
-    """Sizes that depend on how fast a machine is, where the user sets none."""
-
-    response: int  # tokens of a solution, at least
-    prompts: int  # problems of a turn
-    samples: int  # solutions of each
-    passes: int  # how often every problem is drawn in the run
-    evaluated: int  # held-out problems, at most
-    logits: int  # bytes of the logits that exist at a time
-    memory: float  # share of the memory to plan with; compiling and saving take the rest
-
-
-CPU = Scale(response=256, prompts=4, samples=4, passes=1, evaluated=32, logits=2**25, memory=0.5)
-ACCELERATOR = Scale(response=1024, prompts=32, samples=8, passes=10, evaluated=200, logits=2**28, memory=0.85)
 MOST_STEPS = 300  # generator steps, as published
-
-
-class Lengths(NamedTuple):
-    """Tokens of all prompts of a role, in the order of the problems; the verifier's are those without a solution."""
-
-    tokens: np.ndarray
-    limit: int  # the longest one, or less where a few are far longer than the others
-
-    @property
-    def longest(self) -> int:
-        return int(self.tokens.max())
-
-    @property
-    def median(self) -> int:
-        return int(np.median(self.tokens))
 
 
 class Settings:
@@ -190,43 +152,6 @@ def open_sources(settings: Settings, mistakes: Mistakes) -> dict[str, Source]:
 
 
 # ------------------------------------------------------------------------------------------------------------- lengths
-
-
-def prompt_lengths(
-    config: ConfigDict, problems: tuple[Problem, ...], tokenizers: dict[str, Tokenizer]
-) -> dict[str, Lengths]:
-    """How long the prompts of every problem are, by role."""
-    generator, verifier = (load_template(role, config[role].template) for role in ROLES)
-    tokens = {
-        "generator": [len(generator_prompt(generator, tokenizers["generator"], problem)) for problem in problems],
-        "verifier": [
-            len(verifier_prompt(verifier, tokenizers["verifier"], problem, "", MANY_STEPS, NO_LIMIT)[0])
-            for problem in problems
-        ],
-    }
-    return {role: Lengths(np.array(counts), usual_limit(counts)) for role, counts in tokens.items()}
-
-
-def usual_limit(counts: list[int]) -> int:
-    """The longest of the lengths; or, where that is more than twice what 99 % of them have, the latter."""
-    usual = math.ceil(np.percentile(counts, 99))
-    return max(counts) if max(counts) <= 2 * usual else usual
-
-
-def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
-    """The row format of the problems, and the tokens of nearly all worked answers, those that end in #### n; 0 where
-    the file has none."""
-    source, row_format = resolve(config.task.train, config.task.row_format or None)
-    rows = read_rows(source)
-    row_format = row_format or detect_format(rows[0].fields)
-    if row_format != "gsm8k":
-        return row_format, 0
-    tokens = [len(tokenizer.encode_fn(str(row.fields["answer"]))) for row in rows]
-    return row_format, math.ceil(np.percentile(tokens, 99))
-
-
-def rounded(tokens: float) -> int:
-    return ROUND * math.ceil(tokens / ROUND)
 
 
 def set_lengths(
@@ -348,48 +273,6 @@ def describe_turns(config: ConfigDict, models: dict[str, ModelConfig]) -> str:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def num_parameters(model: ModelConfig) -> int:
-    """Parameters of a model, but for norms and biases."""
-    D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
-    embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
-    return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
-
-
-def resident_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> int:
-    """What is on a device all the time: of each role its parameters, both Adam moments and the reference policy."""
-    total = 0
-    for role, model in models.items():
-        copies = 3 + (config[role].loss.kl_coef > 0)
-        if config[role].mesh.offload:
-            copies = 1
-        total += copies * num_parameters(model) * jnp.dtype(model.param_dtype).itemsize
-    return total // machine.devices
-
-
-def sampling_bytes(config: ConfigDict, model: ModelConfig, rows: int) -> int:
-    """What sampling adds: a copy of the weights, the caches of a decode batch while they grow, and its logits."""
-    size = jnp.dtype(model.compute_dtype).itemsize
-    cached = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size
-    weights = num_parameters(model) * size // config.mesh.decode_tensor
-    return weights + rows * (cached * (config.max_prompt + 2 * config.max_response) + 2 * 4 * model.vocab_size)
-
-
-def update_bytes(config: ConfigDict, model: ModelConfig, rows: int, machine: Machine) -> int:
-    """What an update adds: gradients twice, what layers keep of a micro-batch, one layer's work, and a chunk of logits.
-
-    Attention's scores are counted as if they were written out, which kernels for accelerators avoid.
-    """
-    size = jnp.dtype(model.compute_dtype).itemsize
-    prompts = config.prompts_per_micro_batch
-    tokens = rows * (config.max_response + 1) + prompts * config.max_prompt
-    kept = model.num_layers * tokens * model.width
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    layer = 2 * tokens * (3 * model.width + heads + 3 * model.mlp_width)
-    scores = 2 * rows * model.num_heads * config.max_response * (config.max_prompt + config.max_response)
-    logits = 3 * 4 * model.vocab_size * (config.logp_chunk or rows * config.max_response)
-    return 2 * 4 * num_parameters(model) // machine.devices + size * (kept + layer + scores) + logits
-
-
 def set_batches(
     settings: Settings, scale: Scale, models: dict[str, ModelConfig], machine: Machine, mistakes: Mistakes
 ) -> None:
@@ -416,20 +299,6 @@ def set_batches(
         micro = (8, 4, 2, 1) if not machine.is_cpu else (4, 2, 1)
         settings.put(f"{role}.rows_per_micro_batch",
                      next((rows for rows in micro if update_bytes(own, model, rows, machine) <= free), 1))
-
-
-def logits_chunk(scale: Scale, model: ModelConfig) -> int:
-    """Tokens whose logits exist at a time."""
-    return 2 ** int(math.log2(max(scale.logits // (4 * model.vocab_size), 16)))
-
-
-def halved(most: int, multiple: int) -> list[int]:
-    """`most` and what repeated halving makes of it, as multiples, the largest first."""
-    found = []
-    while most >= multiple:
-        found.append(most // multiple * multiple)
-        most //= 2
-    return found
 
 
 def planned_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> int:

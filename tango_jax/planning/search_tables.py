@@ -8,8 +8,9 @@ import shlex
 
 from tango_jax.planning import choices
 from tango_jax.planning.choices import Settings
+from tango_jax.planning.pricing import Candidate, Part, overrides
 from tango_jax.planning.programs import ROLES
-from tango_jax.planning.search import Candidate, Part, Search, overrides
+from tango_jax.planning.search import Search
 from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import GIB
 from tango_jax.runtime.console import Console

@@ -7,23 +7,15 @@ that detects a changed byte falls back to the previous step. Runs between two tu
 every run.
 """
 
-import contextlib
 import errno
-import hashlib
 import json
-import logging
 import os
 import shutil
-import signal
-import sys
-import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
@@ -41,8 +33,8 @@ from tango_jax.runtime.manifest import (
     write_manifest,
     write_seal,
 )
-
-log = logging.getLogger(__name__)
+from tango_jax.runtime.orbax_writer import in_daemon_thread, interrupt_waits, make_orbax, quiet_orbax
+from tango_jax.runtime.trees import array_table, flatten_names
 
 LISTED_DIFFERENCES = 5
 
@@ -71,7 +63,7 @@ class Checkpointer:
                              "path")
         self._directory = Path(directory).absolute()
         self._keep = keep
-        self._orbax = _make_orbax()
+        self._orbax = make_orbax()
         self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
         self._descriptor: int | None = None  # of the directory, in the first process
         if _is_first_process():
@@ -105,13 +97,13 @@ class Checkpointer:
         if step < self._newest:
             raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
                                   f"{self._newest}; resume from it or use another directory")
-        for name, leaf in _flatten(state).items():
+        for name, leaf in flatten_names(state).items():
             assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
-        record = {"arrays": _array_table(state), "meta": meta}
+        record = {"arrays": array_table(state), "meta": meta}
         json.dumps(record)  # fail before the write, not half-way, if a value is not JSON-serialisable
         committed, self._verified = False, None
         try:
-            with _interrupt_waits():
+            with interrupt_waits():
                 self._write(step, state, record)
                 committed = True
         except (OSError, ValueError, RuntimeError) as error:  # raised by Orbax and tensorstore for a failed write
@@ -147,7 +139,7 @@ class Checkpointer:
         if step == NO_STEP:
             return None
         record = _read_record(self._orbax, self._directory / str(step))
-        _check_same_arrays(self._directory / str(step), record["arrays"], _array_table(abstract_state))
+        _check_same_arrays(self._directory / str(step), record["arrays"], array_table(abstract_state))
         return Restored(step, None, record["meta"])
 
     def _choose_step(self) -> int:
@@ -164,9 +156,9 @@ class Checkpointer:
 
     def _write(self, step: int, state: Any, record: dict) -> None:
         saving = self._directory / f"{step}{SAVING}"
-        args = ocp.args.Composite(state=ocp.args.PyTreeSave(_flatten(state)), record=ocp.args.JsonSave(record))
-        with _quiet_orbax():
-            _in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(flatten_names(state)), record=ocp.args.JsonSave(record))
+        with quiet_orbax():
+            in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
         if _is_first_process():
             write_seal(saving, step)
             write_manifest(saving)
@@ -214,7 +206,7 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
     if step == NO_STEP:
         raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
                               "by step numbers")
-    return _load(_make_orbax(), directory, step, abstract_state, part)
+    return _load(make_orbax(), directory, step, abstract_state, part)
 
 
 def peek_meta(directory: str | os.PathLike) -> Restored | None:
@@ -225,35 +217,7 @@ def peek_meta(directory: str | os.PathLike) -> Restored | None:
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory, below="record")
-    return None if step == NO_STEP else Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
-
-
-def tree_fingerprint(tree: Any) -> str:
-    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, on any mesh.
-
-    Computed where the arrays reside, so that a large model need not be gathered. It tells checkpoints apart, but does
-    not protect against deliberate tampering.
-    """
-    flat = dict(sorted(_flatten(tree).items()))
-    # One at a time: with more virtual devices than cores, concurrent sums deadlock waiting for each other.
-    sums = [int(_mixed_sum(leaf)) for leaf in flat.values()]
-    lines = [f"{name} {_describe(leaf)} {total}" for (name, leaf), total in zip(flat.items(), sums, strict=True)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-@jax.jit
-def _mixed_sum(leaf: jax.Array) -> jax.Array:
-    """uint32 sum of all elements' bits, each mixed with its index. Integer sums do not depend on the order."""
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    if leaf.dtype == jnp.bool_:
-        leaf = leaf.astype(jnp.uint8)
-    bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")).astype(jnp.uint32)
-    place = jnp.zeros(leaf.shape, jnp.uint32)
-    for axis, size in enumerate(leaf.shape):
-        place = place * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
-    mixed = (bits ^ (place * np.uint32(0x9E3779B1))) * np.uint32(0x85EBCA77)
-    return jnp.sum(mixed ^ (mixed >> 15), dtype=jnp.uint32)
+    return None if step == NO_STEP else Restored(step, None, _read_record(make_orbax(), directory / str(step))["meta"])
 
 
 def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
@@ -265,8 +229,8 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
     if not saved:
         roots = sorted({name.split("/")[0] for name in record["arrays"]})
         raise CheckpointError(f"checkpoint {path} has no part {prefix!r}; its top-level names are {', '.join(roots)}")
-    _check_same_arrays(path, saved, _array_table(abstract_state))
-    wanted = {prefix + name: _with_sharding(leaf) for name, leaf in _flatten(abstract_state).items()}
+    _check_same_arrays(path, saved, array_table(abstract_state))
+    wanted = {prefix + name: _with_sharding(leaf) for name, leaf in flatten_names(abstract_state).items()}
     arrays = orbax.restore(path, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(
         item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
     state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
@@ -309,108 +273,12 @@ def _choose_step(directory: Path, below: str = "") -> int:
     return step
 
 
-def _flatten(tree: Any) -> dict[str, Any]:
-    """Arrays by slash-separated name, so that files on disk do not depend on container types of this version."""
-    leaves = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-              for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    flat = dict(leaves)
-    assert len(flat) == len(leaves), f"two arrays share a name among {[name for name, _ in leaves]}"
-    return flat
-
-
-def _array_table(tree: Any) -> dict[str, str]:
-    return {name: _describe(leaf) for name, leaf in _flatten(tree).items()}
-
-
-def _describe(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
 def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
         assert jax.process_count() == 1, f"with {jax.process_count()} processes every array needs a sharding: {leaf}"
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _make_orbax() -> ocp.Checkpointer:
-    # Replicated arrays are written by one device: splitting the work would compile slices in the middle of the run.
-    arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
-    )
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(
-        state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry), record=ocp.JsonCheckpointHandler()))
-
-
-def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread that does not keep the process alive, and wait for it.
-
-    The threads that Orbax starts inherit this. After a save that failed they wait ten minutes for folders that nobody
-    makes any more, and the process, which has said its error, would wait for them.
-    """
-    errors = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 (raised again below)
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="save", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
-@contextlib.contextmanager
-def _quiet_orbax():
-    """Silence the tracebacks that Orbax, asyncio and the writer threads print for every array that cannot be written.
-
-    The error raised here says the same in one line. The threads may fail after it, so they stay silenced after an
-    error.
-    """
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    levels, hook = [logger.level for logger in loggers], sys.unraisablehook
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    sys.unraisablehook = _unraisable_but_for_writers
-    yield
-    sys.unraisablehook = hook
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-
-
-def _unraisable_but_for_writers(unraisable) -> None:
-    """Ignore writes that finish after Orbax has given up the others: nothing awaits their result."""
-    if str(unraisable.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(unraisable)
-
-
-@contextlib.contextmanager
-def _interrupt_waits():
-    """Defer a first Ctrl-C until the block is done; a second one interrupts the block at once."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # Python allows signal handlers in the main thread only
-        return
-    held = []
-
-    def hold(signum, frame):
-        if held:
-            raise KeyboardInterrupt
-        held.append((signum, frame))
-        log.warning("stopping once the checkpoint is written; press Ctrl-C again to stop without it")
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if held:
-        handler(*held[0])
 
 
 def _is_first_process() -> bool:

@@ -15,8 +15,8 @@ from tango_jax.config import default_config, flatten
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import tree_fingerprint
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import keep_config
 

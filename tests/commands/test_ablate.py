@@ -24,9 +24,10 @@ from tango_jax.ablation.plan import make_plan
 from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
-from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
+from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE
+from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.evaluations import write_table
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.viewer.lines import lines_of

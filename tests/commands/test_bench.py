@@ -10,10 +10,11 @@ import pytest
 
 from tango_jax import bench
 from tango_jax.planning import bench_phases, bench_sizes
-from tango_jax.planning.bench_phases import Rates, Timed, Work, figures
+from tango_jax.planning.bench_phases import Rates, Timed, figures
 from tango_jax.planning.bench_sizes import BenchOptions, Sizes, choose_sizes, open_model
+from tango_jax.planning.bench_work import Work
 from tango_jax.planning.needs import Flops
-from tango_jax.planning.own_problems import GIB, Machine
+from tango_jax.planning.rough_sizes import GIB, Machine
 from tango_jax.weights.presets import CONFIG_JSON, short_names
 
 # A layer takes 240 FLOPs a token and 16 a query-key pair, the head 80 a token; a cached token takes 8 bytes in bf16.

@@ -16,7 +16,8 @@ from tango_jax.cli.config_file import load_shipped
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.planning import own_problems
-from tango_jax.planning.own_problems import GIB, Machine, fit, num_parameters, resident_bytes
+from tango_jax.planning.own_problems import fit
+from tango_jax.planning.rough_sizes import GIB, Machine, num_parameters, resident_bytes
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task

@@ -20,9 +20,10 @@ from tango_jax.planning.estimates import Estimate
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.needs import MicroBatchShape, axis_members, score_traffic, update_traffic
 from tango_jax.planning.planner import Options
+from tango_jax.planning.pricing import Pricing, applied, overrides
 from tango_jax.planning.programs import ROLES, Program, make_job
 from tango_jax.planning.resized import resized
-from tango_jax.planning.search import Pricing, applied, overrides, simplest_first
+from tango_jax.planning.search import simplest_first
 from tango_jax.planning.search_tables import search_as_json, show_search
 from tango_jax.planning.targets import TARGETS, Devices
 from tango_jax.planning.times import TimeModel, trained_seconds

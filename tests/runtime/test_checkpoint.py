@@ -13,9 +13,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tango_jax.runtime import checkpoint as checkpoint_lib
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state, tree_fingerprint
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
 from tango_jax.runtime.manifest import MANIFEST, SEAL, newest_verified, write_manifest
 from tango_jax.runtime.timers import CompileCounter
+from tango_jax.runtime.trees import tree_fingerprint
 
 
 class Moments(NamedTuple):

@@ -11,8 +11,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.runtime.checkpoint import Checkpointer, tree_fingerprint
+from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.manifest import MANIFEST, complete_steps
+from tango_jax.runtime.trees import tree_fingerprint
 from torture.outcome import Outcome
 
 STEPS = (10, 20, 30)

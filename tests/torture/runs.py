@@ -20,7 +20,8 @@ from support.processes import HANG_S
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
-from tango_jax.runtime.checkpoint import read_state, tree_fingerprint
+from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics
 
 ROLES = ("generator", "verifier")

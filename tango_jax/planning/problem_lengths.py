@@ -1,0 +1,70 @@
+"""How long the prompts of a problem file are, in tokens of both roles' tokenizers."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES
+from tango_jax.data.problem_sets import resolve
+from tango_jax.data.row_formats import detect_format
+from tango_jax.data.rows import read_rows
+from tango_jax.records import Problem
+from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer
+
+ROUND = 32  # lengths are multiples of it
+NO_LIMIT = 1 << 30
+
+
+class Lengths(NamedTuple):
+    """Tokens of all prompts of a role, in the order of the problems; the verifier's are those without a solution."""
+
+    tokens: np.ndarray
+    limit: int  # the longest one, or less where a few are far longer than the others
+
+    @property
+    def longest(self) -> int:
+        return int(self.tokens.max())
+
+    @property
+    def median(self) -> int:
+        return int(np.median(self.tokens))
+
+
+def prompt_lengths(
+    config: ConfigDict, problems: tuple[Problem, ...], tokenizers: dict[str, Tokenizer]
+) -> dict[str, Lengths]:
+    """How long the prompts of every problem are, by role."""
+    generator, verifier = (load_template(role, config[role].template) for role in ROLES)
+    tokens = {
+        "generator": [len(generator_prompt(generator, tokenizers["generator"], problem)) for problem in problems],
+        "verifier": [
+            len(verifier_prompt(verifier, tokenizers["verifier"], problem, "", MANY_STEPS, NO_LIMIT)[0])
+            for problem in problems
+        ],
+    }
+    return {role: Lengths(np.array(counts), usual_limit(counts)) for role, counts in tokens.items()}
+
+
+def usual_limit(counts: list[int]) -> int:
+    """The longest of the lengths; or, where that is more than twice what 99 % of them have, the latter."""
+    usual = math.ceil(np.percentile(counts, 99))
+    return max(counts) if max(counts) <= 2 * usual else usual
+
+
+def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
+    """The row format of the problems, and the tokens of nearly all worked answers, those that end in #### n; 0 where
+    the file has none."""
+    source, row_format = resolve(config.task.train, config.task.row_format or None)
+    rows = read_rows(source)
+    row_format = row_format or detect_format(rows[0].fields)
+    if row_format != "gsm8k":
+        return row_format, 0
+    tokens = [len(tokenizer.encode_fn(str(row.fields["answer"]))) for row in rows]
+    return row_format, math.ceil(np.percentile(tokens, 99))
+
+
+def rounded(tokens: float) -> int:
+    return ROUND * math.ceil(tokens / ROUND)
