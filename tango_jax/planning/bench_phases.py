@@ -163,7 +163,6 @@ def matmul_seconds(flops: Flops, rates: Rates) -> float:
     return flops.layers / rates.matmul + flops.head / rates.head
 
 
-
 class CompiledPhase(NamedTuple):
     """A jitted function, compiled for its arguments."""
 
