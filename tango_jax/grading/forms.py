@@ -66,6 +66,7 @@ _OPENING, _CLOSING = {"(": ")", "[": "]", r"\{": "}", "{": ""}, (")", "]", r"\}"
 _HEAD, _GROUP = re.compile(r"(?<![\d.])\d{1,3}$"), re.compile(r"\d{3}(?!\d)")
 RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|approx)(?![a-zA-Z])")
 _LABEL_NOISE = re.compile(r"[_^](?:\{[^{}]*\}|\\?[a-zA-Z]+|\d)|\([^()]*\)|\\text\{[^{}]*\}")
+_NAMES = re.compile(r"\(\s*\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\s*,\s*\\?[a-zA-Z]+(?:_\{?\w\}?)?)+\s*\)")
 _WORDS = r"[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?(?:\s+[a-zA-Z.°/'()-]+(?:\^\{?-?\d\}?)?){0,4}"
 _POWER = r"(?:\^\{?-?\d\}?)?"
 _TEXT_UNIT = re.compile(r"(?<=[\w)}\]%])\s*\^?\{?\\text\s*\{\s*(" + _WORDS + r")\s*\}\}?" + _POWER + "$")
@@ -101,11 +102,20 @@ def read(text: str, may_be_unit: bool = False) -> Form | None:
     label, body = _label(text)
     if label:
         form = read(body, may_be_unit)
-        return None if form is None or form.label else form._replace(label=label)
+        return None if form is None or form.label else _labelled(text, label, form)
     pieces = split(text, r"\cup")
     if len(pieces) > 1:
         return _collect(text, "u", pieces, may_be_unit) if all(piece.strip() for piece in pieces) else None
     return _read_brackets(text, may_be_unit)
+
+
+def _labelled(text: str, label: str, form: Form) -> Form:
+    """Give a form its label, or each item its own: `(x,y)=(3,4)` is read as `x=3,y=4`."""
+    names = [name.strip() for name in label[1:-1].split(",")] if _NAMES.fullmatch(label) else []
+    if form.brackets != "()" or len(names) != len(form.items) or any(item.label for item in form.items):
+        return form._replace(label=label)
+    items = (item._replace(label=name) for item, name in zip(form.items, names, strict=True))
+    return Form(text, "", ",", tuple(items))
 
 
 def _read_brackets(text: str, may_be_unit: bool) -> Form | None:

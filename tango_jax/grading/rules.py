@@ -13,7 +13,8 @@ also allowed in the answer. The rules are:
 2. Lists without brackets and sets are unordered; tuples and intervals are ordered. A list or set may stand for a tuple
    or an open interval, and a list in any brackets for a list. Otherwise brackets must be equal: `[1,2)` is not `[1,2]`.
    Items of a gold answer with different labels are told apart by them: `x=3, y=4` equals `y=4, x=3` and, since an
-   answer without labels is in the order of the gold answer, `(3,4)`, but neither `4,3` nor `\{4,3\}`.
+   answer without labels is in the order of the gold answer, `(3,4)`, but neither `4,3` nor `\{4,3\}`. `(x,y)=(3,4)`
+   is read as `x=3, y=4`.
 3. Thousands are groups of three digits after the first 1 to 3 digits, separated by `{,}`, `,\!`, a space or a thin
    space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
    a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items. `3e5`
