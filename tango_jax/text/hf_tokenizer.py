@@ -16,8 +16,10 @@ from typing import NamedTuple
 import tokenizers
 
 from tango_jax.text.bpe import METASPACE, read_sentencepiece
+from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS
 from tango_jax.text.tokenizer import Tokenizer
 
+_MARK = re.compile(r"<[^<>\s]+>|\[[^][\s]+\]")  # such as <|im_end|> or [PAD]
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What templates that state a date take for today (Llama 3.1's own default): a prompt must not change with the calendar.
 CHAT_DATE = "26 Jul 2024"
@@ -34,12 +36,13 @@ def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = Fals
         use_chat: wrap every prompt, as the user's turn, in the model's chat template.
 
     Raises:
-        ValueError: files are missing, broken or of another family; there are more tokens than `vocab_size`, no
-            end-of-sequence id, or no chat template although `use_chat` is set.
+        ValueError: files are missing, broken, of another family or contradict each other; there are more tokens than
+            `vocab_size`, no end-of-sequence id, or no chat template although `use_chat` is set.
     """
     folder = Path(folder)
     settings = _read_json(folder / "tokenizer_config.json")
     backend = load_backend(folder)
+    _add_listed_tokens(backend, settings, folder, vocab_size)
     chat = _chat_of_folder(folder, settings, backend) if use_chat else None
     return make_tokenizer(
         backend,
@@ -74,6 +77,30 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
     return backend
 
 
+def _add_listed_tokens(backend: tokenizers.Tokenizer, settings: dict, folder: Path, vocab_size: int) -> None:
+    """Add the tokens that only `added_tokens_decoder` or added_tokens.json name, such as the marks of chat turns.
+
+    A tokenizer.model has none of them, a tokenizer.json nearly always all. Ids beyond the model's embedding are left
+    out: such a token, often one for padding, cannot be used.
+    """
+    listed = {int(token): record if isinstance(record, dict) else {"content": record}
+              for token, record in settings.get("added_tokens_decoder", {}).items()}  # fmt: skip
+    if not listed:
+        records = _read_json(folder / "added_tokens.json")
+        listed = {token: {"content": text, "special": bool(_MARK.fullmatch(text))} for text, token in records.items()}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for token, record in sorted(listed.items()):
+        text = record["content"]
+        if token >= vocab_size or backend.token_to_id(text) is not None:
+            continue
+        backend.add_tokens([tokenizers.AddedToken(text, **{flag: record[flag] for flag in flags if flag in record})])
+        if backend.token_to_id(text) != token:
+            raise ValueError(
+                f"{folder} lists {text!r} as token {token} beside a tokenizer in which it would be "
+                f"{backend.token_to_id(text)}: the files are not of one model; copy all of them from the model's page"
+            )
+
+
 def make_tokenizer(
     backend: tokenizers.Tokenizer,
     vocab_size: int,
@@ -103,6 +130,11 @@ def make_tokenizer(
             f"{source} has stop ids {list(stop_ids)} and BOS ids {list(bos_ids)}; it needs a stop id, and each must be "
             f"below {vocab_size}: set eos_token_id in generation_config.json"
         )
+    if backend.id_to_token(stop_ids[0]) is None:
+        raise ValueError(
+            f"{source} has no token {stop_ids[0]}, which ends a response: copy all tokenizer files from the model's "
+            "page, added_tokens.json too, or correct eos_token_id in generation_config.json"
+        )
     token_bytes = _token_bytes(backend, vocab_size, source)
 
     def encode_fn(text: str) -> list[int]:
@@ -116,10 +148,12 @@ def make_tokenizer(
         stop_ids=tuple(dict.fromkeys(stop_ids)),
         strips_blank=raw == b" a" and backend.decode(encode_fn("a")) == "a",
         chat_fn=chat.wrap_fn if chat else None,
-        special_texts=tuple(added.content for added in backend.get_added_tokens_decoder().values() if added.special),
+        special_texts=tuple(
+            added.content for added in backend.get_added_tokens_decoder().values() if _is_control(added)
+        ),
     )
-    ids = encode_fn(_PROBE)
-    if tokenizer.decode(ids) != backend.decode(ids, skip_special_tokens=True):
+    ids = encode_fn(_PROBE)  # with <step>, which may be a special token
+    if tokenizer.decode(ids) != backend.decode(ids, skip_special_tokens=False):
         raise ValueError(
             f"{source} decodes {_PROBE!r} to {backend.decode(ids)!r}, but the bytes of its tokens decode to "
             f"{tokenizer.decode(ids)!r}: only byte-level BPE and SentencePiece BPE with byte fallback are supported"
@@ -177,7 +211,7 @@ def _render(renderer, text: str) -> str:
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) -> tuple[bytes, ...]:
-    """Return the bytes of every id; empty for special tokens and for ids that the tokenizer does not have."""
+    """Return the bytes of every id; empty for control tokens and for ids that the tokenizer does not have."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     decoders = [state, *state.get("decoders", [])]
     if any(decoder.get("type") == "ByteLevel" for decoder in decoders):
@@ -194,8 +228,13 @@ def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) ->
     for piece, token in backend.get_vocab(with_added_tokens=True).items():
         out[token] = to_bytes(piece)
     for token, added in backend.get_added_tokens_decoder().items():
-        out[token] = b"" if added.special else added.content.encode()
+        out[token] = b"" if _is_control(added) else added.content.encode()
     return tuple(out)
+
+
+def _is_control(added: tokenizers.AddedToken) -> bool:
+    """Whether an added token is no text. The tags of the text contract are text even where they are special tokens."""
+    return added.special and added.content not in CONTRACT_SYMBOLS
 
 
 def byte_letters() -> str:

@@ -42,11 +42,12 @@ class Tokenizer:
     def as_text(self, text: str) -> str:
         """The text with a space inside all that would become a special token: a solution that spells out the end of a
         turn must not end one in the verifier's prompt."""
-        if not any(special in text for special in self.special_texts):
+        found = [special for special in self.special_texts if special and special in text]
+        if not found:
             return text
-        longest_first = sorted(self.special_texts, key=len, reverse=True)
-        pattern = "|".join(re.escape(special) for special in longest_first if len(special) > 1)
-        return re.sub(pattern, lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        pattern = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
+        # A special token of one character cannot be spelled in another way, so it is left out.
+        return re.sub(pattern, lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else "", text)
 
     def encode_response(self, text: str) -> list[int]:
         """Return the ids of a text to imitate, ending with the stop id."""

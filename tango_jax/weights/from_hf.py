@@ -158,12 +158,19 @@ def _check_options(file: str, hf) -> None:
     if hf.rope_parameters.get("partial_rotary_factor") not in (None, 1):
         raise ValueError(f"{file}: partial_rotary_factor={hf.rope_parameters['partial_rotary_factor']} is not "
                          "supported, only 1; choose another checkpoint")
+    low, high = (hf.rope_parameters.get(f"{band}_freq_factor") for band in ("low", "high"))
+    if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
+        raise ValueError(f"{file}: high_freq_factor={high} of the rotary settings must be above low_freq_factor={low}; "
+                         "correct config.json")
     for key, value in hf.rope_parameters.items():
         if key not in ("rope_type", "type", "partial_rotary_factor") and not isinstance(value, int | float):
             raise ValueError(f"{file}: {key}={value!r} of the rotary settings must be a number; correct config.json")
     window, layer_types = hf.sliding_window if hasattr(hf, "sliding_window") else None, getattr(hf, "layer_types", None)
     in_use = "sliding_attention" in layer_types if layer_types else window is not None
-    if in_use and (window or 0) < hf.max_position_embeddings:
+    if in_use and window is None:
+        raise ValueError(f"{file}: layer_types has sliding_attention, but there is no sliding_window: correct "
+                         "config.json, with full_attention for all layers or a sliding_window that is in use")
+    if in_use and window < hf.max_position_embeddings:
         raise ValueError(
             f"{file}: sliding_window={window} with max_position_embeddings={hf.max_position_embeddings} is not "
             f"supported; sequences of up to {window} tokens never reach the window: set max_position_embeddings to "

@@ -1,5 +1,6 @@
 """Tokenizers of Hugging Face folders: ids and text against transformers, bytes, BOS and stop ids, chat, bad folders."""
 
+import dataclasses
 import json
 import unicodedata
 
@@ -21,7 +22,8 @@ from support.small_tokenizers import (
     write_folder,
 )
 from tango_jax.records import Problem
-from tango_jax.text.hf_tokenizer import byte_letters, load_hf_tokenizer
+from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS
+from tango_jax.text.hf_tokenizer import byte_letters, load_hf_tokenizer, make_tokenizer
 from tango_jax.text.templates import verifier_prompt
 
 FAMILIES = ("qwen2", "llama3", "smollm", "llama2", "mistral")
@@ -310,3 +312,60 @@ def test_bad_sentencepiece_models(tmp_path, model, words):
     with pytest.raises(ValueError) as error:
         load_hf_tokenizer(tmp_path, ROWS)
     assert all(word in str(error.value) for word in ["tokenizer.model", *words]), error.value
+
+
+CHAT_MARKS = {"<|im_end|>": 420, "<|im_start|>": 421}  # after the 420 pieces of the SentencePiece model
+
+
+@pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json"])
+def test_chat_marks_beside_a_bare_sentencepiece_model(tmp_path, place):
+    decoder = {str(token): {"content": text, "special": True} for text, token in CHAT_MARKS.items()}
+    listed = {"added_tokens_decoder": decoder} if place == "tokenizer_config.json" else {}
+    folder = write_folder(tmp_path, None, {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE} | listed)
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model())
+    if not listed:
+        (folder / "added_tokens.json").write_text(json.dumps(CHAT_MARKS | {"[PAD]": ROWS}))
+    tokenizer = load_hf_tokenizer(folder, ROWS, use_chat=True)
+    assert tokenizer.stop_ids == (420,)
+    assert tokenizer.encode_prompt("hi").count(421) == 2  # the user's turn, and the start of the answer
+    assert tokenizer.as_text("<|im_end|>") == "< |im_end|>" and tokenizer.token_bytes[421] == b""
+
+
+def test_tokens_that_only_the_settings_name_are_added_where_they_belong(tmp_path):
+    backend = byte_level("qwen2")
+    size = backend.get_vocab_size()
+    listed = {str(size): {"content": "<|tool|>", "special": True}}
+    folder = write_folder(tmp_path / "good", backend, {"eos_token": "<|im_end|>", "added_tokens_decoder": listed})
+    assert load_hf_tokenizer(folder, ROWS).encode_fn("<|tool|>") == [size]
+    listed = {str(size + 5): {"content": "<|tool|>", "special": True}}
+    folder = write_folder(tmp_path / "bad", backend, {"eos_token": "<|im_end|>", "added_tokens_decoder": listed})
+    with pytest.raises(ValueError, match=f"lists '<.tool.>' as token {size + 5} beside .* would be {size}: "):
+        load_hf_tokenizer(folder, ROWS)
+
+
+def test_a_stop_id_that_stands_for_no_token_is_refused(tmp_path):
+    folder = write_folder(tmp_path, byte_level("qwen2"), {}, {"eos_token_id": ROWS - 1})
+    with pytest.raises(ValueError, match=rf"has no token {ROWS - 1}, which ends a response: copy all tokenizer files"):
+        load_hf_tokenizer(folder, ROWS)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama2"])
+def test_tags_of_the_contract_are_text_even_as_special_tokens(tmp_path, family):
+    backend = byte_level(family) if family in BYTE_LEVEL else metaspace(family)
+    backend.add_special_tokens(list(CONTRACT_SYMBOLS))
+    end = "<|im_end|>" if family in BYTE_LEVEL else "</s>"
+    tokenizer = load_hf_tokenizer(write_folder(tmp_path, backend, {"eos_token": end, "unk_token": "<unk>"}), ROWS)
+    text = "<think><step>3+4=7</step></think><answer>\\boxed{7}</answer>"
+    ids = tokenizer.encode_response(text)
+    # Llama-2's tokenizer puts a blank before the text after every special token.
+    assert tokenizer.decode(ids).replace(" ", "") == text and backend.token_to_id("<step>") in ids
+    assert tokenizer.as_text(text + end) == text + end[0] + " " + end[1:]
+
+
+def test_a_special_token_of_one_character_is_left_out_of_text():
+    backend = byte_level("qwen2")
+    backend.add_special_tokens(["\x04"])
+    tokenizer = make_tokenizer(backend, ROWS, (), (backend.token_to_id("<|im_end|>"),))
+    assert tokenizer.as_text("a\x04b<|im_end|>") == "ab< |im_end|>"
+    only = dataclasses.replace(tokenizer, special_texts=("\x04",))
+    assert only.as_text("a\x04b") == "ab"

@@ -8,6 +8,8 @@ from support.hf_cases import CASES, make_tensors, write_checkpoint
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
 
 LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral"))
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "rope_theta": 1e4,
+               "original_max_position_embeddings": 64}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,7 @@ LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwe
          "rotary scaling 'yarn' is not supported, .* remove rope_scaling from config.json"),
         (LLAMA, dict(rope_theta=None), "rope_theta=None.* must be a number"),
         (LLAMA, dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "config.json.*low_freq_factor"),
+        (LLAMA, dict(rope_parameters=LLAMA3_ROPE | {"high_freq_factor": 1.0}), "high_freq_factor=1.0 .*above low_freq"),
         (LLAMA, dict(attention_bias=True), "attention_bias=true is not supported"),
         (QWEN3, dict(attention_bias=True), "attention_bias=true is not supported"),
         (LLAMA, dict(mlp_bias=True), "mlp_bias=true is not supported"),
@@ -33,6 +36,8 @@ LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwe
         (LLAMA, dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 is not supported"),
         (MISTRAL, dict(sliding_window=4096), "sliding_window=4096 .*set max_position_embeddings to 4096"),
         (QWEN2, dict(use_sliding_window=True, max_window_layers=1), "sliding_window=4096 .*embeddings=8192"),
+        (QWEN2, dict(layer_types=["sliding_attention", "full_attention"], use_sliding_window=False),
+         "layer_types has sliding_attention, but there is no sliding_window"),
     ],
 )  # fmt: skip
 def test_configs_that_the_model_cannot_represent(case, changes, message, tmp_path):
