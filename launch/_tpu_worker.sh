@@ -24,7 +24,9 @@ source launch/_env.sh
 # shellcheck source=launch/flags_tpu.sh
 source "launch/flags_$TANGO_PLATFORM.sh"
 
-"$@" --config.distributed.enabled=True &
+distributed=--config.distributed.enabled=True
+[[ " $* " == *" tango_jax.evaluate "* || " $* " == *"tango-evaluate "* ]] && distributed=--distributed
+"$@" "$distributed" &
 pid=$!
 trap 'kill -TERM "$pid" || true' TERM HUP
 running=1

@@ -9,6 +9,7 @@ same command resumes where it stopped, and filters again if `generate.keep` has 
 --config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out loss on the second.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -39,12 +40,13 @@ from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
 from tango_jax.sampling.sampler import SampleRequest
-from tango_jax.text.templates import generator_prompt
+from tango_jax.text.templates import generator_prompt, templates_digest
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.run_config import check_config, keep_config
-from tango_jax.weights.workdir import start_source
+from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
+TEACHER = "teacher.json"  # in the workdir: what tells the teacher and its prompt from others of the same name
 
 
 class Work(NamedTuple):
@@ -133,13 +135,16 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
         ValueError: the existing parts belong to other problems.
     """
     shards = work.shards(config.generate.shard_problems)
-    found = [read_part(part_path(workdir, i), shard, config.generate.samples) for i, shard in enumerate(shards)]
-    # The first process decides: on a network disk, processes may see different parts.
-    missing = hosts.from_first([index for index, rows in enumerate(found) if rows is None])
+    # What the first process finds counts: on a network disk, processes may see different parts.
+    found = hosts.from_first(
+        [read_part(part_path(workdir, i), shard, config.generate.samples) for i, shard in enumerate(shards)]
+    )
+    missing = [index for index, rows in enumerate(found) if rows is None]
     if not missing:
         return [row for rows in found for row in rows]
     weights = policy.sampler.layout(policy.load_params())
     hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # before the first part is written
+    hosts.in_first(lambda: write_json_atomic(workdir / TEACHER, identify_teacher(config, policy)))
     done = sum(len(shard) for shard, rows in zip(shards, found, strict=True) if rows is not None)
     with console.stage("Stage 0: the teacher", total=len(work.problems), done=done) as progress:
         for index in hosts.own_part(missing):
@@ -159,6 +164,30 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
     return [row for rows in found for row in rows]
 
 
+def identify_teacher(config: ConfigDict, policy: Policy) -> dict[str, str]:
+    """{what: digest} of the teacher's weights and of the text of its template."""
+    checkpoint = config.generator.checkpoint
+    weights = identify_weights(checkpoint, "generator")[1] if checkpoint else ""
+    return {"weights": weights, "template": templates_digest({"generator": policy.template})}
+
+
+def check_teacher(config: ConfigDict, policy: Policy, workdir: Path) -> None:
+    """Check that the parts in the workdir, if any, were written by the same teacher with the same prompt.
+
+    Raises:
+        ValueError: the weights or the template have changed since then.
+    """
+    path = workdir / TEACHER
+    if not (workdir / "parts").exists() or not path.exists():  # earlier versions did not write it
+        return
+    saved, now = json.loads(path.read_text(encoding="utf-8")), identify_teacher(config, policy)
+    places = {"weights": "generator.checkpoint", "template": "generator.template"}
+    changed = [f"the {name} of {place}" for name, place in places.items() if saved.get(name) != now[name]]
+    if changed:
+        raise ValueError(f"{workdir / 'parts'} was made before {' and '.join(changed)} changed, and two teachers would "
+                         "be mixed: put back what was there, or choose another --workdir")
+
+
 def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy | None = None) -> dict:
     """Run or resume stage 0 and return the counts. `policy` is the teacher, if the caller has built it already.
 
@@ -170,6 +199,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
                          "of task.name=math")
     check_config(config, workdir / "config.json", may_change=("generate.keep.",))
     policy = policy or make_policy("generator", config.generator, start_source(config, "generator"))
+    hosts.in_first(lambda: check_teacher(config, policy, workdir))
     work = plan_work(config, policy.template, policy.tokenizer)
     check_grader(work.grade_kind)
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out because "

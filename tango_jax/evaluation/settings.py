@@ -18,11 +18,10 @@ from tango_jax.evaluation.shards import digest
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
-from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
 from tango_jax.text.templates import load_template
 from tango_jax.weights.source import kind_of
-from tango_jax.weights.workdir import newest_checkpoints, read_config
+from tango_jax.weights.workdir import identify_weights, read_config
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
 _SAMPLED = SAMPLED_TEMPERATURE._replace(
@@ -157,16 +156,11 @@ def _comparable(settings: Settings) -> dict:
     # A run that goes on training between two attempts is another model, as are other weights in the same place, and an
     # edited template is another prompt.
     for role, name in _models(settings).items():
-        own, path, kind = default_config()[role], Path(name).expanduser(), kind_of(name)
-        if kind == "workdir":
-            own = read_config(path)[role]
-            directory, _ = newest_checkpoints(path, role)
-            step = max(complete_steps(directory))
+        own = default_config()[role]
+        step, fields[f"{role}_weights_digest"] = identify_weights(name, role)
+        if step is not None:
+            own = read_config(Path(name).expanduser())[role]
             fields["checkpoint_step" if role == "generator" else "verifier_step"] = step
-            weights = directory.glob(f"{step}/{MANIFEST}")
-        else:
-            weights = [path] if kind == "gguf" else sorted(path.glob("*.safetensors"))  # of a hub id none
-        fields[f"{role}_weights_digest"] = sampled_digest(weights)
         fields[f"{role}_template_digest"] = digest(load_template(role, settings.sampler(role).template or own.template))
     return fields
 

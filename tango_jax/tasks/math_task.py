@@ -52,7 +52,13 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     test_problems = test_set.problems if test_set else ()
     evaluated = validation | {question_key(problem.question) for problem in test_problems}
     stage_one = _make_stage_one(config, tokenizers, evaluated)
-    problems = [problem for problem in train_set.problems if question_key(problem.question) not in stage_one.heldout]
+    tested = frozenset() if task.test == task.train else evaluated - validation  # `split_problems` knows the validation
+    set_aside = stage_one.heldout | tested
+    problems = [problem for problem in train_set.problems if question_key(problem.question) not in set_aside]
+    if tested and not problems:
+        raise ValueError(f"none of the {len(train_set.problems)} problems of task.train={task.train} is left to train "
+                         f"on: the others are in task.test={task.test}, or held out of stage 1; choose another "
+                         "task.test")
     split = split_problems(
         problems, num_tokens_fn, limit, num_validation, config.rl.prompts_per_step, task.data_seed, validation
     )
@@ -69,8 +75,10 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         test = test_split.train
         notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out because of their "
                      f"length; evaluation uses {min(len(test), config.eval.problems)}")
-        if known := _shared(test, split.train):
-            notes.append(f"warning: {known} of the test problems of {task.test} are also in {task.train}")
+        if task.test == task.train:
+            notes.append(f"warning: {task.test} is both trained and evaluated on")
+        elif known := _shared(train_set.problems, test_problems):
+            notes.append(f"{task.train}: {known} problems are left out because {task.test} has the same questions")
     return Task(
         name=task.name,
         grade_kind=train_set.grade_kind,

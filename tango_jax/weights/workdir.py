@@ -16,7 +16,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.finite import check_loaded
-from tango_jax.runtime.manifest import complete_steps
+from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
@@ -93,6 +93,20 @@ def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]
         return workdir / "sft" / role / "checkpoints", ("params",)
     raise ValueError(f"{workdir} holds no complete checkpoint of the {role}: let the run save one (checkpoint.every, "
                      f"{role}.sft.checkpoint_every), or give another workdir")
+
+
+def identify_weights(name: str, role: str) -> tuple[int | None, str]:
+    """What tells the weights of a checkpoint from others that may later lie in the same place.
+
+    Returns:
+        The step of a workdir's checkpoint, None for others, and a digest of its files; of a hub id, one of nothing.
+    """
+    path, kind = Path(name).expanduser(), kind_of(name)
+    if kind == "workdir":
+        directory, _ = newest_checkpoints(path, role)
+        step = max(complete_steps(directory))
+        return step, sampled_digest(directory.glob(f"{step}/{MANIFEST}"))
+    return None, sampled_digest([path] if kind == "gguf" else sorted(path.glob("*.safetensors")))
 
 
 def read_config(workdir: Path) -> ConfigDict:

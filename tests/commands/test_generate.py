@@ -298,6 +298,34 @@ def test_a_problem_file_that_has_changed_is_an_error(folder, policy, tmp_path):
     assert files_of(tmp_path / "run") == before
 
 
+def test_another_teacher_or_prompt_in_the_same_place_is_an_error(tmp_path):
+    """A workdir whose parts were half made must not go on with an edited template or with other weights."""
+    folder, template = write_tiny_folder(tmp_path / "model"), tmp_path / "template.txt"
+    template.write_text("{problem}\n")
+    config = teacher_config(folder)
+    config.generator.template = str(template)
+    first = make_policy("generator", config.generator, start_source(config, "generator"))
+    teacher = scripted(first, lambda number, _: tagged(ANSWERS[number]))
+    generate(config, tmp_path / "run", SILENT, teacher)
+    (tmp_path / "run/parts/part-00002.jsonl").unlink()
+    before = files_of(tmp_path / "run/parts")
+
+    template.write_text("Solve: {problem}\n")
+    changed = make_policy("generator", config.generator, start_source(config, "generator"))
+    with pytest.raises(ValueError, match="made before the template of generator.template changed"):
+        generate(config, tmp_path / "run", SILENT, changed)
+    template.write_text("{problem}\n")
+    [weights] = folder.glob("*.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match="the weights of generator.checkpoint changed, .*choose another --workdir"):
+        generate(config, tmp_path / "run", SILENT, teacher)
+    assert files_of(tmp_path / "run/parts") == before
+    weights.write_bytes(content)
+    generate(config, tmp_path / "run", SILENT, teacher)
+    assert len(files_of(tmp_path / "run/parts")) == 3
+
+
 def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """The tiny model writes nothing that is tagged: one line says so."""
     config = teacher_config(folder)

@@ -76,6 +76,21 @@ def test_a_slice_is_made_and_the_command_runs_on_every_worker(cloud):
     assert (cloud.folder / "worker_1" / "tango_jax" / "tango_jax" / "train.py").exists()
 
 
+@pytest.mark.parametrize("command, flag", [
+    (["python", "-m", "tango_jax.train"], "--config.distributed.enabled=True"),
+    (["python", "-m", "tango_jax.evaluate", "--sets=math500"], "--distributed"), (["tango-evaluate"], "--distributed"),
+])  # fmt: skip
+def test_every_command_is_told_in_its_own_way_that_there_are_others(tmp_path, command, flag):
+    shutil.copytree(LAUNCH, tmp_path / "launch")
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / command[0]
+    stand_in.write_text('#!/bin/sh\necho "given: $*"\n')
+    stand_in.chmod(0o755)
+    worker = ["bash", tmp_path / "launch" / "_tpu_worker.sh", stand_in, *command[1:]]
+    done = finish(start(worker, TANGO_PLATFORM="cpu", TANGO_PYTHON=sys.executable))
+    assert f"given: {' '.join([*command[1:], flag])}\n" in done.stdout, done.stderr
+
+
 def test_a_lost_worker_restarts_all(cloud):
     # Worker 1 is gone without a last line: the wrapper that would write it is killed as well.
     done = cloud.run(do_0_0="exit 76", do_1_0="kill -KILL $PPID; exit 1")

@@ -118,10 +118,20 @@ def test_what_the_generator_is_evaluated_on_is_not_imitated(tokenizer, tmp_path,
     assert "2 left out because their questions are used for evaluation" in task.notes[-1]
 
 
-def test_a_test_set_that_is_trained_on_is_reported(tokenizer):
-    config = math_config("a/b", test=str(ROWS / "gsm8k_short.jsonl"), stage_one="")
-    assert any("warning: 8 of the test problems of " in note for note in task_of(config, tokenizer).notes)
-    assert not any("warning" in note for note in task_of(math_config("a/b"), tokenizer).notes)
+def test_questions_of_the_test_set_are_not_trained_on(tokenizer, tmp_path):
+    rows = [{"question": f"What is {k} + 1?", "answer": str(k + 1)} for k in range(20)]
+    files = [write_rows(tmp_path / name, part) for name, part in (("train.jsonl", rows), ("test.jsonl", rows[:5]))]
+    config = math_config("a/b", train=files[0], test=files[1], stage_one="")
+    task = task_of(config, tokenizer)
+    tested = {task.test_problem(index).question for index in range(task.num_test)}
+    assert len(tested) == 5
+    assert not tested & {task.train_problem(index).question for index in range(100)}
+    assert any("5 problems are left out because " in note for note in task.notes)
+    config.task.test = write_rows(tmp_path / "same.jsonl", rows)
+    with pytest.raises(ValueError, match="none of the 20 problems of .* is left to train on: .*choose another task.te"):
+        task_of(config, tokenizer)
+    config.task.test = files[0]  # as it is asked for
+    assert any("is both trained and evaluated on" in note for note in task_of(config, tokenizer).notes)
 
 
 # --------------------------------------------------------------------------- solutions that the verifier's prompt cuts
