@@ -5,6 +5,7 @@ experiments can be read together.
 """
 
 import csv
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
@@ -40,9 +42,13 @@ class Evaluation(NamedTuple):
     verifier_live_step_f1: float | None = None  # sampled judgements of these solutions; not before a warm-up to come
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
+    setup: str = ""  # `setup_of` the run; empty: made by a version without it
 
 
-_TEXTS = ("task", "setting", "arm")
+_TEXTS = ("task", "setting", "arm", "setup")
+_SETUP = ("task.", *(f"{role}.{group}" for role in ROLES for group in ("model.", "sft.", "template")),
+          "rl.prompts_per_step", "rl.samples_per_prompt")  # fmt: skip
+_NOT_SETUP = ("task.data_seed",)  # is the start
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
@@ -69,9 +75,18 @@ def evaluations_of(metrics: Sequence[Mapping], config: ConfigDict, setting: str)
             row["generator_step"], int(tokens), seconds, row["generator/accuracy"], row.get("verifier/pool/step_f1"),
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
-            turn.get("generator/groups_without_signal"), turn.get("generator/alpha"),
+            turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), setup_of(config),
         ))  # fmt: skip
     return found
+
+
+def setup_of(config: ConfigDict) -> str:
+    """A digest of the settings that problems, stage 1 and the size of a turn depend on, of those that are not defaults.
+    Runs with different ones are no runs of one experiment; start, seed, arm and losses may differ in one."""
+    defaults = flatten(default_config())
+    changed = {key: value for key, value in sorted(flatten(config).items())
+               if key.startswith(_SETUP) and key not in _NOT_SETUP and value != defaults.get(key)}  # fmt: skip
+    return hashlib.sha256(repr(changed).encode()).hexdigest()[:12]
 
 
 def _turn_beside(metrics: Sequence[Mapping], index: int) -> Mapping:
@@ -99,9 +114,9 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
 
     Raises:
         ValueError: a file does not exist, has no rows, lacks a column or holds what is no number; or an evaluation
-            stands in the tables twice.
+            stands in the tables twice, or runs of one setting were made with other problems or another stage 1.
     """
-    rows, places = [], {}
+    rows, places, setups = [], {}, {}
     for path in paths:
         for line, row in _read_table(local_path(name, path)):
             key = (row.task, row.setting, row.start, row.arm, row.seed, row.turn)
@@ -110,6 +125,11 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
                 raise ValueError(f"{place} is the same evaluation as {places[key]} (setting {row.setting!r}, start "
                                  f"{row.start}, arm {row.arm}, seed {row.seed}, turn {row.turn}): leave one out")
             places[key] = place
+            setup, first = setups.setdefault((row.task, row.setting), (row.setup, place)) if row.setup else ("", "")
+            if row.setup != setup:
+                raise ValueError(f"{place} and {first} are both of task {row.task} and setting {row.setting!r}, but "
+                                 "the runs had other problems, another stage 1 or turns of another size: draw them "
+                                 "apart")
             rows.append(row)
     return rows
 

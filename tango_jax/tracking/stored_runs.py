@@ -2,7 +2,7 @@
 
 In: the run's evaluations, and the table that `compare_with` names (see evaluations.py; tango_jax.ablate writes them).
 Out: comparison.png, and lines for the console. Compared are the runs of the same task, start (`task.data_seed`) and
-seed: they began with the same stage 1 and saw the same problems. Runs after the last turn, once the results are
+seed, if their settings of problems and stage 1 are the same. Runs after the last turn, once the results are
 written.
 """
 
@@ -44,6 +44,12 @@ def compare(config: ConfigDict, workdir: Path) -> list[str]:
         picture.unlink(missing_ok=True)  # it may be of another table
         stored = stored_curves(config)
         own = Curve(tuple(evaluations_of(read_metrics(workdir / "metrics.jsonl"), config, "")))
+        setups = {row.setup for curve in (own, *stored.values()) for row in curve.evaluations} - {""}
+        if len(setups) > 1:
+            name = on_one_line(Path(config.compare_with).name)
+            return [f"this run is not compared with those in {name}: it has other problems, another stage 1 or turns "
+                    "of another size (task.*, ROLE.model.*, ROLE.sft.*, ROLE.template, rl.prompts_per_step, "
+                    "rl.samples_per_prompt)"]
         if stored:
             draw_comparison(config, own, stored, picture)
     except (ValueError, OSError) as error:

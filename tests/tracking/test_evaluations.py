@@ -4,7 +4,7 @@ import pytest
 
 from support.ablation_cases import evaluation, run_rows
 from tango_jax.config import default_config
-from tango_jax.tracking.evaluations import Evaluation, evaluations_of, read_tables, write_table
+from tango_jax.tracking.evaluations import Evaluation, evaluations_of, read_tables, setup_of, write_table
 
 
 def turn(step: int, phase: str, tokens: dict[str, int], seconds: float, **metrics) -> dict:
@@ -59,7 +59,7 @@ def test_rows_of_a_run_by_hand():
 def test_a_run_without_verifier_pool_or_generator_turns_has_empty_columns():
     metrics = [{"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.5}]
     [row] = evaluations_of(metrics, default_config(), "")
-    assert row[-6:] == (None,) * 6 and (row.accuracy, row.sampled_tokens, row.seconds) == (0.5, 0, 0.0)
+    assert row[-7:-1] == (None,) * 6 and (row.accuracy, row.sampled_tokens, row.seconds) == (0.5, 0, 0.0)
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
@@ -80,6 +80,20 @@ def test_tables_are_read_together(tmp_path):
     assert len(read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])) == 4
     with pytest.raises(ValueError, match=r"a\.csv, line 2 is the same evaluation as .*a\.csv, line 2 .*leave one out"):
         read_tables([tmp_path / "a.csv", tmp_path / "a.csv"])
+
+
+def test_runs_of_other_problems_are_not_read_as_more_seeds(tmp_path):
+    config = default_config()
+    config.task.rl_words = (9, 9)
+    config.seed, config.task.data_seed, config.arm, config.generator.loss.algorithm = 5, 6, "grpo", "rloo"
+    setups = [setup_of(config), setup_of(default_config())]
+    config.task.rl_words = default_config().task.rl_words
+    assert setups[0] != setups[1] == setup_of(config)  # seed, start, arm and loss are none of it
+    for name, seed, setup in (("a", 0, setups[0]), ("b", 1, setups[1]), ("c", 2, "")):
+        write_table([evaluation(0, 0.5, seed=seed, setup=setup)], tmp_path / f"{name}.csv")
+    assert len(read_tables([tmp_path / "a.csv", tmp_path / "c.csv"])) == 2  # of a version without it
+    with pytest.raises(ValueError, match=r"b.csv, line 2 and .*a.csv, line 2 are both of task last_letter and setting"):
+        read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])
 
 
 def test_columns_that_came_later_may_be_missing(tmp_path):

@@ -11,7 +11,7 @@ from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
-from tango_jax.tracking.evaluations import write_table
+from tango_jax.tracking.evaluations import setup_of, write_table
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.stored_runs import compare
 
@@ -78,6 +78,14 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
         ("gold_steps", "not within 10 generator steps and 1 thousand"),
     ]
     picture = tmp_path / "comparison.png"
+    write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
+    assert len(compare(config, tmp_path)) == 4
+    config.task.rl_words = (9, 9)
+    [line] = compare(config, tmp_path)
+    assert line.startswith("this run is not compared with those in stored.csv: it has other problems, ")
+    assert not picture.exists()
+    config.task.rl_words = default_config().task.rl_words
+    compare(config, tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
     config.seed = 7
     assert compare(config, tmp_path) == [
