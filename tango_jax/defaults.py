@@ -219,6 +219,7 @@ def alarm_config() -> ConfigDict:
             # Share of the right verdicts that come with a wrong judgement of a step; raised only if balanced accuracy
             # is at least the limit before. For tasks with step labels.
             "wrong_steps": 0.5,
+            "misaligned": 0.3,  # share of the verifications whose judgements are more or fewer than the steps
             "truncation": 0.1,  # share of responses that reach the length limit
             "shortened": 0.1,  # share of solutions that are cut to fit the verifier's prompt
             # Mean gap in nats between sampler and trainer log-probs; it is 3e-7 in full float32 (see compute_dtype) and

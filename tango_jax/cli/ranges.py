@@ -129,6 +129,7 @@ RANGES: Mapping[str, Range] = {
     "alarms.verdict_rate": SHARE,
     "alarms.verdict_accuracy": SHARE,
     "alarms.wrong_steps": SHARE,
+    "alarms.misaligned": SHARE,
     "alarms.truncation": SHARE,
     "alarms.shortened": SHARE,
     "alarms.logprob_gap": NOT_NEGATIVE,

@@ -199,6 +199,20 @@ def _wrong_steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Findi
     return None
 
 
+def _misaligned(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+    mean = recent_mean(rows, "verifier/live_rate_misaligned", limits.window, least=limits.window)
+    if mean is None or mean <= limits.misaligned * ease:
+        return None
+    return (
+        f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "
+        "steps, so that it has no step reward",
+        f"alarms.misaligned={limits.misaligned}",
+        "read a few: a generator that joins its steps, or writes none, escapes a verifier that errs; raise "
+        "rl.format_weight. If the steps are sound, give the verifier's stage 1 more steps, or rl.warmup_steps more "
+        "turns with rl.gamma above 0",
+    )
+
+
 def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
     errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
@@ -262,6 +276,7 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Config
 RULES: dict[str, Rule] = {
     "verifier/one_verdict": _one_verdict,
     "verifier/wrong_steps": _wrong_steps,
+    "verifier/misaligned": _misaligned,
     "verifier/shortened": _shortened,
     "generator/steps": _steps,
     "grader/failures": _grader,

@@ -73,6 +73,8 @@ CASES = [
      {"verifier/rate_correct": None, "verifier/live_rate_correct": 0.5, "verifier/live_outcome_balanced_accuracy": 0.9,
       "verifier/live_right_verdict_wrong_steps": 0.7}, "balanced accuracy of the verdicts is 0.90",
      {"verifier/right_verdict_wrong_steps": 0.9, "verifier/outcome_balanced_accuracy": 0.59}),  # verdicts tell nothing
+    ("verifier/misaligned", {"verifier/live_rate_misaligned": since(6, 0.61, 0.02)}, "61.0% of the verifications in",
+     {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
     ("verifier/shortened", {"verifier/shortened_rate": 0.11}, "11.0% of the solutions",
      {"verifier/shortened_rate": 0.09}),
     ("generator/steps", {"generator/steps_mean": since(6, 6.1, 4.0)}, "from 4 to 6.1 steps (a factor of 1.5",
