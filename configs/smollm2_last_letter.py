@@ -50,7 +50,7 @@ def get_config() -> ConfigDict:
     config.verifier.rows_per_micro_batch, config.verifier.prompts_per_micro_batch = 4, 2
     config.verifier.sft.pack_length, config.verifier.sft.rows_per_micro_batch = 168, 2
     for role in (config.generator, config.verifier):
-        role.loss.kl_coef = 0.0  # no reference: a quarter less time for an update, and 1 GiB less for both roles
+        role.loss.kl_coef = 0.0  # no reference: a fifth less time for a turn, and 1 GiB less for both roles
     # Eight solutions in a verifier's turn: of four, one verdict for all is right too often, and is what it learns.
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 8, 8
     config.generator.optimizer.lr, config.verifier.optimizer.lr = 3e-5, 1e-5

@@ -24,9 +24,7 @@ source launch/_env.sh
 # shellcheck source=launch/flags_tpu.sh
 source "launch/flags_$TANGO_PLATFORM.sh"
 
-distributed=--config.distributed.enabled=True
-[[ " $* " == *" tango_jax.evaluate "* || " $* " == *"tango-evaluate "* ]] && distributed=--distributed
-"$@" "$distributed" &
+TANGO_DISTRIBUTED=1 "$@" & # jax finds the other workers
 pid=$!
 trap 'kill -TERM "$pid" || true' TERM HUP
 running=1

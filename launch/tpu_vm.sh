@@ -21,9 +21,9 @@ TPU_CREATE_FLAGS=${TPU_CREATE_FLAGS---spot} # more options of `tpu-vm create`; s
 #       (mountpoint -q /mnt/share || sudo mount FILESTORE_IP:/share /mnt/share)
 TPU_SETUP=${TPU_SETUP:-true}
 #
-# Output of the workers: runs/tpu_logs/<attempt>/<worker>.log; the first one's comes here as well. --config.distributed.
-# enabled=True is added to the command, so that jax finds the other workers. Ctrl-C and SIGTERM let the workers save and
-# end; the slice stays. Delete it with: gcloud compute tpus tpu-vm delete NAME --zone=ZONE
+# Output of the workers: runs/tpu_logs/<attempt>/<worker>.log; the first one's comes here as well. TANGO_DISTRIBUTED=1 in
+# the command's environment makes jax look for the other workers. Ctrl-C and SIGTERM let the workers save and end; the
+# slice stays. Delete it with: gcloud compute tpus tpu-vm delete NAME --zone=ZONE
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

@@ -86,6 +86,28 @@ def sft_config() -> ConfigDict:
     )
 
 
+def loss_config() -> ConfigDict:
+    """Advantages and policy loss of a role."""
+    return ConfigDict(
+        {
+            "algorithm": "grpo",  # grpo, rloo, reinforce_pp
+            "use_std": True,  # False: subtract the mean only (Dr. GRPO)
+            "step_scale": 10.0,  # RLOO's factor on step advantages
+            "aggregation": "token_mean",  # token_mean, seq_mean, seq_sum_norm
+            "ratio": "token",  # token, or sequence (GSPO)
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "kl_coef": 0.001,  # beta; with 0 there is no reference policy
+            "kl_kind": "k3",  # k1, k2 (mse), k3 (low_var)
+            "entropy_coef": 0.001,
+            "importance_cap": 0.0,  # cap of truncated importance weights w.r.t. the sampler's log-probs; 0: off
+            "mask_overlong": False,  # mask truncated responses out of the loss
+            "minibatches": 1,  # updates per batch and epoch
+            "epochs": 1,
+        }
+    )
+
+
 def role_config() -> ConfigDict:
     """Settings of one policy, as published (arXiv 2505.15034); generator and verifier have identical keys."""
     return ConfigDict(
@@ -124,22 +146,7 @@ def role_config() -> ConfigDict:
             "rows_per_micro_batch": 4,  # packed rows per forward and backward pass (gradient accumulation)
             "prompts_per_micro_batch": 2,  # with shared prompts: the number of prompts that these rows may belong to
             "logp_chunk": 0,  # tokens whose logits are materialised at once; 0 means the whole micro-batch
-            "loss": {
-                "algorithm": "grpo",  # grpo, rloo, reinforce_pp
-                "use_std": True,  # False: subtract the mean only (Dr. GRPO)
-                "step_scale": 10.0,  # RLOO's factor on step advantages
-                "aggregation": "token_mean",  # token_mean, seq_mean, seq_sum_norm
-                "ratio": "token",  # token, or sequence (GSPO)
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "kl_coef": 0.001,  # beta; with 0 there is no reference policy
-                "kl_kind": "k3",  # k1, k2 (mse), k3 (low_var)
-                "entropy_coef": 0.001,
-                "importance_cap": 0.0,  # cap of truncated importance weights w.r.t. the sampler's log-probs; 0: off
-                "mask_overlong": False,  # mask truncated responses out of the loss
-                "minibatches": 1,  # updates per batch and epoch
-                "epochs": 1,
-            },
+            "loss": loss_config(),
             "optimizer": optimizer_config(1e-6),
             "sft": sft_config(),
             # Devices of the job by mesh axis (sharding.py); -1: all remaining devices. May change when a run is
@@ -170,7 +177,9 @@ def task_config() -> ConfigDict:
             "min_steps": 2,  # fewer step blocks reduce the format score; use 3 for math
             # math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in data/problem_sets.py
             "train": "",
-            "test": "",  # empty: evaluate on the problems set aside by `validation`
+            # Empty: evaluate on the problems set aside by `validation`. Questions of `test` are not trained on, unless
+            # it is the same file as `train`.
+            "test": "",
             "row_format": "",  # a name in data/row_formats.py; empty: detected from the keys of the first row
             # At least this many training problems are set aside, by whole questions; those of `stage_one` serve for the
             # held-out loss and the fixed pool.
@@ -201,6 +210,35 @@ def task_config() -> ConfigDict:
             "easy_error": 0.02,
             "reading_error": 0.55,  # how often the verifier's teacher misreads a hard letter or swap
             "claim_noise": 0.15,  # how often steps in the verifier's stage 1 name a random letter or state
+        }
+    )
+
+
+def rl_config() -> ConfigDict:
+    """Schedule of the turns, sizes of a turn's batch, and weights of the rewards."""
+    return ConfigDict(
+        {
+            "generator_steps": 300,
+            "warmup_steps": 40,  # verifier turns before the first generator turn
+            "generator_turns_per_cycle": 3,  # N_g
+            "verifier_turns_per_cycle": 1,  # N_v
+            "prompts_per_step": 256,
+            "samples_per_prompt": 5,  # M
+            "verifications_per_solution": 1,  # n_inference
+            "alpha_initial": 0.1,
+            "alpha_final": 1e-3,
+            # exponential, linear, cosine, none (constant), signal (follows the share of groups without signal: all
+            # samples have the same reward, of which format and own rewards are parts; with reinforce_pp, which
+            # compares the samples of a batch, a group has none where the whole batch has none)
+            "alpha_schedule": "exponential",
+            # Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal are replaced by those of
+            # further problems, from this many further batches at most. 0: off.
+            "dynamic_sampling": 0,
+            "outcome_weight": 1.0,  # weight of the grade in the generator's reward
+            "format_weight": 0.0,  # weight of the generator's format score in the reward; it is logged in any case
+            "correctness_weight": 1.0,  # weight of agreeing with the grader in the verifier's reward
+            "gamma": 0.8,  # weight of the verifier's format score in the reward
+            "label_count_decay": 0.8,  # decay of the EMA of correct and incorrect solution counts
         }
     )
 
@@ -268,29 +306,7 @@ def default_config() -> ConfigDict:
             "task": task_config(),
             "generator": role_config(),
             "verifier": role_config(),
-            "rl": {
-                "generator_steps": 300,
-                "warmup_steps": 40,  # verifier turns before the first generator turn
-                "generator_turns_per_cycle": 3,  # N_g
-                "verifier_turns_per_cycle": 1,  # N_v
-                "prompts_per_step": 256,
-                "samples_per_prompt": 5,  # M
-                "verifications_per_solution": 1,  # n_inference
-                "alpha_initial": 0.1,
-                "alpha_final": 1e-3,
-                # exponential, linear, cosine, none (constant), signal (follows the share of groups without signal: all
-                # samples have the same reward, of which format and own rewards are parts; with reinforce_pp, which
-                # compares the samples of a batch, a group has none where the whole batch has none)
-                "alpha_schedule": "exponential",
-                # Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal are replaced by those of
-                # further problems, from this many further batches at most. 0: off.
-                "dynamic_sampling": 0,
-                "outcome_weight": 1.0,  # weight of the grade in the generator's reward
-                "format_weight": 0.0,  # weight of the generator's format score in the reward; it is logged in any case
-                "correctness_weight": 1.0,  # weight of agreeing with the grader in the verifier's reward
-                "gamma": 0.8,  # weight of the verifier's format score in the reward
-                "label_count_decay": 0.8,  # decay of the EMA of correct and incorrect solution counts
-            },
+            "rl": rl_config(),
             # Stage 0 (`python -m tango_jax.generate`): generator.checkpoint is the teacher that solves task.train.
             "generate": {
                 "samples": 1,  # solutions per problem
@@ -327,7 +343,9 @@ def default_config() -> ConfigDict:
             },
             # Multi-process runs (hosts.py). These may change when a run is resumed.
             "distributed": {
-                "enabled": False,  # True: detect SLURM, Cloud TPU, GKE or OpenMPI; not needed with the JAX_* variables
+                # True, or TANGO_DISTRIBUTED=1 in the environment: detect SLURM, Cloud TPU, GKE or OpenMPI; not needed
+                # with the JAX_* variables.
+                "enabled": False,
                 "heartbeat_s": 60,  # the job ends if a process is silent for this long
                 "connect_s": 300,  # how long to wait for the other processes at the start
             },

@@ -46,7 +46,7 @@ from tango_jax.tracking.run_config import check_config, keep_config
 from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
-TEACHER = "teacher.json"  # in the workdir: what tells the teacher and its prompt from others of the same name
+TEACHER = "teacher.json"  # in the workdir: digests of the teacher's weights and of its template
 
 
 class Work(NamedTuple):
@@ -180,12 +180,23 @@ def check_teacher(config: ConfigDict, policy: Policy, workdir: Path) -> None:
     path = workdir / TEACHER
     if not (workdir / "parts").exists() or not path.exists():  # earlier versions did not write it
         return
-    saved, now = json.loads(path.read_text(encoding="utf-8")), identify_teacher(config, policy)
+    saved, now = _read_teacher(path), identify_teacher(config, policy)
     places = {"weights": "generator.checkpoint", "template": "generator.template"}
     changed = [f"the {name} of {place}" for name, place in places.items() if saved.get(name) != now[name]]
     if changed:
         raise ValueError(f"{workdir / 'parts'} was made before {' and '.join(changed)} changed, and two teachers would "
                          "be mixed: put back what was there, or choose another --workdir")
+
+
+def _read_teacher(path: Path) -> dict:
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        saved = None
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} is damaged, so that it is unknown which teacher wrote the parts beside it: delete it "
+                         "if neither the weights nor the template have changed, or choose another --workdir")
+    return saved
 
 
 def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy | None = None) -> dict:

@@ -103,7 +103,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     set_lengths(settings, scale, lengths, models, worked, mistakes)
     mistakes.raise_all()
     test_lengths = prompt_lengths(config, test, tokenizers) if test else None
-    training, heldout = set_split(settings, scale, problems, lengths, test_lengths, mistakes)
+    training, heldout = set_split(settings, scale, problems, lengths, test, test_lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)
     set_batches(settings, scale, models, machine, mistakes)
@@ -201,21 +201,24 @@ def describe_lengths(role: str, lengths: Lengths, config: ConfigDict) -> str:
 
 def set_split(
     settings: Settings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths],
-    test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
+    test: tuple[Problem, ...], test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
 ) -> tuple[int, int]:
     """Set how many problems are held out; returns the numbers of problems for training and for evaluation.
 
     Args:
-        test_lengths: of the problems of `task.test`; None where there are none, and some of `problems` are held out.
+        test: the problems of `task.test`, whose questions are not trained on unless it is the file of training.
+        test_lengths: of `test`; None where there are none, and some of `problems` are held out.
     """
     config = settings.config
     settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
-    drawn = frozenset()
+    set_aside = frozenset()
     if test_lengths is None:
-        drawn = draw_questions(problems, config.task.validation, config.task.data_seed)
-    is_heldout = np.array([question_key(problem.question) in drawn for problem in problems], bool)
-    training = {role: lengths[role].tokens[~is_heldout] for role in ROLES}
-    heldout = {role: (lengths[role].tokens[is_heldout] if test_lengths is None else test_lengths[role].tokens)
+        set_aside = draw_questions(problems, config.task.validation, config.task.data_seed)
+    elif config.task.test != config.task.train:
+        set_aside = frozenset(question_key(problem.question) for problem in test)
+    is_set_aside = np.array([question_key(problem.question) in set_aside for problem in problems], bool)
+    training = {role: lengths[role].tokens[~is_set_aside] for role in ROLES}
+    heldout = {role: (lengths[role].tokens[is_set_aside] if test_lengths is None else test_lengths[role].tokens)
                for role in ROLES}  # fmt: skip
     count, heldout_count = count_fitting(config, training), count_fitting(config, heldout)
     if len(training["generator"]) and len(heldout["generator"]):

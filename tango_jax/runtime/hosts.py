@@ -77,13 +77,14 @@ def connect(settings: ConfigDict) -> None:
     joined already, it does nothing.
 
     The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
-    with `distributed.enabled`, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
+    with `distributed.enabled` or TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
 
     Raises:
         ValueError: some of the three variables are missing, or one has a value that cannot be.
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
-    if jax.distributed.is_initialized() or (not given and not settings.enabled):
+    is_asked_for = settings.enabled or os.environ.get("TANGO_DISTRIBUTED") == "1"
+    if jax.distributed.is_initialized() or (not given and not is_asked_for):
         return
     explicit = {}
     if given:

@@ -1,4 +1,4 @@
-"""Orbax, made to write as a run needs it: in a thread that can be left, without tracebacks, and through a Ctrl-C."""
+"""Orbax as a run needs it: saving in a daemon thread, without its own tracebacks, and through a first Ctrl-C."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Names, shapes and bits of the arrays of a tree: what a checkpoint is saved, compared and told apart by."""
+"""Names, shapes and fingerprints of the arrays in a tree, as checkpoints store and compare them."""
 
 import hashlib
 from typing import Any
@@ -18,10 +18,12 @@ def flatten_names(tree: Any) -> dict[str, Any]:
 
 
 def array_table(tree: Any) -> dict[str, str]:
+    """The dtype and shape of every array, such as "float32[3,4]", by its name."""
     return {name: describe_array(leaf) for name, leaf in flatten_names(tree).items()}
 
 
 def describe_array(leaf: Any) -> str:
+    """The dtype and shape of an array, such as "float32[3,4]"."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 

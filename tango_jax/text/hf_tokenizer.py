@@ -83,17 +83,24 @@ def _add_listed_tokens(backend: tokenizers.Tokenizer, settings: dict, folder: Pa
     A tokenizer.model has none of them, a tokenizer.json nearly always all. Ids beyond the model's embedding are left
     out: such a token, often one for padding, cannot be used.
     """
-    listed = {int(token): record if isinstance(record, dict) else {"content": record}
-              for token, record in settings.get("added_tokens_decoder", {}).items()}  # fmt: skip
-    if not listed:
-        records = _read_json(folder / "added_tokens.json")
-        listed = {token: {"content": text, "special": bool(_MARK.fullmatch(text))} for text, token in records.items()}
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    for token, record in sorted(listed.items()):
-        text = record["content"]
+    try:
+        listed = {int(token): tokenizers.AddedToken(record["content"],
+                                                    **{flag: record[flag] for flag in flags if flag in record})
+                  for token, record in (settings.get("added_tokens_decoder") or {}).items()}  # fmt: skip
+        if not listed:
+            listed = {int(token): tokenizers.AddedToken(text, special=bool(_MARK.fullmatch(text)))
+                      for text, token in _read_json(folder / "added_tokens.json").items()}  # fmt: skip
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder} has added tokens of an unknown form in tokenizer_config.json or added_tokens.json ({error!r}): "
+            "copy both from the model's page again"
+        ) from error
+    for token, added in sorted(listed.items()):
+        text = added.content
         if token >= vocab_size or backend.token_to_id(text) is not None:
             continue
-        backend.add_tokens([tokenizers.AddedToken(text, **{flag: record[flag] for flag in flags if flag in record})])
+        backend.add_tokens([added])
         if backend.token_to_id(text) != token:
             raise ValueError(
                 f"{folder} lists {text!r} as token {token} beside a tokenizer in which it would be "

@@ -2,8 +2,7 @@
 
 In: the run's evaluations, and the table that `compare_with` names (see evaluations.py; tango_jax.ablate writes them).
 Out: comparison.png, and lines for the console. Compared are the runs of the same task, start (`task.data_seed`) and
-seed, if their settings of problems and stage 1 are the same. Runs after the last turn, once the results are
-written.
+seed, if they had the same problems and stage 1. Runs after the last turn, once the results are written.
 """
 
 from pathlib import Path

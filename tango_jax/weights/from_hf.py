@@ -158,13 +158,14 @@ def _check_options(file: str, hf) -> None:
     if hf.rope_parameters.get("partial_rotary_factor") not in (None, 1):
         raise ValueError(f"{file}: partial_rotary_factor={hf.rope_parameters['partial_rotary_factor']} is not "
                          "supported, only 1; choose another checkpoint")
-    low, high = (hf.rope_parameters.get(f"{band}_freq_factor") for band in ("low", "high"))
-    if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
-        raise ValueError(f"{file}: high_freq_factor={high} of the rotary settings must be above low_freq_factor={low}; "
-                         "correct config.json")
     for key, value in hf.rope_parameters.items():
         if key not in ("rope_type", "type", "partial_rotary_factor") and not isinstance(value, int | float):
             raise ValueError(f"{file}: {key}={value!r} of the rotary settings must be a number; correct config.json")
+    if hf.rope_parameters["rope_type"] == "llama3":
+        low, high = (hf.rope_parameters[f"{band}_freq_factor"] for band in ("low", "high"))
+        if low >= high:
+            raise ValueError(f"{file}: high_freq_factor={high} of the rotary settings must be above low_freq_factor="
+                             f"{low}; correct config.json")
     window, layer_types = hf.sliding_window if hasattr(hf, "sliding_window") else None, getattr(hf, "layer_types", None)
     in_use = "sliding_attention" in layer_types if layer_types else window is not None
     if in_use and window is None:

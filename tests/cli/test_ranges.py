@@ -99,10 +99,14 @@ def test_elements_of_a_tuple_are_named(tiny):
         check_numbers(tiny | {"ablation.seeds": (0, -1)})
 
 
-def test_values_at_the_ends_pass(tiny):
+def test_values_at_the_ends_pass_and_those_just_beyond_are_refused(tiny):
     ends = {"seed": 2**32 - 1, "generate.temperature": 0.0, "generator.mesh.data": -1, "verifier.top_p": 1.0,
             "rl.gamma": 100.0, "verifier.loss.kl_coef": 0.0, "generator.model.norm_eps": 1.0}  # fmt: skip
     check_numbers(tiny | ends)
+    beyond = {"seed": 2**32, "generate.temperature": -1e-9, "generator.mesh.data": -2, "verifier.top_p": 1.0 + 1e-9,
+              "rl.gamma": 100.1, "verifier.loss.kl_coef": -1e-9, "generator.model.norm_eps": 1.1}  # fmt: skip
+    for key, value in beyond.items():
+        refused(tiny, key, value)
 
 
 def test_validation_checks_the_numbers():

@@ -320,8 +320,13 @@ def test_another_teacher_or_prompt_in_the_same_place_is_an_error(tmp_path):
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match="the weights of generator.checkpoint changed, .*choose another --workdir"):
         generate(config, tmp_path / "run", SILENT, teacher)
-    assert files_of(tmp_path / "run/parts") == before
     weights.write_bytes(content)
+    saved = (tmp_path / "run/teacher.json").read_text()
+    (tmp_path / "run/teacher.json").write_text(saved[:9])
+    with pytest.raises(ValueError, match="teacher.json is damaged, so that it is unknown which teacher wrote"):
+        generate(config, tmp_path / "run", SILENT, teacher)
+    (tmp_path / "run/teacher.json").write_text(saved)
+    assert files_of(tmp_path / "run/parts") == before
     generate(config, tmp_path / "run", SILENT, teacher)
     assert len(files_of(tmp_path / "run/parts")) == 3
 

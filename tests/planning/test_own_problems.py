@@ -122,6 +122,17 @@ def test_problems_of_their_own_serve_for_evaluation(folder, tmp_path):
         own(folder, train, f"task.test={tmp_path / 'none.jsonl'}")
 
 
+def test_questions_of_a_test_file_are_not_counted_for_training(folder, tmp_path):
+    train = write_problems(tmp_path / "a.jsonl", 12)
+    test = write_problems(tmp_path / "b.jsonl", 5)  # the first five of the twelve
+    config = own(folder, train, f"task.test={test}")
+    assert config.notes.startswith(f"problems: 7 for training, of 12 in {train}, and 5 for evaluation, of 5 in {test}")
+    task = make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
+    assert "7 training and 0 validation" in task.notes[0]
+    both = own(folder, train, f"task.test={train}")
+    assert both.notes.startswith(f"problems: 12 for training, of 12 in {train}, and 12 for evaluation")
+
+
 def test_the_verifier_may_be_another_model_and_either_may_lack_a_chat_template(folder, tmp_path):
     gguf = write_tiny_gguf(tmp_path / "model.gguf")
     raw = write_tiny_folder(tmp_path / "raw")

@@ -57,6 +57,13 @@ def test_what_may_be_is_handed_on(monkeypatch, asked, address):
     assert (arguments["coordinator_address"], arguments["num_processes"], arguments["process_id"]) == (address, 2, 1)
 
 
+@pytest.mark.parametrize("value, is_asked", [("1", True), ("", False), ("0", False)])
+def test_a_launcher_may_ask_for_the_other_processes(monkeypatch, asked, value, is_asked):
+    monkeypatch.setenv("TANGO_DISTRIBUTED", value)
+    hosts.connect(default_config().distributed)
+    assert len(asked) == is_asked
+
+
 def test_a_platform_that_is_not_there_is_one_line(tmp_path):
     command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]
     environment = os.environ | {"JAX_PLATFORMS": "abacus"}

@@ -160,6 +160,7 @@ def test_the_heartbeat_moves_the_time_of_the_file(workdir, quick):
     with hold(workdir, SILENT):
         first = (workdir / LOCK_FILE).stat().st_mtime_ns
         wait_for(lambda: (workdir / LOCK_FILE).stat().st_mtime_ns > first, "a heartbeat")
+        assert (workdir / LOCK_FILE).stat().st_mtime_ns > first
 
 
 # ------------------------------------------------------------------------------------ file systems without locks

@@ -343,6 +343,25 @@ def test_tokens_that_only_the_settings_name_are_added_where_they_belong(tmp_path
         load_hf_tokenizer(folder, ROWS)
 
 
+@pytest.mark.parametrize("listed", [
+    {"420": None}, {"420": ["<|tool|>"]}, {"420": {"special": True}}, {"first": {"content": "<|tool|>"}},
+    {"420": {"content": 7}}, [{"content": "<|tool|>"}],
+], ids=["null", "list", "no text", "no id", "number", "no object"])  # fmt: skip
+def test_added_tokens_of_an_unknown_form_are_one_line(tmp_path, listed):
+    settings = {"eos_token": "<|im_end|>", "added_tokens_decoder": listed}
+    folder = write_folder(tmp_path, byte_level("qwen2"), settings)
+    with pytest.raises(ValueError, match="has added tokens of an unknown form in tokenizer_config.json") as error:
+        load_hf_tokenizer(folder, ROWS)
+    assert "\n" not in str(error.value)
+
+
+def test_ids_of_added_tokens_that_are_not_numbers_are_one_line(tmp_path):
+    folder = write_folder(tmp_path, byte_level("qwen2"), {"eos_token": "<|im_end|>", "added_tokens_decoder": None})
+    (folder / "added_tokens.json").write_text('{"<|tool|>": null}')
+    with pytest.raises(ValueError, match="has added tokens of an unknown form"):
+        load_hf_tokenizer(folder, ROWS)
+
+
 def test_a_stop_id_that_stands_for_no_token_is_refused(tmp_path):
     folder = write_folder(tmp_path, byte_level("qwen2"), {}, {"eos_token_id": ROWS - 1})
     with pytest.raises(ValueError, match=rf"has no token {ROWS - 1}, which ends a response: copy all tokenizer files"):
