@@ -28,6 +28,7 @@ def warm_up(context: RunContext, params: dict, progress: Stage, preemption: host
     }
     hosts.warm_up()
     for role, policy in context.policies.items():
+        progress.begin(f"sampler and update of the {role}")
         with CompileAhead() as ahead:
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
                 _compile_update(ahead, context, policy, bucket)

@@ -73,7 +73,7 @@ class Stage:
         self._title = on_one_line(title, console.encoding)
         self._phase, self._metrics = "step", {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW + 1)
-        self._first_step = True
+        self._first_step, self._announced = True, False
         self._started = 0.0
         self._printed_at: float | None = None
         self._printed_done = -1
@@ -101,10 +101,13 @@ class Stage:
         self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{verb} after {seconds}")
 
     def begin(self, phase: str) -> None:
-        """Show what is being done; with a live bar only, since a line is printed for what is done."""
+        """Show what is being done; without a live bar only once, as a line is printed for whatever is done later."""
+        self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
         if self._bar is not None:
-            self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
             self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
+        elif not self._announced:
+            self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{self._phase} begins")
+        self._announced = True
 
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
         """Note that `n` more steps are done; the key metrics shown are those of the last call."""

@@ -45,6 +45,17 @@ def test_log_lines_are_spaced_in_time_and_end_with_the_last_step(log, clock):
     ] + ["stage 2/2 RL · finished after 24.0 s"]
 
 
+def test_a_log_file_says_what_a_stage_begins_with(log, clock):
+    with Console(stream=log, interval_s=0.0, clock=clock).stage("RL", total=2) as stage:
+        stage.begin("evaluation")  # may take minutes
+        for turn in (1, 2):
+            stage.begin(f"turn {turn}")
+            stage.advance(phase=f"turn {turn}")
+    assert [line.split(" · ")[1] for line in lines(log)] == [
+        "evaluation begins", "turn 1 1/2", "turn 2 2/2", "finished after 0.0 s",
+    ]  # fmt: skip
+
+
 def test_time_left_follows_recent_steps_and_ignores_those_of_an_earlier_run(log, clock):
     with Console(stream=log, interval_s=0.0, clock=clock).stage("RL", total=150, done=50) as stage:
         clock.now += 100.0  # compiling
@@ -73,6 +84,7 @@ def test_other_processes_are_silent(log):
     console.log("text")
     console.table("t", ["a"], [[1]])
     with console.stage("RL", total=1) as stage:
+        stage.begin("step")
         stage.advance()
     assert log.getvalue() == ""
 
