@@ -44,7 +44,6 @@ from tango_jax.weights.workdir import open_checkpoint
 
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
 SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
-MOST_STEPS = 300  # generator steps, as published
 
 
 class Settings:
@@ -117,7 +116,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
                        for role in ROLES),
         *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
         describe_batches(config, models, machine),
-        describe_turns(config, models),
+        describe_turns(config, models, training),
         "all of these can be set: --config.key=value; --print-config shows every key",
     )
     config.notes = "\n".join((config.notes, *lines) if "notes" in settings.given else lines)
@@ -259,18 +258,19 @@ def set_turns(settings: Settings, scale: Scale, training: int, heldout: int) -> 
     settings.put("rl.prompts_per_step", min(scale.prompts, training))
     settings.put("rl.samples_per_prompt", scale.samples)
     steps = math.ceil(scale.passes * training / rl.prompts_per_step)
-    settings.put("rl.generator_steps", min(steps, MOST_STEPS))
+    settings.put("rl.generator_steps", min(steps, scale.steps))
     settings.put("rl.warmup_steps", min(40, math.ceil(rl.generator_steps / 10)))
     settings.put("eval.every", math.ceil(rl.generator_steps / 5))
     settings.put("eval.problems", min(heldout, scale.evaluated))
     settings.put("checkpoint.every", min(10, math.ceil(rl.generator_steps / 5)))
 
 
-def describe_turns(config: ConfigDict, models: dict[str, ModelConfig]) -> str:
+def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
     rl, saved = config.rl, sum(12 * num_parameters(model) for model in models.values())
-    return (f"turns: rl.generator_steps={rl.generator_steps} after rl.warmup_steps={rl.warmup_steps}, an evaluation "
-            f"every {config.eval.every}, a checkpoint of {saved / 1e9:.1f} GB every {config.checkpoint.every} turns "
-            f"(checkpoint.keep={config.checkpoint.keep})")
+    whole = math.ceil(training / rl.prompts_per_step)
+    return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} draw every problem once) after rl.warmup_steps="
+            f"{rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of {saved / 1e9:.1f} GB every "
+            f"{config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -56,12 +56,13 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     # A prompt with a whole solution fits the verifier.
     assert config.verifier.max_prompt > config.generator.max_prompt + config.generator.max_response
     rl = config.rl
-    assert (rl.prompts_per_step, rl.samples_per_prompt, rl.generator_steps) == (4, 4, 45)
+    assert (rl.prompts_per_step, rl.samples_per_prompt, rl.generator_steps) == (4, 4, 20)
     assert (config.task.validation, config.eval.problems) == (20, 20)
     notes = config.notes.splitlines()
     assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}, read as ")
     assert len(notes) == 6
-    assert f"max_prompt={config.generator.max_prompt}" in notes[1] and "rl.generator_steps=45" in notes[4]
+    assert f"max_prompt={config.generator.max_prompt}" in notes[1]
+    assert "rl.generator_steps=20 (45 draw every problem once) after rl.warmup_steps=2" in notes[4]
 
 
 def test_what_the_user_sets_stays_and_the_rest_follows_from_it(folder, tmp_path):
