@@ -60,13 +60,13 @@ def describe_run(
         describe_parameters(console, role, policy)
     generator, verifier = policies["generator"], policies["verifier"]
     prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
-    console.log(f"a generator prompt: {generator.tokenizer.decode(prompt)!r}")
+    console.log(f"a generator prompt: {generator.tokenizer.decode_for_reader(prompt)!r}")
     if "verifier" in task.sft_roles:
         prompt, *_ = sft_sequence(verifier, task.sft_example("verifier", "train", 0))
     else:
         problem, text = task.train_problem(0), "<think><step>a step</step></think><answer>\\boxed{an answer}</answer>"
         prompt, _ = verifier_prompt(verifier.template, verifier.tokenizer, problem, text, 1, verifier.config.max_prompt)
-    console.log(f"a verifier prompt: {verifier.tokenizer.decode(prompt)!r}")
+    console.log(f"a verifier prompt: {verifier.tokenizer.decode_for_reader(prompt)!r}")
 
 
 def describe_parameters(console: Console, role: str, policy: Policy) -> None:

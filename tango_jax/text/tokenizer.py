@@ -8,6 +8,7 @@ whose bytes are split across two tokens ends in the second one.
 import bisect
 import codecs
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -59,6 +60,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_with_ends(ids)[0]
+
+    def decode_for_reader(self, ids: Sequence[int]) -> str:
+        """The text with its special tokens spelled out, such as <|im_end|>, which `decode` leaves out."""
+        tokens_of_texts = [(text, self.encode_fn(text)) for text in self.special_texts]
+        spelled = {tokens[0]: text for text, tokens in tokens_of_texts if len(tokens) == 1}
+        parts = itertools.groupby(ids, key=spelled.get)
+        return "".join(text * len(list(run)) if text else self.decode(list(run)) for text, run in parts)
 
     def decode_with_ends(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Return the text and, for each token, the number of characters that are complete after it."""

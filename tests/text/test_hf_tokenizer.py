@@ -329,6 +329,9 @@ def test_chat_marks_beside_a_bare_sentencepiece_model(tmp_path, place):
     assert tokenizer.stop_ids == (420,)
     assert tokenizer.encode_prompt("hi").count(421) == 2  # the user's turn, and the start of the answer
     assert tokenizer.as_text("<|im_end|>") == "< |im_end|>" and tokenizer.token_bytes[421] == b""
+    shown = tokenizer.decode_for_reader(tokenizer.encode_prompt("hi"))
+    assert shown.count("<|im_start|>") == 2 and shown.count("<|im_end|>") == 1 and "hi" in shown
+    assert "<|im_" not in tokenizer.decode(tokenizer.encode_prompt("hi"))
 
 
 def test_tokens_that_only_the_settings_name_are_added_where_they_belong(tmp_path):
