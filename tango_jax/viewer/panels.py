@@ -55,7 +55,10 @@ def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]
         return []
     faint = _trace(name, curve, colour, "-") | {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
     faint["line"] = faint["line"] | {"width": 1}
-    return [faint, _trace(name, Series(curve.x, smooth(curve.y)), colour, style)]
+    mean = _trace(name, Series(curve.x, smooth(curve.y)), colour, style)
+    if len(curve.x) == 1:  # a line alone would show nothing
+        mean["mode"] = "lines+markers"
+    return [faint, mean]
 
 
 def band(low: Series, high: Series, colour: str) -> list[dict]:

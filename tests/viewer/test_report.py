@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.paths import ROOT
@@ -17,6 +18,7 @@ from support.processes import HANG_S
 from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.config import default_config, flatten
 from tango_jax.report import main, parse
+from tango_jax.tracking.curves import Series
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, panels, performance
@@ -371,6 +373,13 @@ def test_flags(case, flags):
 def test_without_a_verifier_only_truncation_is_flagged():
     row = rollout(is_correct=False, cut=(True, False)) | {"verifications": []}
     assert pack.flags_of(row) == {"truncated"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_single_turn_is_a_point_since_a_line_would_show_nothing(count):
+    turns = np.arange(1.0, 1 + count)
+    _, mean = panels.noisy("verifier", Series(turns, turns), "#112233")
+    assert mean["mode"] == ("lines+markers" if count == 1 else "lines") and len(mean["x"]) == count
 
 
 @pytest.mark.parametrize("values, limits", [
