@@ -193,7 +193,7 @@ def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     done = run_python(shlex.split(shown)[1:], tmp_path)
     assert done.code == 0, done.stderr
     assert "problems: 4 for training and 1 held out, of 5 in problems.jsonl, read as math: " in done.stdout
-    assert "a generator prompt: '<|im_start|>user\\nSolve the problem below." in done.stdout
+    assert "a generator prompt: '<|endoftext|><|im_start|>user\\nSolve the problem below." in done.stdout
     summary = json.loads((tmp_path / "runs/mine/summary.json").read_text())
     assert summary["generator"]["accuracy_final"] == 0.0  # its weights are random
     settings = json.loads((tmp_path / "runs/mine/config.json").read_text())
