@@ -5,6 +5,7 @@ Out: comparison.png, and lines for the console. Compared are the runs of the sam
 seed, if they had the same problems and stage 1. Runs after the last turn, once the results are written.
 """
 
+import math
 from pathlib import Path
 
 from matplotlib.ticker import EngFormatter
@@ -78,7 +79,13 @@ def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]
     runs = {f"{config.arm} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {name} with {same}:"]
-    return lines + [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
+    lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
+    starts = {run: _start(curve) for run, curve in runs.items()}
+    if any(not _is_same(starts[f"{config.arm} (this run)"], start) for start in starts.values()):
+        lines.append("these are not paired: this run began with " + ", the stored ones with ".join(dict.fromkeys(
+            _describe_start(start) for start in starts.values())) + ". On another kind of processor or number of "
+            "cores, stage 1 sums in another order and ends in another start")  # fmt: skip
+    return lines
 
 
 def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:
@@ -103,6 +110,22 @@ def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], pa
     figure.legend(list(drawn.values())[::-1], list(drawn)[::-1], fontsize=8, loc="outside lower center", frameon=False,
                   ncols=min(len(drawn), 3), handlelength=3.4)  # fmt: skip
     save_figure(figure, path)
+
+
+def _start(curve: Curve) -> tuple[float, float | None]:
+    """Accuracy, and the verifier's step F1 where it has one, before the first turn."""
+    first = curve.evaluations[0]
+    return first.accuracy, first.verifier_step_f1
+
+
+def _is_same(own: tuple[float, float | None], other: tuple[float, float | None]) -> bool:
+    """Up to the digits that a table has."""
+    return all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5) for a, b in zip(own, other, strict=True))
+
+
+def _describe_start(start: tuple[float, float | None]) -> str:
+    accuracy, step_f1 = start
+    return f"an accuracy of {accuracy:.3f}" + ("" if step_f1 is None else f" and a step F1 of {step_f1:.3f}")
 
 
 def _amounts(curve: Curve) -> str:

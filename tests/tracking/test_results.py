@@ -80,6 +80,11 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     picture = tmp_path / "comparison.png"
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
+    write_table([row._replace(accuracy=max(0.25, row.accuracy)) for row in stored], config.compare_with)
+    *_, last = compare(config, tmp_path)  # stage 1 ended in another start
+    assert last.startswith("these are not paired: this run began with an accuracy of 0.000, the stored ones with an "
+                           "accuracy of 0.250")  # fmt: skip
+    write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     config.task.rl_words = (9, 9)
     [line] = compare(config, tmp_path)
     assert line.startswith("this run is not compared with those in stored.csv: it has other problems, ")
