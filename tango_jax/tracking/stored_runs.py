@@ -80,17 +80,24 @@ def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {name} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
-    starts = {run: _start(curve) for run, curve in runs.items()}
-    if any(not _is_same(starts[f"{config.arm} (this run)"], start) for start in starts.values()):
-        lines.append("these are not paired: this run began with " + ", the stored ones with ".join(dict.fromkeys(
-            _describe_start(start) for start in starts.values())) + ". On another kind of processor or number of "
-            "cores, stage 1 sums in another order and ends in another start")  # fmt: skip
+    if not is_paired(own, stored):
+        starts = dict.fromkeys(_describe_start(curve) for curve in runs.values())
+        lines.append("these are not paired: this run began with " + ", the stored ones with ".join(starts) + ". On "
+                     "another kind of processor or number of cores, stage 1 sums in another order and ends in another "
+                     "start")  # fmt: skip
     return lines
+
+
+def is_paired(own: Curve, stored: dict[str, Curve]) -> bool:
+    """Whether all runs began with the same scores, up to the digits that a table has."""
+    pairs = [pair for curve in stored.values() for pair in zip(_start(own), _start(curve), strict=True)]
+    return all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5) for a, b in pairs)
 
 
 def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:
     """Draw accuracy over generator steps, and over the tokens that both roles sampled."""
-    figure, panels = make_figure(f"{config.task.name}, seed {config.seed}: this run beside stored ones", NUM_PANELS)
+    others = "stored ones" if is_paired(own, stored) else "stored ones from another start"
+    figure, panels = make_figure(f"{config.task.name}, seed {config.seed}: this run beside {others}", NUM_PANELS)
     looks, drawn = looks_of([config.arm, *stored]), {}
     for axes, name in zip(panels, ("generator_step", "sampled_tokens"), strict=True):
         for arm, curve in [*reversed(stored.items()), (config.arm, own)]:  # the run itself on top
@@ -118,13 +125,8 @@ def _start(curve: Curve) -> tuple[float, float | None]:
     return first.accuracy, first.verifier_step_f1
 
 
-def _is_same(own: tuple[float, float | None], other: tuple[float, float | None]) -> bool:
-    """Up to the digits that a table has."""
-    return all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5) for a, b in zip(own, other, strict=True))
-
-
-def _describe_start(start: tuple[float, float | None]) -> str:
-    accuracy, step_f1 = start
+def _describe_start(curve: Curve) -> str:
+    accuracy, step_f1 = _start(curve)
     return f"an accuracy of {accuracy:.3f}" + ("" if step_f1 is None else f" and a step F1 of {step_f1:.3f}")
 
 
