@@ -9,6 +9,8 @@ states, references, caches and activations. `python -m tango_jax.plan` compiles 
 """
 
 import math
+import platform
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -126,9 +128,14 @@ def this_machine(config: ConfigDict) -> Machine:
     """The devices of the job, of which there must be one. Raises ValueError."""
     hosts.connect(config.distributed)
     hosts.check_devices()
-    # All processes must derive the same settings, although the machines they run on may not be quite alike.
-    memory, capability = hosts.from_first((device_memory(), capability_of(jax.local_devices()[0])))
-    return Machine(jax.default_backend(), jax.device_count(), memory, capability)
+    backend = jax.default_backend()
+    told = hosts.gather([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])
+    # All processes must derive the same settings, although the machines they run on may not be quite alike: those that
+    # fit the smallest. CPU processes of one machine share its memory.
+    processes = Counter(name for name, _, _ in told)
+    memory = min(size // processes[name] if backend == "cpu" else size for name, size, _ in told)
+    capability = min((known for _, _, known in told if known is not None), default=None)
+    return Machine(backend, jax.device_count(), memory, capability)
 
 
 def open_sources(settings: Settings, mistakes: Mistakes) -> dict[str, Source]:

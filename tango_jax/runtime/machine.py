@@ -19,7 +19,8 @@ CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.l
 def describe_machine() -> str:
     device = jax.devices()[0]
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {num_cpus()} CPU cores"
+    cores = f"{num_cpus()} CPU core{'s' * (num_cpus() != 1)}"
+    return f"{jax.device_count()} x {device.device_kind} ({jax.default_backend()}){processes}, {cores}"
 
 
 def host_memory() -> int:
