@@ -4,11 +4,12 @@
     python -m tango_jax.evaluate --verifier=runs/mine --sets=processbench --out=runs/processbench
     python -m tango_jax.evaluate --checkpoint=MODEL.gguf --sets=gsm8k:test.jsonl --problems=100 --out=runs/gsm8k
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, whose templates and lengths are
-then used. Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together: math), bgqa, cruxeval, strategyqa,
-tablebench (together: out_of_domain), gsm8k, last_letter, state_tracking. Sets to judge: processbench (or
-processbench_gsm8k, _math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps. NAME:SOURCE reads the
-rows from a JSONL, JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file per set.
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. The templates and lengths of a
+run are used, also of one that was exported. Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together:
+math), bgqa, cruxeval, strategyqa, tablebench (together: out_of_domain), gsm8k, last_letter, state_tracking. Sets to
+judge: processbench (or processbench_gsm8k, _math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps.
+NAME:SOURCE reads the rows from a JSONL, JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file
+per set.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
 best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv,

@@ -25,7 +25,8 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
-from tango_jax.weights.to_hf import Prompting, export_hf, model_card
+from tango_jax.weights.prompting import Prompting
+from tango_jax.weights.to_hf import export_hf, model_card
 from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_config
 
 ROLES = ("generator", "verifier")
@@ -62,7 +63,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
             tokenizer_folder=folder,
             generation_config=source.generation,
             card=card,
-            template=prompting.template if prompting else "",
+            prompting=prompting,
             dtype=dtype,
         )
 
@@ -76,7 +77,9 @@ def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | Non
         # Earlier versions did not store it, and stage 1 stores another one.
         if meta.get("source_fingerprint", {}).get("templates", digest) != digest:
             raise ValueError("a template file has changed since the run")
-        return Prompting(templates[role], own.use_chat, own.max_response)
+        return Prompting(
+            role, templates[role], own.use_chat, own.max_prompt, own.max_response, settings.task.min_steps
+        )
     except ValueError as error:
         print(on_one_line(f"warning: the card shows no prompt: {error}"), file=sys.stderr)
         return None

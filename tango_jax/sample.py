@@ -3,10 +3,11 @@
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run, whose templates are then used.
-Without --verifier, the workdir's own verifier is used, and any other checkpoint judges itself. Without --question,
-every line of standard input is a question. Lines written by a model start with "| ", so that they cannot be mistaken
-for output of this command; control characters are shown as escapes (model_text.py).
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. The templates and lengths of a
+run are used, also of one that was exported. Without --verifier, the workdir's own verifier is used, and any other
+checkpoint judges itself. Without --question, every line of standard input is a question. Lines written by a model start
+with "| ", so that they cannot be mistaken for output of this command; control characters are shown as escapes
+(model_text.py).
 """
 
 import argparse
@@ -218,7 +219,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
-    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template")
+    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template (default: as in the run)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
     return parser.parse_args(argv)

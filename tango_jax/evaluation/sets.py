@@ -25,7 +25,7 @@ from tango_jax.records import Problem, Solution
 from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
 from tango_jax.tasks.registry import SYNTHETIC, make_task
 from tango_jax.weights.source import kind_of
-from tango_jax.weights.workdir import read_config
+from tango_jax.weights.workdir import prompting_of, read_config
 
 GROUPS = {"math": MATHEMATICS, "out_of_domain": OUT_OF_DOMAIN, "processbench": PROCESSBENCH}
 # Names of the sets whose solutions with step labels are judged, and the synthetic task that each belongs to.
@@ -175,8 +175,8 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
 
 def _min_steps(checkpoint: str) -> int:
     """Return the minimum number of steps in a well-formed solution: the run's, or that of the mathematics sets."""
-    is_run = kind_of(checkpoint) == "workdir"
-    return read_config(Path(checkpoint).expanduser()).task.min_steps if is_run else MIN_STEPS
+    own = prompting_of(checkpoint, "generator")
+    return own.min_steps if own else MIN_STEPS
 
 
 def task_config(name: str, checkpoint: str) -> ConfigDict:

@@ -11,17 +11,16 @@ from pathlib import Path
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
-from tango_jax.config import default_config
 from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.evaluation.sets import GROUPS, SYNTHETIC_STEPS
 from tango_jax.evaluation.shards import digest
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
-from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
+from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, template_of
 from tango_jax.text.templates import load_template
 from tango_jax.weights.source import kind_of
-from tango_jax.weights.workdir import identify_weights, read_config
+from tango_jax.weights.workdir import identify_weights, prompting_of
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
 _SAMPLED = SAMPLED_TEMPERATURE._replace(
@@ -156,12 +155,11 @@ def _comparable(settings: Settings) -> dict:
     # A run that goes on training between two attempts is another model, as are other weights in the same place, and an
     # edited template is another prompt.
     for role, name in _models(settings).items():
-        own = default_config()[role]
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)
         if step is not None:
-            own = read_config(Path(name).expanduser())[role]
             fields["checkpoint_step" if role == "generator" else "verifier_step"] = step
-        fields[f"{role}_template_digest"] = digest(load_template(role, settings.sampler(role).template or own.template))
+        template = template_of(prompting_of(name, role), settings.sampler(role))
+        fields[f"{role}_template_digest"] = digest(load_template(role, template))
     return fields
 
 
@@ -192,7 +190,7 @@ def _parser(doc: str) -> Parser:
         parser.add_argument(f"--{prefix}max_prompt", type=int, default=0, help=f"tokens of the {role}; {default}")
         parser.add_argument(f"--{prefix}max_new", type=int, default=0, help=f"tokens of a response; {default}")
         parser.add_argument(f"--{prefix}template", help="name or file (default: math, or as in the run)")
-    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template")
+    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template (default: as in the run)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the problems drawn and of the sampling; default: 0")
     parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")

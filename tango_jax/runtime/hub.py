@@ -16,6 +16,7 @@ REVISION = r"(?:refs/(?:convert|pr)/)?[A-Za-z0-9][\w.-]*"
 _ID = re.compile(rf"(?P<repo>{REPO})(?:@(?P<revision>{REVISION}))?")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _log = logging.getLogger(__name__)
+_told: set[str] = set()  # warnings that were given; a checkpoint is looked up more than once
 
 
 class HubId(NamedTuple):
@@ -66,6 +67,10 @@ def download(
         commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
         named = form.format(repo if revision is None else f"{repo}@{revision}")
         found = f"is now at commit {commit}" if commit else "may point to another commit next time"
-        _log.warning("warning: %s is not pinned to a commit: it %s; write %s for the same files every time", named,
-                     found, form.format(f"{repo}@{commit or 'COMMIT'}"))  # fmt: skip
+        pinned = form.format(f"{repo}@{commit or 'COMMIT'}")
+        warning = (f"warning: {named} is not pinned to a commit: it {found}; write "
+                   f"{pinned} for the same files every time")
+        if warning not in _told:
+            _told.add(warning)
+            _log.warning("%s", warning)
     return folder

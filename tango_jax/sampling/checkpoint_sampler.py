@@ -1,12 +1,12 @@
 """A sampler for any checkpoint, for the commands that have no training config (`sample` and `evaluate`).
 
-In: a checkpoint's name, and what the command line says about prompts, lengths and rows; where it says nothing, a
-workdir's own settings apply. Out: a CheckpointSampler, and the responses that it samples.
+In: a checkpoint's name, and what the command line says about prompts, lengths and rows; where it says nothing, the
+settings of the run apply, of a workdir or of what was exported from one. Out: a CheckpointSampler, and the responses
+that it samples.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,17 +20,19 @@ from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.hf_layout import abstract_params
+from tango_jax.weights.prompting import Prompting
 from tango_jax.weights.source import NUMERICS, Source, kind_of
-from tango_jax.weights.workdir import open_checkpoint, read_config
+from tango_jax.weights.workdir import open_checkpoint, prompting_of
 
-MIN_STEPS = 3  # fewer step blocks lower the format score; a workdir has a setting of its own
+DEFAULT_TEMPLATE = "math"
+MIN_STEPS = 3  # fewer step blocks lower the format score; a run has a setting of its own
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSamplerSettings:
-    """Settings from the command line. Zeros and None stand for those of the workdir, or for the defaults here."""
+    """Settings from the command line. Zeros and None stand for those of the run, or for the defaults here."""
 
-    template: str | None = None  # name or file; by default "math"
+    template: str | None = None  # name or file; by default DEFAULT_TEMPLATE
     max_prompt: int = 0
     max_new: int = 0
     use_chat: bool = False
@@ -113,23 +115,17 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     # it was trained as.
     numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla", "head_precision": "highest"}
     numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
-    min_steps = MIN_STEPS
-    is_run = kind_of(name) == "workdir"
-    if is_run:
-        config = read_config(Path(name).expanduser())
-        own, min_steps = config[role], config.task.min_steps
-    else:
-        own = default_config()[role].copy_and_resolve_references()
-        own.max_prompt = own.max_response = settings.default_tokens
+    if kind_of(name) != "workdir":
         numerics |= {key: settings.dtype for key in NUMERICS[:3]}
     source = open_checkpoint(name, role, True if settings.use_chat else None, **numerics)
+    own = prompting_of(name, role, download=True)
     positions = source.model_config.max_position
     # A run's own limits fit together; those that stand in for others must leave room for a prompt.
-    max_new = settings.max_new or (own.max_response if is_run else min(own.max_response, positions // 2))
+    max_new = settings.max_new or (own.max_new_tokens if own else min(settings.default_tokens, positions // 2))
     if max_new >= positions:
         raise ValueError(f"--{settings.max_new_flag}={max_new} leaves no room for a prompt in the {positions} "
                          f"positions of {name}: lower it")
-    max_prompt = settings.max_prompt or min(own.max_prompt, positions - max_new)
+    max_prompt = settings.max_prompt or min(own.max_prompt if own else settings.default_tokens, positions - max_new)
     if max_prompt + max_new > positions:
         flag = settings.max_new_flag.replace("new", "prompt")
         raise ValueError(f"--{flag}={max_prompt} and --{settings.max_new_flag}={max_new} are more than the {positions} "
@@ -140,12 +136,17 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         source=source,
         sampler=make_sampler(source.model_config, sampler_config, source.tokenizer.stop_ids, placement),
         weights=None,
-        template=load_template(role, settings.template or own.template),
+        template=load_template(role, template_of(own, settings)),
         max_prompt=max_prompt,
-        min_steps=min_steps,
+        min_steps=own.min_steps if own else MIN_STEPS,
         rows=settings.rows,
         placement=placement,
     )
+
+
+def template_of(own: Prompting | None, settings: CheckpointSamplerSettings) -> str:
+    """The template that a checkpoint is asked with, whose run prompted it with `own`; as `load_template` takes it."""
+    return settings.template or (own.template if own else DEFAULT_TEMPLATE)
 
 
 def _placement(source: Source, settings: CheckpointSamplerSettings) -> Placement | None:

@@ -18,10 +18,11 @@ from tango_jax.runtime import hub
 from tango_jax.runtime.finite import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
+from tango_jax.weights.prompting import TEMPLATE_FILE
 from tango_jax.weights.safetensors_files import StoredTensor, shorten
 
 HEAD_ROWS = 64  # that are compared of a head and the embedding
-_DOWNLOADED = ["*.json", "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
+_DOWNLOADED = ["*.json", TEMPLATE_FILE, "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
 # Old checkpoints store the rotary frequencies; they are ignored because the config determines them.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 

@@ -22,6 +22,7 @@ from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_fol
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.weights.presets import preset_model
+from tango_jax.weights.prompting import read_prompting
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
 # Fields of ModelConfig that no checkpoint determines.
@@ -73,11 +74,11 @@ def is_workdir(path: Path) -> bool:
     return isinstance(settings, dict) and "task.name" in settings and "model_type" not in settings
 
 
-def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
+def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
     """Open a published checkpoint: a folder, a hub id (which is downloaded, see hub.py) or a .gguf file.
 
     Args:
-        use_chat: wrap every prompt in the model's chat template.
+        use_chat: wrap every prompt in the model's chat template; None: as in the run that it was exported from, or no.
         numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
 
     Raises:
@@ -88,8 +89,11 @@ def open_source(name: str, use_chat: bool = False, **numerics) -> Source:
         raise ValueError(f"{name} is the workdir of a run, but a published checkpoint is expected here: give one, or "
                          "export the run first (python -m tango_jax.export)")
     if kind == "gguf":
-        return _open_gguf_source(open_gguf(Path(name).expanduser()), name, use_chat, numerics)
+        return _open_gguf_source(open_gguf(Path(name).expanduser()), name, bool(use_chat), numerics)
     folder = resolve_folder(name)
+    if use_chat is None:
+        prompting = read_prompting(folder)
+        use_chat = prompting is not None and prompting.use_chat
     config = model_config_from_hf(folder, **numerics)
     tokenizer = hf_tokenizer.load_hf_tokenizer(folder, config.vocab_size, use_chat)
     file = folder / "generation_config.json"

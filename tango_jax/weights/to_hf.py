@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
 from tango_jax.weights import hf_layout
 from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
+from tango_jax.weights.prompting import TEMPLATE_FILE, Prompting
 from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -28,7 +28,6 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-TEMPLATE_FILE = "prompt_template.txt"
 _STORED_DTYPES = ("float32", "float16", "bfloat16")
 # Also written to config.json, where readers that ignore generation_config.json look for them.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -101,32 +100,6 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
     return out | legacy | ({"rope_scaling": scaling} if config.rope_scaling is not None else {})
 
 
-class Prompting(NamedTuple):
-    """How a model was prompted, for those who use it."""
-
-    template: str  # with {problem} in it and, for a verifier, {solution} and {num_steps}
-    use_chat: bool  # the template's text is the user's turn of the tokenizer's chat template
-    max_new_tokens: int
-
-    def snippet(self) -> str:
-        """A few lines of Python that ask the model, to be run in the exported folder."""
-        fields = {"{problem}": "What is 3 + 4?", "{num_steps}": "1",
-                  "{solution}": "<think><step>3 + 4 = 7</step></think><answer>\\\\boxed{7}</answer>"}
-        filled = "".join(f'.replace("{name}", "{text}")' for name, text in fields.items() if name in self.template)
-        encoded = 'tokenizer(prompt, return_tensors="pt")'
-        if self.use_chat:
-            encoded = ('tokenizer.apply_chat_template([{"role": "user", "content": prompt}], '
-                       'add_generation_prompt=True, return_dict=True, return_tensors="pt")')
-        return "\n".join((
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")',
-            f'prompt = open("{TEMPLATE_FILE}", encoding="utf-8").read(){filled}',
-            f"inputs = {encoded}",
-            f"print(tokenizer.decode(model.generate(**inputs, max_new_tokens={self.max_new_tokens})[0], "
-            "skip_special_tokens=True))",
-        ))  # fmt: skip
-
-
 def model_card(
     title: str,
     base_model: str | None,
@@ -167,7 +140,7 @@ def export_hf(
     tokenizer_folder: str | Path | None = None,
     generation_config: dict | None = None,
     card: str = "",
-    template: str = "",
+    prompting: Prompting | None = None,
     dtype: str | None = None,
 ) -> Path:
     """Write a checkpoint folder that transformers and `load_hf` read; return its path. Every process must call this.
@@ -177,7 +150,7 @@ def export_hf(
         tokenizer_folder: a folder whose tokenizer files are copied.
         generation_config: keys of transformers' GenerationConfig; by default those in the tokenizer folder's file.
         card: text of README.md.
-        template: text of the prompt template, which is stored beside the model as TEMPLATE_FILE; empty: none.
+        prompting: stored beside the model, so that it is asked as it was trained; None: not known.
         dtype: dtype of the stored weights; by default that of the parameters, which are then stored bit by bit.
 
     Raises:
@@ -206,8 +179,8 @@ def export_hf(
             _write_json(saving / "config.json", contents)
             _write_json(saving / "generation_config.json", generation)
             (saving / "README.md").write_text(card or model_card(folder.name, None, {}, None), encoding="utf-8")
-            if template:
-                (saving / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+            if prompting is not None:
+                prompting.write(saving)
             for source in sources:
                 shutil.copyfile(source, saving / source.name)
         _write_tensors(saving if writes else None, config, params, np.dtype(dtype), max_shard_bytes)

@@ -20,7 +20,9 @@ from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
+from tango_jax.weights.from_hf import resolve_folder
 from tango_jax.weights.hf_layout import abstract_params
+from tango_jax.weights.prompting import Prompting, read_prompting
 from tango_jax.weights.source import NUMERICS, Source, generation_of, kind_of, open_source
 
 
@@ -28,7 +30,7 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
     """Open anything that has weights: a published checkpoint (see `source.open_source`), or one role of a workdir.
 
     Args:
-        use_chat: use the chat template; None: as in the run (workdir), or no (others).
+        use_chat: use the chat template; None: as in the run (of a workdir, or of an export), or no (others).
         numerics: fields in source.NUMERICS that should differ from the run's (workdir) or from ModelConfig's defaults.
 
     Raises:
@@ -36,7 +38,29 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
     """
     if kind_of(name) == "workdir":
         return open_workdir(Path(name).expanduser(), role, use_chat, **numerics)
-    return open_source(name, bool(use_chat), **numerics)
+    return open_source(name, use_chat, **numerics)
+
+
+def prompting_of(name: str, role: str, download: bool = False) -> Prompting | None:
+    """How the run prompted the role from which a checkpoint comes; None: it does not say.
+
+    The template of a workdir is a name or a file, as in its settings: a file may be gone that nobody asks for.
+
+    Args:
+        download: also ask a hub id, which is downloaded.
+
+    Raises:
+        ValueError: there is no checkpoint of that name, or what it says is damaged.
+    """
+    kind = kind_of(name)
+    if kind == "gguf" or (kind == "hub" and not download):
+        return None
+    if kind == "workdir":
+        config = read_config(Path(name).expanduser())
+        own = config[role]
+        return Prompting(role, own.template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps)
+    found = read_prompting(resolve_folder(name))
+    return found if found is not None and found.role == role else None
 
 
 def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numerics) -> Source:

@@ -182,3 +182,4 @@ def test_a_template_that_is_not_what_it_was_is_left_out_of_the_card(folder, tmp_
     out = export.export(tmp_path / "run", "generator", tmp_path / "out")
     assert f"warning: the card shows no prompt: {warning}" in capsys.readouterr().err
     assert "## Use" not in (out / "README.md").read_text() and not (out / "prompt_template.txt").exists()
+    assert not (out / "prompting.json").exists()

@@ -30,6 +30,7 @@ def hub(tmp_path, monkeypatch):
         return str(tmp_path / "snapshots" / commit)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr("tango_jax.runtime.hub._told", set())
     return calls
 
 

@@ -1,0 +1,69 @@
+"""How an exported policy was prompted, in two files beside its weights.
+
+In: the settings of a run that is exported; later, a folder that an export wrote. Out: a Prompting. Stage: exports, and
+commands that ask a checkpoint again (`sample`, `evaluate`): a policy answers the prompt that it was trained on.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+TEMPLATE_FILE = "prompt_template.txt"
+PROMPTING_FILE = "prompting.json"
+
+
+class Prompting(NamedTuple):
+    """Prompt and limits of one role."""
+
+    role: str  # generator or verifier
+    template: str  # with {problem} in it and, for a verifier, {solution} and {num_steps}
+    use_chat: bool  # the template's text is the user's turn of the tokenizer's chat template
+    max_prompt: int  # tokens
+    max_new_tokens: int
+    min_steps: int  # fewer step blocks lower the format score
+
+    def snippet(self) -> str:
+        """A few lines of Python that ask the model, to be run in the exported folder."""
+        fields = {"{problem}": "What is 3 + 4?", "{num_steps}": "1",
+                  "{solution}": "<think><step>3 + 4 = 7</step></think><answer>\\\\boxed{7}</answer>"}
+        filled = "".join(f'.replace("{name}", "{text}")' for name, text in fields.items() if name in self.template)
+        encoded = 'tokenizer(prompt, return_tensors="pt")'
+        if self.use_chat:
+            encoded = ('tokenizer.apply_chat_template([{"role": "user", "content": prompt}], '
+                       'add_generation_prompt=True, return_dict=True, return_tensors="pt")')
+        return "\n".join((
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")',
+            f'prompt = open("{TEMPLATE_FILE}", encoding="utf-8").read(){filled}',
+            f"inputs = {encoded}",
+            f"print(tokenizer.decode(model.generate(**inputs, max_new_tokens={self.max_new_tokens})[0], "
+            "skip_special_tokens=True))",
+        ))  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        fields = self._asdict()
+        # As a text of its own, which others can read as it stands.
+        (folder / TEMPLATE_FILE).write_text(fields.pop("template"), encoding="utf-8")
+        (folder / PROMPTING_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def read_prompting(folder: Path) -> Prompting | None:
+    """What an export wrote into its folder; None in any other folder.
+
+    Raises:
+        ValueError: a file is damaged, or one of the two is missing.
+    """
+    path = folder / PROMPTING_FILE
+    if not path.is_file():
+        return None
+    try:
+        template = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        found = Prompting(template=template, **json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} and {TEMPLATE_FILE} beside it cannot be read ({error}): export the run again, or "
+                         "remove both and say how the model is prompted (--template, --use_chat)") from error
+    numbers = (found.max_prompt, found.max_new_tokens, found.min_steps)
+    if not isinstance(found.use_chat, bool) or not all(type(number) is int and number > 0 for number in numbers):
+        raise ValueError(f"{path} has use_chat={found.use_chat!r}, max_prompt, max_new_tokens and min_steps={numbers}; "
+                         "these are true or false, and whole numbers above 0: export the run again")
+    return found
