@@ -1,4 +1,4 @@
-r"""Notations of a single value: decimal numbers, powers of ten, times of day and dates.
+r"""Notations of a single value: decimal numbers, powers of ten, repeating decimals, times of day and dates.
 
 Takes a plain text without label and unit; returns its value, or None. Stage of the loop: grading, kind "math", in the
 worker processes.
@@ -10,6 +10,7 @@ _DECIMAL = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
 _NUMBER = re.compile(_DECIMAL)
 _EXPONENT = re.compile(rf"({_DECIMAL})[eE]([+-]?\d{{1,3}})")
 _SCIENTIFIC = re.compile(rf"({_DECIMAL})\s*(?:\\times|\\cdot)\s*10\^\{{?([+-]?\d{{1,3}})\}}?")
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\overline\s*\{\s*(\d+)\s*\}")
 _CLOCK = re.compile(
     r"(?:0(?=\d:))?(\d|1\d|2[0-4]):([0-5]\d)(?:\s*(?:\\text\s*\{\s*)?([ap])\.?\s?m\.?\s*\}?)?", re.IGNORECASE
 )
@@ -33,6 +34,17 @@ def number_of(text: str) -> Decimal | None:
 def with_power_of_ten(text: str) -> str:
     r"""Write `3e5` as `3 \times 10^{5}`, because the library would read a product with Euler's number."""
     return _EXPONENT.sub(r"\1 \\times 10^{\2}", text) if _EXPONENT.fullmatch(text) else text
+
+
+def with_fractions(text: str) -> str:
+    r"""Write repeating decimals as fractions, `0.1\overline{6}` as `\frac{15}{90}`."""
+
+    def fraction(found: re.Match) -> str:
+        start, period = found[1] + found[2], found[3]
+        numerator = int(start + period) - int(start or "0")
+        return rf"\frac{{{numerator}}}{{{10 ** len(found[2]) * (10 ** len(period) - 1)}}}"
+
+    return _REPEATING.sub(fraction, text)
 
 
 def clock(text: str) -> tuple[int, int, str] | None:

@@ -47,6 +47,9 @@ also allowed in the answer. The rules are:
    `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
    and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `4:25` could be either and counts as a time:
    a ratio is mostly answered as it is written, but half of a time is another time. The fraction `4/25` is right, too.
+12. A repeating decimal is its fraction: `0.1\overline{6}` equals `\frac16`. The reverse is wrong, because whoever has a
+   repeating decimal as the gold answer asks for one.
+13. The letter of an option may stand before a value, as in `\textbf{(C)}\ 12`, if the gold answer has no such letter.
 """
 import itertools
 import re
@@ -62,6 +65,7 @@ from tango_jax.grading.notation import (
     is_own_ratio,
     is_same_time,
     number_of,
+    with_fractions,
     with_power_of_ten,
 )
 
@@ -79,6 +83,10 @@ class Library(NamedTuple):
 def is_equal(gold: str, answer: str, library: Library) -> bool:
     """Return whether two tidied texts are equal under the rules above. Exceptions of the library propagate."""
     gold, answer = plain(gold), plain(answer)
+    if not _OPTION.match(gold):
+        answer = _OPTION.sub("", answer)
+    if r"\overline" not in gold:
+        answer = with_fractions(answer)
     gold_form, form = read(gold), read(answer, may_be_unit=not _letters(gold))
     if gold_form is None or form is None:
         return False
@@ -101,6 +109,7 @@ _TEXT = re.compile(r"\\text\s*\{[^{}]*\}")
 _INDEX_OR_CALL = re.compile(r"_(?:\{[^{}]*\}|\\?\w)|\\?[a-zA-Z]+(?:\^\{?-1\}?)?\([^()]*\)")
 _FUNCTION_OF_X = re.compile(r"y|[a-zA-Z](?:\^\{?-1\}?)?\(x\)")
 _POWER_OR_SUM, _COORDINATE = re.compile(r"\^\{?\d|.[+-]"), re.compile(r"(?<![a-zA-Z\\])[xyz](?![a-zA-Z])")
+_OPTION = re.compile(r"\\text\s*\{\s*\([A-E]\)\s*\}\s*(?=\S)")
 _CONSTANTS = frozenset("ei")
 _BASED = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 
