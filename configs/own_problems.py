@@ -13,6 +13,7 @@ Expected:  the run begins with the numbers that were chosen and why. There is no
 """
 
 from collections.abc import Collection
+from typing import Annotated
 
 from ml_collections import ConfigDict
 
@@ -21,7 +22,13 @@ from tango_jax.config import default_config
 from tango_jax.planning.own_problems import fit
 
 
-def get_config(*, model: str, problems: str) -> ConfigDict:
+def get_config(
+    *,
+    model: Annotated[str, "a Hugging Face folder, a hub id, a .gguf file or a run's workdir (to try it without a "
+                          "model: runs/tiny, after python -m tango_jax.train --config=tiny)"],
+    problems: Annotated[str, "a file of rows such as {\"question\": \"3 + 4?\", \"answer\": \"7\"}, in JSONL, JSON or "
+                             "parquet, or a hub id"],
+) -> ConfigDict:  # fmt: skip
     config = default_config()
     config.task.name, config.task.train = "math", problems
     for role in (config.generator, config.verifier):

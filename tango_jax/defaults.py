@@ -174,6 +174,10 @@ def task_config() -> ConfigDict:
             # config to a Task (tasks/task.py): FILE.py:name or package.module:name.
             "name": "last_letter",
             "data_seed": 0,  # seed of SFT text, test problems and fixed pool; RL problems also depend on `seed`
+            # A function (problem, answer) -> bool, FILE.py:name or package.module:name, that decides whether an answer
+            # is right (tasks/own_grader.py). Empty: it is compared with the problem's.
+            "grader": "",
+            "grader_timeout_s": 60,  # seconds that the function may take for one answer; 0: no limit
             "min_steps": 2,  # fewer step blocks reduce the format score; use 3 for math
             # math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in data/problem_sets.py
             "train": "",

@@ -10,7 +10,7 @@ same command resumes where it stopped, and filters again if `generate.keep` has 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from tango_jax.data.teacher_rows import (
     write_files,
     write_part,
 )
-from tango_jax.grading import check_grader, grade_many, parse_solution
+from tango_jax.grading import check_grader, parse_solution
 from tango_jax.records import Problem
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime import hosts, rng
@@ -40,6 +40,7 @@ from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
 from tango_jax.sampling.sampler import SampleRequest
+from tango_jax.tasks.own_grader import grade_solutions, load_grader, try_grader
 from tango_jax.text.templates import generator_prompt, templates_digest
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.run_config import check_config, keep_config
@@ -55,6 +56,7 @@ class Work(NamedTuple):
     problems: tuple[tuple[int, Problem], ...]  # with their indices in the file, ascending
     num_too_long: int
     grade_kind: str
+    is_correct: Callable[[Problem, str], bool] | None  # of a user; None: answers are compared
     min_steps: int
 
     def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
@@ -81,7 +83,8 @@ def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
     if not fitting:
         raise ValueError(f"none of the {len(numbered)} problems of {config.task.train} has a prompt within "
                          f"generator.max_prompt={limit} tokens (the shortest has {min(lengths)}): raise it")
-    return Work(fitting, len(numbered) - len(fitting), problem_set.grade_kind, config.task.min_steps)
+    num_too_long = len(numbered) - len(fitting)
+    return Work(fitting, num_too_long, problem_set.grade_kind, load_grader(config), config.task.min_steps)
 
 
 def solve(
@@ -105,7 +108,7 @@ def solve(
     )
     rollout = policy.sampler.sample(weights, request)
     texts = [tokenizer.decode(tokens).strip() for tokens in rollout.tokens]
-    report = grade_many(texts, [problem.answer for _, _, problem in owners], work.grade_kind)
+    report = grade_solutions(work, [problem for _, _, problem in owners], texts)
     if failed := report.errors + report.timeouts + report.overlong:
         console.log(f"counted as wrong because grading failed: {report.errors} errors, {report.timeouts} timeouts, "
                     f"{report.overlong} overlong ({failed} of {len(texts)} solutions of this part)")
@@ -213,6 +216,8 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     hosts.in_first(lambda: check_teacher(config, policy, workdir))
     work = plan_work(config, policy.template, policy.tokenizer)
     check_grader(work.grade_kind)
+    for note in try_grader(work, work.problems[0][1]):
+        console.log(note)
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out because "
                 f"their prompts exceed {config.generator.max_prompt} tokens")
     rows = solve_all(config, policy, work, workdir, console)

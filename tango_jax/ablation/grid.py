@@ -40,7 +40,7 @@ START_KEYS = {"task.data_seed", "seed", "generator.init_from", "verifier.init_fr
 NOT_IN_STAGE_ONE = (
     "arm", "ablation.*", "alarms.*", "checkpoint.*", "compare_with", "compile_cache", "distributed.*", "eval.*",
     "generate.*", "loggers.*", "notes", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*",
-    "task.verifier_*",
+    "task.verifier_*", "task.grader*",
     *(f"{role}.{name}" for role in ROLES for name in (
         "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "model.decode_attention",
         "model.sample_*", "optimizer.*",

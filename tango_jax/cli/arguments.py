@@ -15,7 +15,7 @@ from typing import IO, NoReturn
 from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import shipped_configs
 from tango_jax.config import default_config, flatten
-from tango_jax.runtime.checks import SettingsError, cut
+from tango_jax.runtime.checks import Mistakes, SettingsError, cut
 from tango_jax.runtime.failures import drop_broken_output
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
@@ -86,7 +86,14 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ValueError: an argument that is missing or of another type, or a word that belongs to no option.
         """
-        options, rest = self.parse_known_args(self._spelled(argv))
+        spelled, mistakes, rest = self._spelled(argv), Mistakes(), []
+        with mistakes.collected():
+            options, rest = self.parse_known_args(spelled)
+        if mistakes.messages:  # an option that is missing may be one that was misspelled
+            others = [one for one in self._unknown_options(spelled) if not one.startswith(OVERRIDE)]
+            with mistakes.collected():
+                self.refuse([one for one in others if self._nearest(one, [])])
+            mistakes.raise_all()
         overrides: list[str] = []
         named: dict[str, str | None] = {}
         words, waiting = [], ""  # `waiting`: the option that the next word is the value of
@@ -111,8 +118,14 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Options and positional arguments, in any order. Raises ValueError as `parse_overrides`."""
-        options, rest = self.parse_known_intermixed_args(self._spelled(args), namespace)
-        self.refuse([argument for argument in rest if argument.startswith("-")] or rest)
+        spelled, mistakes, options = self._spelled(args), Mistakes(), namespace
+        # First, since argparse would only name a required option that is missing, not the one that was misspelled.
+        with mistakes.collected():
+            self.refuse(self._unknown_options(spelled))
+        with mistakes.collected():
+            options, rest = self.parse_known_intermixed_args(spelled, namespace)
+            self.refuse([argument for argument in rest if argument.startswith("-")] or rest)
+        mistakes.raise_all()
         return options
 
     def refuse(self, unknown: Sequence[str], names: Iterable[str] = ()) -> None:
@@ -145,6 +158,11 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for flag in (*self._option_string_actions, *others) if flag.startswith("--") and flag != "--help"]
         near = difflib.get_close_matches(f"--{key}", flags, n=1)
         return near[0] if near else ""
+
+    def _unknown_options(self, spelled: Sequence[str]) -> list[str]:
+        """The arguments that look like options and are none of the parser's."""
+        known = {"--", *self._option_string_actions}
+        return [one for one in spelled if one.startswith("--") and one.partition("=")[0] not in known]
 
     def _spelled(self, argv: Sequence[str] | None) -> list[str]:
         """The arguments, with - and _ in the names of options as the parser has them."""

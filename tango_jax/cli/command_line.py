@@ -35,7 +35,10 @@ def load_config(path: str, overrides: Sequence[str] = (), **arguments: str) -> C
         ValueError: see `open_config` and `ConfigFile`; overrides that name no key, or have another type, all at once.
     """
     file, argument = _split(path)
-    return _loaded(open_config(file), argument, overrides, arguments)
+    mistakes = Mistakes()
+    config = _loaded(open_config(file), argument, overrides, arguments, mistakes)
+    mistakes.raise_all()
+    return config
 
 
 def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequence[str]) -> ConfigDict:
@@ -44,14 +47,24 @@ def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequenc
     Raises:
         ValueError: see `load_config`; or an argument belongs neither to the command nor to the config file.
     """
-    file, argument = _split(options.config)
-    opened, mistakes, config = open_config(file), Mistakes(), None
-    known = {name: value for name, value in options.config_arguments.items() if name in opened.arguments}
-    with mistakes.collected():
-        parser.refuse_others(options, opened.arguments)
-    with mistakes.collected():
-        config = _loaded(opened, argument, overrides, known)
+    mistakes = Mistakes()
+    config = _load_options(parser, options, overrides, mistakes)
     mistakes.raise_all()
+    return config
+
+
+def _load_options(
+    parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes
+) -> ConfigDict | None:
+    """The configuration without what is wrong on the command line, which is noted; None if the rest makes none."""
+    config = None
+    with mistakes.collected():
+        file, argument = _split(options.config)
+        opened = open_config(file)
+        known = {name: value for name, value in options.config_arguments.items() if name in opened.arguments}
+        with mistakes.collected():
+            parser.refuse_others(options, opened.arguments)
+        config = _loaded(opened, argument, overrides, known, mistakes)
     return config
 
 
@@ -62,14 +75,18 @@ def _split(path: str) -> tuple[str, str]:
     return file, argument
 
 
-def _loaded(opened: ConfigFile, argument: str, overrides: Sequence[str], arguments: dict[str, str]) -> ConfigDict:
-    config, mistakes = opened.make(argument, arguments), Mistakes()
+def _loaded(
+    opened: ConfigFile, argument: str, overrides: Sequence[str], arguments: dict[str, str], mistakes: Mistakes
+) -> ConfigDict | None:
+    """The configuration with the overrides that can be applied; the others are noted. None if it needs all of them."""
+    config, count = opened.make(argument, arguments), len(mistakes.messages)
     for override in overrides:
         with mistakes.collected():
             _apply_override(config, override)
-    mistakes.raise_all()
     given = frozenset(override.partition("=")[0] for override in overrides)
     if opened.complete is not None:
+        if len(mistakes.messages) > count:
+            return None
         check_numbers(flatten(config))  # with which it computes
     config = opened.completed(config, given)
     _drop_buckets(config, given)
@@ -163,11 +180,12 @@ def parse_command_line(
             name = Path(_split(options.config)[0]).stem
             given = default_workdir.replace("NAME", name) if options.workdir is None else options.workdir
             workdir = folder_to_write("--workdir", given)
+        config = _load_options(parser, options, overrides, mistakes)
+        if options.print_config and not mistakes.messages:
+            print_config(config)
         with mistakes.collected():
-            config = load_options(parser, options, overrides)
-            if options.print_config:
-                print_config(config)
-            validate(config)
+            if config is not None:
+                validate(config)
         mistakes.raise_all()
     if options.print_config:
         sys.exit(0)

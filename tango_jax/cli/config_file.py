@@ -1,9 +1,10 @@
 """Config files: the path of one, or a shipped config's name in, the ConfigDict of its `get_config` out.
 
 A config file is Python with a function `get_config(argument)`. Arguments that this takes by name only are options of
-the command line: with `def get_config(argument="", *, model)`, the command needs --model=VALUE. A file may also have a
-function `complete(config, given)`, which is called after the command line's --config.key=value are applied, and sets
-whatever follows from other settings; `given` are the keys that the command line has set.
+the command line: with `def get_config(argument="", *, model)`, the command needs --model=VALUE, and says what that is
+where the argument is `model: Annotated[str, "a folder"]`. A file may also have a function `complete(config, given)`,
+which is called after the command line's --config.key=value are applied, and sets whatever follows from other settings;
+`given` are the keys that the command line has set.
 
 Anything can go wrong in Python, and every mistake becomes one line. The config.json that a run keeps in its workdir can
 be given instead, to repeat that run. Stage: the start of every command that takes --config.
@@ -33,6 +34,7 @@ class ConfigFile(NamedTuple):
     complete: Callable[..., None] | None  # (config, names of the keys that the command line sets)
     arguments: Mapping[str, bool]  # those that get_config takes by name only -> whether it needs them
     takes_argument: bool = True  # whether get_config takes one by position
+    meanings: Mapping[str, str] = {}  # of those taken by name: the text in typing.Annotated[str, "text"]
 
     def make(self, argument: str = "", arguments: Mapping[str, str | None] | None = None) -> ConfigDict:
         """The result of `get_config`; it has the keys and types of `default_config`.
@@ -48,9 +50,10 @@ class ConfigFile(NamedTuple):
         for name, value in given.items():
             if mistakes.require(name in self.arguments, f"{self.path} takes no argument --{name}{self._described()}"):
                 mistakes.require(bool(value), f"--{name} has no value: write --{name}=VALUE")
-        missing = [f"--{name}=VALUE" for name, is_needed in self.arguments.items() if is_needed and name not in given]
-        each = "it" if len(missing) == 1 else "them"
-        mistakes.require(not missing, f"{self.path} needs {' and '.join(missing)}: give {each}")
+        needed = [name for name, is_needed in self.arguments.items() if is_needed and name not in given]
+        missing, each = " and ".join(f"--{name}=VALUE" for name in needed), "it" if len(needed) == 1 else "them"
+        meanings = "".join(f"; --{name} is {self.meanings[name]}" for name in needed if name in self.meanings)
+        mistakes.require(not needed, f"{self.path} needs {missing}: give {each}{meanings}")
         mistakes.require(self.takes_argument or not argument, f"{self.path} takes no argument, and was given "
                          f":{shortened(argument)}: leave it out, and set keys with --config.key=value")
         mistakes.raise_all()
@@ -151,7 +154,9 @@ def open_config(file: str) -> ConfigFile:
         return ConfigFile(file, get_config, complete, {})
     named = {one.name: one.default is one.empty for one in parameters if one.kind is one.KEYWORD_ONLY}
     takes_argument = any(one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD) for one in parameters)
-    return ConfigFile(file, get_config, complete, named, takes_argument)
+    texts = {one.name: getattr(one.annotation, "__metadata__", ()) for one in parameters}
+    meanings = {name: str(text[0]) for name, text in texts.items() if text}
+    return ConfigFile(file, get_config, complete, named, takes_argument, meanings)
 
 
 def stored_config(file: str) -> ConfigDict:

@@ -151,6 +151,7 @@ RANGES: Mapping[str, Range] = {
     "*_buckets": COUNT,
     "*.cache_tokens": COUNT_OR_NONE,
     "*.reward_timeout_s": COUNT_OR_NONE,
+    "task.grader_timeout_s": COUNT_OR_NONE,
     "*.temperature": TRAINED_TEMPERATURE,
     "*.top_p": SHARE_ABOVE_ZERO,
     "*.top_k": COUNT_OR_NONE,

@@ -80,7 +80,7 @@ def _read_math(fields: Fields) -> Content:
     """Read `question` or `problem`, and `answer`; the case of the keys is ignored (`Problem`, `Answer`)."""
     fields = {str(key).lower(): value for key, value in fields.items()}
     refuse_left_out(fields)
-    question = text_of(fields, "question" if fields.get("question") is not None else "problem")
+    question = text_of(fields, "problem" if fields.get("question") is None and "problem" in fields else "question")
     return question, answer_text(value_of(fields, "answer")), _level(fields.get("level"))
 
 

@@ -111,7 +111,7 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
     for text in names:
         name, _, source = text.partition(":")
         if not _NAME.fullmatch(name):
-            raise ValueError(f"--sets: {text!r} must look like NAME or NAME:SOURCE")
+            raise ValueError(f"--sets: {text!r} must look like NAME or NAME:SOURCE, such as mine:problems.jsonl")
         if name in (*SYNTHETIC, *SYNTHETIC_STEPS) and source:
             raise ValueError(f"--sets: {name} makes its own problems and takes no rows ({source}): leave them out")
         if name in GROUPS:

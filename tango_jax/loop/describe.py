@@ -48,6 +48,8 @@ def describe_run(
     )
     for note in task.notes:
         console.log(note)
+    if config.task.grader:
+        console.log(f"answers are graded by {config.task.grader}")
     usual = {
         "generator": f"{rl.outcome_weight:g} x grade + {rl.format_weight:g} x format score",
         "verifier": f"{rl.correctness_weight:g} x agreement with the grade + {rl.gamma:g} x format score",

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.grading import FAILURES, grade_many
+from tango_jax.grading import FAILURES
 from tango_jax.loop.responses import make_solution
 from tango_jax.loop.turn import RunContext, respond
 from tango_jax.records import Problem, Responses, Solution, States, Verification
 from tango_jax.runtime import rng
+from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.scores import generator_scores, verifier_scores
 
@@ -33,7 +34,7 @@ def fixed_pool(task: Task, size: int) -> list[Solution]:
     if task.pool_solution is None:
         return []
     chosen = [task.pool_solution(index) for index in range(size)]
-    report = grade_many([text for _, text in chosen], [problem.answer for problem, _ in chosen], task.grade_kind)
+    report = grade_solutions(task, [problem for problem, _ in chosen], [text for _, text in chosen])
     if failed := sum(getattr(report, name) for name in FAILURES):
         log.warning("%d of the %d solutions of the fixed pool count as wrong, because the grader could not judge them",
                     failed, size)  # fmt: skip

@@ -6,9 +6,11 @@ Runs before and after sampling, ahead of the rewards.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tango_jax.grading import FAILURES, grade_many, parse_solution, parse_verification
+from tango_jax.grading import FAILURES, GradeReport, parse_solution, parse_verification
 from tango_jax.records import Problem, Rollout, Solution, Verification
 from tango_jax.rl.policy import Policy
+from tango_jax.runtime import hosts
+from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import PromptTooLong, generator_prompt, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
@@ -60,7 +62,7 @@ def _read_solutions(
 ) -> tuple[list[Solution], dict]:
     owners = [problem for problem in problems for _ in range(group_size)]
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
-    report = grade_many([text for text, _ in decoded], [problem.answer for problem in owners], task.grade_kind)
+    report = _graded(task, owners, [text for text, _ in decoded])
     solutions = [
         make_solution(task, problem, text, ends, is_correct, is_truncated)
         for problem, (text, ends), is_correct, is_truncated in zip(
@@ -68,6 +70,18 @@ def _read_solutions(
         )
     ]
     return solutions, {f"grader/{name}": getattr(report, name) for name in FAILURES}
+
+
+def _graded(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+    """Grade this process's solutions. All processes must call this. Raises ValueError, in every one of them, if a
+    user's grader failed."""
+    report, mistake = GradeReport((), 0, 0, 0), ""
+    try:
+        report = grade_solutions(task, problems, texts)
+    except ValueError as error:
+        mistake = str(error)
+    hosts.raise_mistake(mistake)
+    return report
 
 
 def _read_verifications(

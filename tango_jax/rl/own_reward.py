@@ -86,8 +86,7 @@ def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:
         values = [own.of(response, parent) for response, parent in hosts.own_part(pairs)]
     except ValueError as error:
         mistake = str(error)
-    if mistake := next(filter(None, hosts.gather([mistake])), ""):
-        raise ValueError(f"{mistake}. Once that is mended, the same command resumes from the last checkpoint")
+    hosts.raise_mistake(mistake)
     return np.array(hosts.gather(values), np.float32)
 
 

@@ -169,6 +169,16 @@ def gather(items: Sequence) -> list:
     return [item for part in _exchange(list(items)) for item in part]
 
 
+def raise_mistake(mistake: str) -> None:
+    """Raise ValueError in all processes if any of them has a text about a mistake in a user's code. All must call this.
+
+    Raises:
+        ValueError: the first of the texts, and how to go on.
+    """
+    if first := next(filter(None, gather([mistake])), ""):
+        raise ValueError(f"{first}. Once that is mended, the same command resumes from the last checkpoint")
+
+
 def max_over_processes(*values: int) -> tuple[int, ...]:
     """The largest of the processes' values, for each of them."""
     return tuple(map(max, zip(*gather([values]), strict=True)))

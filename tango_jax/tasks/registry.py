@@ -15,18 +15,18 @@ from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
+from tango_jax.tasks.own_grader import load_grader, try_grader
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
-from tango_jax.tasks.user_task import make_user_task
+from tango_jax.tasks.user_task import ROLES, make_user_task
 from tango_jax.text.character_tokenizer import printable_model
-from tango_jax.text.templates import TEMPLATES
+from tango_jax.text.templates import FIELDS, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
 
 # Tasks that make their own problems and text to imitate; the modules have the same functions.
 SYNTHETIC: Mapping[str, ModuleType] = {"last_letter": last_letter, "state_tracking": state_tracking}
 TASKS = (*SYNTHETIC, "math")
-ROLES = ("generator", "verifier")
 LOOKED_AT = 64  # problems whose characters, and where no bound is known prompt lengths, are checked at the start
 SHOWN = 5  # characters that a warning shows
 
@@ -52,20 +52,27 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
-    return task._replace(notes=(*task.notes, *_unknown_notes(task, tokenizers)))
+    if grader := load_grader(config):
+        task = task._replace(is_correct=grader)
+    notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
+    return task._replace(notes=notes)
 
 
-def _unknown_notes(task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
-    """A warning for each role whose tokenizer has no token for characters of the first problems."""
+def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
+    """A warning for each role whose tokenizer has no token for characters of its template or of the first problems."""
     if not tokenizers:
         return []
     problems = [task.train_problem(index) for index in range(LOOKED_AT)]
     texts, notes = [text for problem in problems for text in (problem.question, problem.answer)], []
     for role, tokenizer in tokenizers.items():
-        if unknown := unreadable_characters(tokenizer, texts):
-            more = f" and {len(unknown) - SHOWN} more characters" if len(unknown) > SHOWN else ""
-            notes.append(f"warning: the problems have {', '.join(map(repr, unknown[:SHOWN]))}{more}, for which the "
-                         f"{role}'s tokenizer has no token: its model can neither read nor write them")
+        instructions = load_template(role, config[role].template)
+        for field in FIELDS[role]:
+            instructions = instructions.replace(field, "")
+        for source, read in (("the problems have", texts), (f"the {role}'s template has", [instructions])):
+            if unknown := unreadable_characters(tokenizer, read):
+                more = f" and {len(unknown) - SHOWN} more characters" if len(unknown) > SHOWN else ""
+                notes.append(f"warning: {source} {', '.join(map(repr, unknown[:SHOWN]))}{more}, for which the {role}'s "
+                             "tokenizer has no token: its model can neither read nor write them")
     return notes
 
 

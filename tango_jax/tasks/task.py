@@ -23,7 +23,7 @@ class Task(NamedTuple):
     """Everything that depends on the task. Functions of an index are pure, so the data cursor is one integer."""
 
     name: str
-    grade_kind: str  # tango_jax.grading.grade's `kind`: math, string, python, choice or text
+    grade_kind: str  # how answers are compared, tango_jax.grading.grade's `kind`: math, string, python, choice or text
     min_steps: int  # a solution with fewer step blocks loses format score
     train_problem: Callable[[int], Problem]  # number of problems taken since the start of training -> the next one
     test_problem: Callable[[int], Problem]
@@ -34,7 +34,7 @@ class Task(NamedTuple):
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None = None
     # (role, "train" or "heldout", index) -> text to imitate in stage 1
     sft_example: Callable[[str, str, int], SftExample] | None = None
-    sft_roles: tuple[str, ...] = ()  # roles for which there are examples
+    sft_roles: tuple[str, ...] = ()  # roles for which there are examples; of a user's task, empty means both
     notes: tuple[str, ...] = ()  # lines to log at the start, such as how many problems were left out
     # Like `train_problem`, for the verifier's turns; None: they take the problems of `train_problem`.
     verifier_problem: Callable[[int], Problem] | None = None
@@ -42,6 +42,9 @@ class Task(NamedTuple):
     # (problem, steps) -> a name for the kind of each step or mistake, by which the report counts the verifier's errors,
     # such as "two letters exchanged"; None: the task does not name any.
     step_kinds: Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None = None
+    # (problem, answer) -> whether the answer, the text in a solution's last box, is right; None: it is compared with
+    # the problem's own, as `grade_kind` says. The setting `task.grader` takes its place.
+    is_correct: Callable[[Problem, str], bool] | None = None
     fingerprint: str = ""  # of problems that are read: a run resumes only with the same ones; empty: they are made here
     sft_fingerprint: str = ""  # the same of the text to imitate
 

@@ -14,10 +14,12 @@ from tango_jax.grading.answer import KINDS
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
+from tango_jax.tasks.own_grader import checked_result
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.text.tokenizer import Tokenizer
 
+ROLES = ("generator", "verifier")
 LOOKED_AT = 64  # problems that are checked when the task is made; a run checks the lengths of all that it takes
 
 
@@ -41,6 +43,8 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task
         make_fn.refuse(f"grade_kind={shortened(task.grade_kind)} is not one of {', '.join(KINDS)}")
     if task.num_test is not None and (type(task.num_test) is not int or task.num_test < 1):
         make_fn.refuse(f"num_test={shortened(task.num_test)} must be a number of problems from 1, or None: no limit")
+    if task.sft_example and not task.sft_roles:
+        task = task._replace(sft_roles=ROLES)
     functions = {name: value for name, value in task._asdict().items() if callable(value)}
     task = task._replace(**{name: _checked(make_fn, name, function) for name, function in functions.items()})
     num_test = LOOKED_AT if task.num_test is None else min(task.num_test, LOOKED_AT)
@@ -51,6 +55,10 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task
             "could be resumed: seed random numbers with it"
         )
     problems += [task.test_problem(index) for index in range(num_test)]
+    for role in task.sft_roles if task.sft_example else ():
+        if config[role].sft.steps and not config[role].init_from:
+            task.sft_example(role, "train", 0)
+            task.sft_example(role, "heldout", 0)
     if tokenizers:
         check_lengths(config, tokenizers, problems, f"task.name={config.task.name}")
     return task
@@ -63,6 +71,8 @@ def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
     def call(*args: Any) -> Any:
         shown = f"{name}({', '.join(map(shortened, args))})"
         result = own_fn.call(*args, about=f"in {shown}")
+        if name == "is_correct":
+            return checked_result(own_fn, result, f"in {shown}")
         if mistake := _mistake(name, result, args):
             own_fn.refuse(f"{shown} returned {shortened(result)}; {mistake}")
         return result
@@ -85,7 +95,8 @@ def _mistake(name: str, result: Any, args: tuple) -> str:
         return "" if is_right else f"it must return a tuple of {len(args[1])} texts: one for each step"
     if name == "sft_example":
         if not isinstance(result, SftExample) or not isinstance(result.response, str):
-            return "it must return an SftExample with a problem and a response"
+            return ("it must return a tango_jax.tasks.task.SftExample: problem, solution (text for the verifier to "
+                    "judge, or empty), num_steps (in that solution) and response (text to imitate)")
         return _problem_mistake(result.problem)
     return _problem_mistake(result)
 

@@ -26,7 +26,7 @@ ANY_PLACE = ("generator.init_from", "verifier.init_from")
 # Monitoring may change, and notes and stored runs to compare with: these settings do not affect results at all.
 ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes", "compare_with")
 # Nor does a time limit, other than by an error.
-ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s")
+ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s", "task.grader_timeout_s")
 # What other runs an experiment has may change, too.
 ANY_EXPERIMENT = ("ablation.",)
 _LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "

@@ -390,6 +390,33 @@ def test_all_mistakes_are_told_at_once(small, capsys):
     assert stopped.value.code == 2 and lines == [f"error: {message}" for message in messages]
 
 
+def test_mistakes_of_the_command_line_hide_none_of_the_settings(small, capsys):
+    wrong = ["--nope=3", "--config.rl.generator_step=1", "--config.seed=x", "--config.arm=tangos",
+             "--config.generator.reward=own.py:f", "--workdir="]  # fmt: skip
+    with pytest.raises(SystemExit):
+        parse_command_line("train", "doc", [f"--config={small}", *wrong, "--print-config"], "runs/x")
+    captured = capsys.readouterr()
+    said = captured.err.splitlines()
+    beginnings = ("--workdir is empty", "unknown argument '--nope=3'", "unknown config key 'rl.generator_step'",
+                  "--config.seed=x must be", "arm='tangos' is not one", "generator.reward=own.py:f: there is no file")
+    assert len(said) == len(beginnings) and captured.out == ""
+    assert all(line.startswith(f"error: {text}") for line, text in zip(said, beginnings, strict=True)), said
+
+
+def test_a_misspelled_option_is_named_beside_the_one_that_is_missing():
+    parser = Parser("sample", "doc")
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("words", nargs="*")
+    missing = "the following arguments are required: --checkpoint; --help shows the usage"
+    for parse in (parser.parse_args, parser.parse_overrides):
+        with pytest.raises(SettingsError) as error:
+            parse(["--checkpont=x"])
+        assert set(error.value.messages) == {
+            "unknown argument '--checkpont=x'; did you mean --checkpoint? --help shows the usage", missing}
+        with pytest.raises(ValueError, match=f"^{missing}$"):
+            parse(["word"])
+
+
 def test_what_depends_on_a_number_out_of_range_waits_for_it(small):
     """A division by zero, say, is no second mistake."""
     for wrong in ("rl.samples_per_prompt=0", "generate.samples=0", "generator.model.num_kv_heads=0",

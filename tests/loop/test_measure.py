@@ -79,7 +79,7 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
 
 def test_a_fixed_pool_says_what_the_grader_could_not_judge(monkeypatch, caplog):
     report = GradeReport(correct=(True, False), errors=0, timeouts=1, overlong=0)
-    monkeypatch.setattr(measure, "grade_many", lambda texts, golds, kind: report)
+    monkeypatch.setattr(measure, "grade_solutions", lambda graded, problems, texts: report)
     task = types.SimpleNamespace(
         pool_solution=lambda index: (Problem("p", "q", "1"), solution().text), grade_kind="math", min_steps=1,
         gold_steps=None,

@@ -207,7 +207,7 @@ def test_both_flags_are_needed(capsys):
         parse_command_line("train", "doc", ["--config=own_problems", "--modle=x"], "runs/NAME")
     first, second = capsys.readouterr().err.splitlines()
     assert "unknown argument '--modle=x'; did you mean --model?" in first
-    assert second.endswith("own_problems.py needs --model=VALUE and --problems=VALUE: give them")
+    assert "own_problems.py needs --model=VALUE and --problems=VALUE: give them; --model is a Hugging Face" in second
 
 
 def test_problems_that_no_position_is_left_for(folder, tmp_path):

@@ -1,16 +1,14 @@
 """Reward functions of users: what they are called with, what becomes of their numbers, and how they fail."""
 
-import types
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tango_jax.config import default_config
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl import own_reward
 from tango_jax.rl.credit import turn_reward
 from tango_jax.rl.own_reward import load_own_rewards, own_reward_B
+from tango_jax.runtime import hosts
 
 PROBLEM = Problem("p7", "1+1?", "2")
 NO_ROLLOUT = Rollout((), (), np.zeros(0, bool), 0, 0)
@@ -137,12 +135,10 @@ def test_processes_share_the_responses(own, monkeypatch):
     """The second of two processes: it scores its half, and has the numbers of the other one."""
     own_fn = own("calls = []\ndef f(solution):\n    calls.append(solution.text)\n    return len(calls)\n")
     asked = responses("generator", [PROBLEM], 4, [solution(text) for text in "abcd"])
-    hosts = types.SimpleNamespace(
-        own_part=lambda items: items[2:], gather=lambda items: ["", *items] if items == [""] else [-1.0, -2.0, *items]
-    )
-    monkeypatch.setattr(own_reward, "hosts", hosts)
+    monkeypatch.setattr(hosts, "own_part", lambda items: items[2:])
+    monkeypatch.setattr(hosts, "gather", lambda items: ["", *items] if items == [""] else [-1.0, -2.0, *items])
     np.testing.assert_array_equal(own_reward_B(own_fn, asked), np.float32([-1, -2, 1, 2]))
     assert own_fn.function.function.__globals__["calls"] == ["c", "d"]
-    hosts.gather = lambda items: ["the other one failed", *items]
+    monkeypatch.setattr(hosts, "gather", lambda items: ["the other one failed", *items])
     with pytest.raises(ValueError, match=r"^the other one failed\. Once that is mended, the same command res"):
         own_reward_B(own_fn, asked)

@@ -78,6 +78,11 @@ MISTAKES = {
                "def f(config): return Task('own', 'math', 1, draw, problem)",
                "line 5: train_problem(0) returned two different problems; the index alone must determine a problem, or "
                "no run could be resumed: seed random numbers with it"),
+    "a text to imitate": ("def f(config):\n    config.generator.sft.steps = 1\n    return Task(\n"
+                          "        'own', 'math', 1, problem, problem, sft_example=lambda role, split, index: role)",
+                          "line 8: sft_example('generator', 'train', 0) returned 'generator'; it must return a tango_"),
+    "a grade": ("def f(config): return Task('own', 'math', 1, problem, problem, is_correct=lambda problem, answer: 1)",
+                "line 5: it returned 1; it must return True or False (in is_correct("),
     "too long": ("def f(config): return Task('own', 'math', 1, problem, lambda i: Problem('p', '1' * 3000, '2'))",
                  "task.name=own.py:f: the generator's longest prompt has at least 3002 tokens (problem p), more than "
                  "generator.max_prompt=2048; the verifier's longest prompt has at least "),
@@ -102,7 +107,7 @@ def test_a_mistake_is_found_before_the_run(config, tokenizers, tmp_path, what):
     ("gold_steps", "(True,)", ("p", ("a", "b")), "; it must return None, or a tuple of 2 bools: one for each step"),
     ("gold_steps", "(1, 0)", ("p", ("a", "b")), "; it must return None, or a tuple of 2 bools: one for each step"),
     ("step_kinds", "('a', 1)", ("p", ("a", "b")), "; it must return a tuple of 2 texts: one for each step"),
-    ("sft_example", "'text'", ("generator", "train", 0), "; it must return an SftExample with a problem and a respon"),
+    ("sft_example", "'text'", ("generator", "train", 0), "; it must return a tango_jax.tasks.task.SftExample: problem"),
     ("sft_example", "1 / 0", ("generator", "train", 0), "line 5: ZeroDivisionError: division by zero (in sft_example("
      "'generator', 'train', 0))"),
 ])  # fmt: skip
@@ -114,6 +119,16 @@ def test_a_mistake_during_the_run_is_one_line(config, tokenizers, tmp_path, name
     with pytest.raises(ValueError) as error:
         getattr(task, name)(*arguments)
     assert str(error.value).startswith("task.name=own.py:f: own.py, line 5: ") and message in str(error.value)
+
+
+def test_text_to_imitate_is_for_both_roles_unless_said_otherwise(config, tokenizers, tmp_path):
+    text = (HEAD + WHOLE).replace(', sft_roles=("generator",)', "")
+    (tmp_path / "own.py").write_text(text)
+    config.generator.sft.steps = config.verifier.sft.steps = 3
+    assert make_task(config, tokenizers).sft_roles == ("generator", "verifier")
+    (tmp_path / "own.py").write_text(HEAD + WHOLE)
+    with pytest.raises(ValueError, match=r"^verifier\.sft\.steps=3, but task\.name=own\.py:f has no text for the ver"):
+        make_task(config, tokenizers)
 
 
 def test_an_arm_that_needs_step_labels(config, tokenizers, tmp_path):

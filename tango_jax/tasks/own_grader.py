@@ -1,0 +1,90 @@
+"""Graders of users: a problem and the answer of a solution in, whether it is right out.
+
+The setting `task.grader` names a function, as FILE.py:name or package.module:name:
+
+    name(problem, answer) -> bool
+
+`problem` is a `records.Problem`, and `answer` the text in the last box of a solution; a solution without one is wrong.
+It decides in place of the comparison with `problem.answer`: in both roles' rewards, in evaluations and in the teacher's
+solutions of stage 0. Stage of the loop: it is tried once at the start of a run, and called after sampling.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.grading import GradeReport, answer_of, grade_many
+from tango_jax.records import Problem
+from tango_jax.runtime.checks import cut, shortened
+from tango_jax.runtime.user_code import UserFunction, load_function
+
+KEY, PARAMETERS = "task.grader", ("problem", "answer")
+MADE_UP = ("?", "")  # models write anything
+
+
+class Graded(Protocol):
+    """How answers are graded: the fields of a Task that say so."""
+
+    grade_kind: str
+    is_correct: Callable[[Problem, str], bool] | None
+
+
+def load_grader(config: ConfigDict) -> Callable[[Problem, str], bool] | None:
+    """The function that `task.grader` names, with its errors and results checked; None if it names none.
+
+    Raises:
+        ValueError: the function cannot be loaded, or takes other parameters.
+    """
+    if not config.task.grader:
+        return None
+    function = load_function(KEY, config.task.grader, PARAMETERS)
+
+    def is_correct(problem: Problem, answer: str) -> bool:
+        about = f"for the answer {cut(repr(answer))} to problem {cut(repr(problem.id))}"
+        result = function.call(problem, answer, about=about, timeout_s=config.task.grader_timeout_s)
+        return checked_result(function, result, about)
+
+    return is_correct
+
+
+def checked_result(function: UserFunction, result: object, about: str) -> bool:
+    """A grader's result. Raises ValueError if it is anything but True or False, of Python or NumPy."""
+    if not isinstance(result, (bool, np.bool_)):
+        function.refuse(f"it returned {shortened(result)}; it must return True or False", about)
+    return bool(result)
+
+
+def try_grader(graded: Graded, problem: Problem) -> list[str]:
+    """Call a grader of a user on made-up answers to a problem; returns warnings to log.
+
+    Raises:
+        ValueError: it raised an error, took too long, or returned something else than True or False.
+    """
+    if graded.is_correct is None:
+        return []
+    try:
+        accepts_own, *_ = [graded.is_correct(problem, answer) for answer in (problem.answer, *MADE_UP)]
+    except ValueError as error:
+        raise ValueError(f"{error}; the answer was made up to try the function before the run") from error
+    if accepts_own:
+        return []
+    return [f"warning: the grader finds the answer of problem {problem.id} itself wrong, {shortened(problem.answer)}"]
+
+
+def grade_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+    """Grade the text of one solution to each problem: by the user's function, or else by comparison of this kind.
+
+    Raises:
+        ValueError: the user's function failed.
+        RuntimeError: the worker processes of the math library cannot start.
+    """
+    if graded.is_correct is None:
+        return grade_many(texts, [problem.answer for problem in problems], graded.grade_kind)
+    answers = [answer_of(text) for text in texts]
+    correct = tuple(
+        answer is not None and graded.is_correct(problem, answer)
+        for problem, answer in zip(problems, answers, strict=True)
+    )
+    return GradeReport(correct, errors=0, timeouts=0, overlong=0, failures=("",) * len(correct))
