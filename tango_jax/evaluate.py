@@ -9,7 +9,8 @@ run are used, also of one that was exported. Sets to solve: math500, aime24, aim
 math), bgqa, cruxeval, strategyqa, tablebench (together: out_of_domain), gsm8k, last_letter, state_tracking. Sets to
 judge: processbench (or processbench_gsm8k, _math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps.
 NAME:SOURCE reads the rows from a JSONL, JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file
-per set.
+per set. With --grader=FILE.py:name, a function (problem, answer) -> bool decides what is right, as task.grader does in
+training.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
 best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv,

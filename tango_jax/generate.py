@@ -40,7 +40,7 @@ from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
 from tango_jax.sampling.sampler import SampleRequest
-from tango_jax.tasks.own_grader import grade_solutions, load_grader, try_grader
+from tango_jax.tasks.own_grader import grade_solutions, grader_of, try_grader
 from tango_jax.text.templates import generator_prompt, templates_digest
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.run_config import check_config, keep_config
@@ -84,7 +84,7 @@ def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
         raise ValueError(f"none of the {len(numbered)} problems of {config.task.train} has a prompt within "
                          f"generator.max_prompt={limit} tokens (the shortest has {min(lengths)}): raise it")
     num_too_long = len(numbered) - len(fitting)
-    return Work(fitting, num_too_long, problem_set.grade_kind, load_grader(config), config.task.min_steps)
+    return Work(fitting, num_too_long, problem_set.grade_kind, grader_of(config.task), config.task.min_steps)
 
 
 def solve(

@@ -10,7 +10,7 @@ from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import sft_pack_shape
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.user_code import is_user_code
-from tango_jax.tasks.own_grader import load_grader
+from tango_jax.tasks.own_grader import grader_of
 from tango_jax.tasks.registry import SYNTHETIC, TASKS
 from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
@@ -24,7 +24,7 @@ LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_le
 def check_task(config: ConfigDict, mistakes: Mistakes) -> None:
     """Note what is wrong. Local data files are read; the hub is not asked."""
     with mistakes.collected():
-        load_grader(config)
+        grader_of(config.task)
     if is_user_code(config.task.name):
         with mistakes.collected():
             load_user_task(config)

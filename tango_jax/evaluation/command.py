@@ -7,6 +7,7 @@ weights are freed before the verifier's are loaded. Stage of the loop: after tra
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -26,6 +27,9 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, open_checkpoint_sampler
+from tango_jax.tasks.own_grader import load_grader, try_grader
+from tango_jax.weights.source import kind_of
+from tango_jax.weights.workdir import read_config
 
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
            "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip
@@ -38,7 +42,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     Raises:
         ValueError: the sets, a checkpoint or the output folder cannot be used; this is raised before any model is run.
     """
-    sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed)
+    is_correct = load_grader("--grader", settings.grader or "")
+    sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed, is_correct)
     for kind in {eval_set.grade_kind for eval_set in sets if isinstance(eval_set, SolveSet)}:
         check_grader(kind)
     # Only what is needed: a hub id is downloaded when it is opened.
@@ -49,6 +54,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     samplers = {
         role: open_checkpoint_sampler(role, name, settings.sampler(role)) for role, name in names.items() if name
     }
+    for note in grader_notes(settings, sets):
+        console.log(note)
     check_prompt_lengths(sets, samplers, are_solutions_judged=settings.verifier is not None)
     console.log(f"machine: {describe_machine()}")
     for eval_set in sets:
@@ -71,6 +78,16 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     if hosts.is_first():
         write_tables(settings, results, console)
     return results
+
+
+def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
+    """Try a user's grader; and say if a run was graded by one, which the evaluation is not."""
+    solved = [eval_set for eval_set in sets if isinstance(eval_set, SolveSet)]
+    if settings.grader:
+        return [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
+    name = settings.checkpoint or ""
+    used = read_config(Path(name).expanduser()).task.get("grader") if solved and kind_of(name) == "workdir" else ""
+    return [f"in training {used} decided what is right, here it needs --grader={used}"] if used else []
 
 
 def solve_all(

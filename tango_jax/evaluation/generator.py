@@ -9,11 +9,12 @@ from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
-from tango_jax.grading import grade_many, parse_solution
+from tango_jax.grading import parse_solution
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import rng
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
+from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.text.templates import generator_prompt
 
 
@@ -53,7 +54,7 @@ def _rows(
     keys = [(number, sample) for number, _ in problems for sample in samples]
     owners = [problem for _, problem in problems for _ in samples]
     texts = [sampler.tokenizer.decode(responses[key][0]) if key in responses else "" for key in keys]
-    graded = grade_many(texts, [problem.answer for problem in owners], solve_set.grade_kind)
+    graded = grade_solutions(solve_set, owners, texts)
     parsed = [parse_solution(text, solve_set.min_steps) for text in texts]
     classes = _classes(keys, [record.answer for record in parsed], graded.correct, solve_set.grade_kind)
     return [

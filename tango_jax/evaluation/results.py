@@ -83,6 +83,8 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
     notes = _solve_notes(rows) + _judge_notes(judged)
+    if solve_set.is_correct:
+        notes += ("--grader decided what is right, so that published figures do not compare",)
     return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_R,
                      notes)
 

@@ -45,6 +45,7 @@ class SolveSet(NamedTuple):
     min_steps: int
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None
     is_whole: bool  # no problem of the source is left out
+    is_correct: Callable[[Problem, str], bool] | None = None  # a user's grader; None: answers are compared
 
     def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
         return [self.problems[start : start + size] for start in range(0, len(self.problems), size)]
@@ -76,7 +77,8 @@ EvalSet = SolveSet | JudgeSet
 
 
 def open_sets(
-    names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int
+    names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int,
+    is_correct: Callable[[Problem, str], bool] | None = None,
 ) -> list[EvalSet]:
     """Every set that is asked for, in order.
 
@@ -84,6 +86,7 @@ def open_sets(
         names: as on the command line; a name in GROUPS stands for several sets.
         checkpoint, judge: the models that solve and judge; a run's workdir determines its own task's settings.
         problems: number of problems in each set, drawn by `seed`; 0: all.
+        is_correct: a user's grader of answers to problems that are read from rows; None: they are compared.
 
     Raises:
         ValueError: a name is unknown, rows cannot be read, or a set needs a checkpoint that is not given.
@@ -101,7 +104,8 @@ def open_sets(
         elif name in SYNTHETIC:
             opened[name] = _synthetic(name, checkpoint, problems)
         else:
-            opened[name] = _benchmark(name, source, problems, seed, _min_steps(checkpoint))
+            read = _benchmark(name, source, problems, seed, _min_steps(checkpoint))
+            opened[name] = read._replace(is_correct=is_correct)
     return list(opened.values())
 
 

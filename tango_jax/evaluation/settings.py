@@ -55,6 +55,7 @@ class Settings:
     max_new: int
     verifier_max_prompt: int
     verifier_max_new: int
+    grader: str | None  # a user's function, FILE.py:name; None: answers are compared
     template: str | None
     verifier_template: str | None
     use_chat: bool
@@ -185,6 +186,9 @@ def _parser(doc: str) -> Parser:
     parser.add_argument("--votes", type=int, default=1, help="verifications of a solution; 1: greedy, more: sampled")
     parser.add_argument("--verifier_temperature", type=float, default=1.0, help="of several votes")
     parser.add_argument("--problems", type=int, default=0, help="of each set, drawn by --seed; 0: all (synthetic: 200)")
+    parser.add_argument("--grader", metavar="FILE.py:NAME",
+                        help="a function (problem, answer) -> bool that decides what is right, as task.grader does in "
+                        "training (default: answers are compared)")
     for role, prefix, tokens in (("generator", "", 2048), ("verifier", "verifier_", VERIFIER_TOKENS)):
         default = f"0: {tokens}, or as in the run"
         parser.add_argument(f"--{prefix}max_prompt", type=int, default=0, help=f"tokens of the {role}; {default}")

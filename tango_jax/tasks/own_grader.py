@@ -6,7 +6,8 @@ The setting `task.grader` names a function, as FILE.py:name or package.module:na
 
 `problem` is a `records.Problem`, and `answer` the text in the last box of a solution; a solution without one is wrong.
 It decides in place of the comparison with `problem.answer`: in both roles' rewards, in evaluations and in the teacher's
-solutions of stage 0. Stage of the loop: it is tried once at the start of a run, and called after sampling.
+solutions of stage 0; for `python -m tango_jax.evaluate`, --grader names it. Stage of the loop: it is tried once at the
+start of a run, and called after sampling.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from tango_jax.records import Problem
 from tango_jax.runtime.checks import cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
 
-KEY, PARAMETERS = "task.grader", ("problem", "answer")
+PARAMETERS = ("problem", "answer")
 MADE_UP = ("?", "")  # models write anything
 
 
@@ -31,22 +32,31 @@ class Graded(Protocol):
     is_correct: Callable[[Problem, str], bool] | None
 
 
-def load_grader(config: ConfigDict) -> Callable[[Problem, str], bool] | None:
-    """The function that `task.grader` names, with its errors and results checked; None if it names none.
+def load_grader(key: str, name: str, timeout_s: int = 0) -> Callable[[Problem, str], bool] | None:
+    """The function of that name, with its errors and results checked; None if the name is empty.
+
+    Args:
+        key: the setting that names the function.
+        timeout_s: seconds that a call may take; 0: no limit.
 
     Raises:
         ValueError: the function cannot be loaded, or takes other parameters.
     """
-    if not config.task.grader:
+    if not name:
         return None
-    function = load_function(KEY, config.task.grader, PARAMETERS)
+    function = load_function(key, name, PARAMETERS)
 
     def is_correct(problem: Problem, answer: str) -> bool:
         about = f"for the answer {cut(repr(answer))} to problem {cut(repr(problem.id))}"
-        result = function.call(problem, answer, about=about, timeout_s=config.task.grader_timeout_s)
+        result = function.call(problem, answer, about=about, timeout_s=timeout_s)
         return checked_result(function, result, about)
 
     return is_correct
+
+
+def grader_of(task: ConfigDict) -> Callable[[Problem, str], bool] | None:
+    """The function that the setting `task.grader` names; see `load_grader`."""
+    return load_grader("task.grader", task.grader, task.grader_timeout_s)
 
 
 def checked_result(function: UserFunction, result: object, about: str) -> bool:

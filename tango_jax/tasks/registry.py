@@ -15,7 +15,7 @@ from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
-from tango_jax.tasks.own_grader import load_grader, try_grader
+from tango_jax.tasks.own_grader import grader_of, try_grader
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
@@ -52,7 +52,7 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
-    if grader := load_grader(config):
+    if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
     return task._replace(notes=notes)

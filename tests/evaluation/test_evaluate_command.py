@@ -1,6 +1,8 @@
 """`python -m tango_jax.evaluate`: hand-made outputs score as worked by hand, in every set."""
 
 import csv
+import dataclasses
+import io
 import json
 import re
 import shutil
@@ -21,12 +23,16 @@ from support.evaluation_cases import (
     tagged,
     verification,
 )
+from tango_jax.config import default_config
 from tango_jax.data.problem_sets import load_problems
 from tango_jax.data.processbench import load_processbench
+from tango_jax.evaluation.command import grader_notes
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, PUBLISHED, comparable
 from tango_jax.evaluation.sets import open_sets
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.grading import close_pool
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.run_config import save_config
 
 T, F = True, False
 
@@ -122,6 +128,39 @@ def test_generator_and_verifier_together(tokenizer, tmp_path, monkeypatch):
     row = next(line for line in page.splitlines() if line.startswith("| best of k by the share of approved steps"))
     assert re.findall(r"(?<=\| )[\d.]+", row) == ["37.5", "54.2", "75.0", "25.0"]  # 54.2: (3.5/6 + 3/6) / 2
     assert (tmp_path / "out/samples.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
+    """It accepts 5 for both problems, of whose samples it is one of four and two of four; greedy answers are 11."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def five(problem, answer): return answer == '5'\n")
+    settings = settings_of("out", "--samples=4", "--grader=own.py:five", sets=two_problems(tmp_path))
+    stream = io.StringIO()
+    result = evaluate(monkeypatch, settings, both(tokenizer)[0], console=Console(stream=stream))["gsm8k"]
+    assert (figures(result)["greedy", 1], figures(result)["pass", 1]) == (0, 3 / 8)
+    rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
+    assert all(row["is_correct"] == (row["answer"] == "5") for row in rows) and any(row["is_correct"] for row in rows)
+    assert "warning: the grader finds the answer of problem" in stream.getvalue()
+    assert any("--grader decided what is right" in note for note in result.notes)
+    (tmp_path / "own.py").write_text("def five(problem, answer): return answer\n")
+    with pytest.raises(ValueError, match=r"^--grader=own\.py:five: own\.py, line 1: it returned '11'; it must"):
+        evaluate(monkeypatch, settings, both(tokenizer)[0])
+    with pytest.raises(ValueError, match=r"^--grader=none\.py:five: there is no file none\.py"):
+        evaluate(monkeypatch, settings_of("other", "--grader=none.py:five", sets=two_problems(tmp_path)))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_with_a_grader_is_told_to_name_it(tokenizer, tmp_path, monkeypatch):
+    config = default_config()
+    config.task.grader = "own.py:five"
+    save_config(config, tmp_path / "run/config.json")
+    (tmp_path / "run/checkpoints").mkdir()
+    settings = settings_of(tmp_path / "out", sets=two_problems(tmp_path), checkpoint=str(tmp_path / "run"))
+    sets = open_sets(settings.sets, "a/b", "a/b", 0, 0)
+    assert grader_notes(settings, sets) == [
+        "in training own.py:five decided what is right, here it needs --grader=own.py:five"
+    ]
+    assert grader_notes(dataclasses.replace(settings, checkpoint="a/b"), sets) == []
 
 
 def test_rows_hold_everything(tokenizer, tmp_path, monkeypatch):

@@ -89,11 +89,11 @@ def judge(tokenizer, text_fn, samples=0, votes=1, **settings) -> CheckpointSampl
     return scripted(tokenizer, text, CLAIM, **settings)
 
 
-def evaluate(monkeypatch, settings, generator=None, verifier=None) -> dict:
+def evaluate(monkeypatch, settings, generator=None, verifier=None, console=SILENT) -> dict:
     """Results by set, with the given samplers."""
     samplers = {"generator": generator, "verifier": verifier}
     monkeypatch.setattr(command, "open_checkpoint_sampler", lambda role, name, settings: samplers[role])
-    return {result.name: result for result in command.evaluate_checkpoint(settings, SILENT)}
+    return {result.name: result for result in command.evaluate_checkpoint(settings, console)}
 
 
 def figures(result) -> dict:

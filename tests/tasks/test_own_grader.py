@@ -10,7 +10,7 @@ from tango_jax.loop.measure import fixed_pool
 from tango_jax.records import Problem, Rollout
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes
-from tango_jax.tasks.own_grader import grade_solutions, load_grader, try_grader
+from tango_jax.tasks.own_grader import grade_solutions, grader_of, try_grader
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.task import Task
 from tango_jax.text.character_tokenizer import printable_model
@@ -40,7 +40,7 @@ def task(config, tmp_path):
 
     def make(text: str) -> Task:
         (tmp_path / "own.py").write_text(text)
-        return Task("own", "string", 1, lambda index: PROBLEM, lambda index: PROBLEM, is_correct=load_grader(config),
+        return Task("own", "string", 1, lambda index: PROBLEM, lambda index: PROBLEM, is_correct=grader_of(config.task),
                     pool_solution=lambda index: (PROBLEM, solved(str(index))))  # fmt: skip
 
     return make
@@ -67,7 +67,7 @@ def test_solutions_and_the_fixed_pool_are_graded_by_it(task):
 
 
 def test_without_a_name_answers_are_compared():
-    assert load_grader(default_config()) is None
+    assert grader_of(default_config().task) is None
 
 
 def test_any_task_is_graded_by_it(config, tmp_path):
