@@ -86,8 +86,8 @@ def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
     if settings.grader:
         return [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
     name = settings.checkpoint or ""
-    used = read_config(Path(name).expanduser()).task.get("grader") if solved and kind_of(name) == "workdir" else ""
-    return [f"in training {used} decided what is right, here it needs --grader={used}"] if used else []
+    used = read_config(Path(name).expanduser()).task.grader if solved and kind_of(name) == "workdir" else ""
+    return [f"in training {used} decided what is right; here answers are compared without --grader"] if used else []
 
 
 def solve_all(

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from tango_jax.grading import GradeReport, answer_of, grade_many
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import cut, shortened
-from tango_jax.runtime.user_code import UserFunction, load_function
+from tango_jax.runtime.user_code import load_function
 
 PARAMETERS = ("problem", "answer")
 MADE_UP = ("?", "")  # models write anything
@@ -49,7 +49,9 @@ def load_grader(key: str, name: str, timeout_s: int = 0) -> Callable[[Problem, s
     def is_correct(problem: Problem, answer: str) -> bool:
         about = f"for the answer {cut(repr(answer))} to problem {cut(repr(problem.id))}"
         result = function.call(problem, answer, about=about, timeout_s=timeout_s)
-        return checked_result(function, result, about)
+        if not is_grade(result):
+            function.refuse(f"it returned {shortened(result)}; it must return True or False", about)
+        return result
 
     return is_correct
 
@@ -59,11 +61,9 @@ def grader_of(task: ConfigDict) -> Callable[[Problem, str], bool] | None:
     return load_grader("task.grader", task.grader, task.grader_timeout_s)
 
 
-def checked_result(function: UserFunction, result: object, about: str) -> bool:
-    """A grader's result. Raises ValueError if it is anything but True or False, of Python or NumPy."""
-    if not isinstance(result, (bool, np.bool_)):
-        function.refuse(f"it returned {shortened(result)}; it must return True or False", about)
-    return bool(result)
+def is_grade(result: object) -> bool:
+    """Whether a grader may return this: True or False, of Python or NumPy."""
+    return isinstance(result, (bool, np.bool_))
 
 
 def try_grader(graded: Graded, problem: Problem) -> list[str]:
@@ -94,7 +94,7 @@ def grade_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence
         return grade_many(texts, [problem.answer for problem in problems], graded.grade_kind)
     answers = [answer_of(text) for text in texts]
     correct = tuple(
-        answer is not None and graded.is_correct(problem, answer)
+        answer is not None and bool(graded.is_correct(problem, answer))
         for problem, answer in zip(problems, answers, strict=True)
     )
     return GradeReport(correct, errors=0, timeouts=0, overlong=0, failures=("",) * len(correct))

@@ -11,6 +11,7 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
+from tango_jax.config import ROLES
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
@@ -19,7 +20,7 @@ from tango_jax.tasks.own_grader import grader_of, try_grader
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
-from tango_jax.tasks.user_task import ROLES, make_user_task
+from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.templates import FIELDS, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters

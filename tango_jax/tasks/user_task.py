@@ -10,16 +10,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.grading.answer import KINDS
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
-from tango_jax.tasks.own_grader import checked_result
+from tango_jax.tasks.own_grader import is_grade
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.text.tokenizer import Tokenizer
 
-ROLES = ("generator", "verifier")
 LOOKED_AT = 64  # problems that are checked when the task is made; a run checks the lengths of all that it takes
 
 
@@ -71,8 +71,6 @@ def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
     def call(*args: Any) -> Any:
         shown = f"{name}({', '.join(map(shortened, args))})"
         result = own_fn.call(*args, about=f"in {shown}")
-        if name == "is_correct":
-            return checked_result(own_fn, result, f"in {shown}")
         if mistake := _mistake(name, result, args):
             own_fn.refuse(f"{shown} returned {shortened(result)}; {mistake}")
         return result
@@ -93,6 +91,8 @@ def _mistake(name: str, result: Any, args: tuple) -> str:
         is_right = (isinstance(result, tuple) and len(result) == len(args[1])
                     and all(isinstance(kind, str) for kind in result))  # fmt: skip
         return "" if is_right else f"it must return a tuple of {len(args[1])} texts: one for each step"
+    if name == "is_correct":
+        return "" if is_grade(result) else "it must return True or False"
     if name == "sft_example":
         if not isinstance(result, SftExample) or not isinstance(result.response, str):
             return ("it must return a tango_jax.tasks.task.SftExample: problem, solution (text for the verifier to "

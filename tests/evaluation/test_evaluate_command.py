@@ -158,7 +158,7 @@ def test_a_run_with_a_grader_is_told_to_name_it(tokenizer, tmp_path, monkeypatch
     settings = settings_of(tmp_path / "out", sets=two_problems(tmp_path), checkpoint=str(tmp_path / "run"))
     sets = open_sets(settings.sets, "a/b", "a/b", 0, 0)
     assert grader_notes(settings, sets) == [
-        "in training own.py:five decided what is right, here it needs --grader=own.py:five"
+        "in training own.py:five decided what is right; here answers are compared without --grader"
     ]
     assert grader_notes(dataclasses.replace(settings, checkpoint="a/b"), sets) == []
 

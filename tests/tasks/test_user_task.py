@@ -82,7 +82,7 @@ MISTAKES = {
                           "        'own', 'math', 1, problem, problem, sft_example=lambda role, split, index: role)",
                           "line 8: sft_example('generator', 'train', 0) returned 'generator'; it must return a tango_"),
     "a grade": ("def f(config): return Task('own', 'math', 1, problem, problem, is_correct=lambda problem, answer: 1)",
-                "line 5: it returned 1; it must return True or False (in is_correct("),
+                "returned 1; it must return True or False"),
     "too long": ("def f(config): return Task('own', 'math', 1, problem, lambda i: Problem('p', '1' * 3000, '2'))",
                  "task.name=own.py:f: the generator's longest prompt has at least 3002 tokens (problem p), more than "
                  "generator.max_prompt=2048; the verifier's longest prompt has at least "),
