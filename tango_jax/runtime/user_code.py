@@ -8,6 +8,7 @@ the user has not chosen to run.
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -81,6 +82,33 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
         ValueError: no such file, module or function, an error while loading it, or other parameters; the message names
             the setting, and the file and line where there is one.
     """
+    loaded = _find_function(key, text)
+    try:
+        inspect.signature(loaded.function).bind(*parameters)
+    except TypeError as error:
+        loaded.refuse(f"{error}; it is called as {text.rpartition(':')[2]}({', '.join(parameters)})")
+    except ValueError:
+        pass  # some callables of compiled libraries do not say what they take
+    return loaded
+
+
+def source_digest(text: str) -> str:
+    """Return the SHA-256, in hexadecimal, of the file that defines the function `text`, `FILE.py:name` or
+    `package.module:name`.
+
+    If the file that is named only imports the function, both files count. Others that they import do not.
+
+    Raises:
+        ValueError: no such file, module or function, or an error while loading it.
+    """
+    function = _find_function("function", text)
+    place = text.rpartition(":")[0]
+    named = place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) or place
+    paths = [local_path("path", name) for name in dict.fromkeys((named, function.place[0]))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.is_file())).hexdigest()
+
+
+def _find_function(key: str, text: str) -> UserFunction:
     place, _, name = text.rpartition(":")
     shown = f"{key}={cut(text, MAX_PATH)}"
     if not place or not name:
@@ -97,14 +125,7 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no function {name!r}")
-    loaded = UserFunction(key, text, function)
-    try:
-        inspect.signature(function).bind(*parameters)
-    except TypeError as error:
-        loaded.refuse(f"{error}; it is called as {name}({', '.join(parameters)})")
-    except ValueError:
-        pass  # some callables of compiled libraries do not say what they take
-    return loaded
+    return UserFunction(key, text, function)
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:

@@ -1,5 +1,6 @@
 """Functions that users name in settings: found, run as they are on disk, and every error in one line."""
 
+import hashlib
 import re
 import signal
 import threading
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from tango_jax.runtime.user_code import load_function, run_file
+from tango_jax.runtime.user_code import load_function, run_file, source_digest
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +101,25 @@ def test_a_file_imports_what_lies_beside_it_and_defines_dataclasses(tmp_path):
         "@dataclasses.dataclass\nclass Point:\n    x: int = VALUE\n"
     )
     assert run_file("sub/own.py").Point().x == 5
+
+
+def test_the_digest_is_of_the_file_that_defines_the_function(tmp_path):
+    text = "def f(x):\n    return x\ndef g(x):\n    return x\n"
+    (tmp_path / "own.py").write_text(text)
+    wanted = hashlib.sha256(text.encode()).hexdigest()
+    assert source_digest("own.py:f") == source_digest("own.py:g") == source_digest(f"{tmp_path}/own.py:f") == wanted
+    assert source_digest("math:sqrt") != source_digest("tango_jax.arms:Arm") == source_digest("tango_jax.arms:Arm")
+    (tmp_path / "own.py").write_text(f"{text}# edited\n")
+    assert source_digest("own.py:f") == hashlib.sha256(f"{text}# edited\n".encode()).hexdigest()
+    # A file that only passes a function on counts together with the file that defines it.
+    (tmp_path / "passed_on_in_the_test.py").write_text(text)
+    (tmp_path / "own.py").write_text("from passed_on_in_the_test import f\n")
+    before = source_digest("own.py:f")
+    (tmp_path / "passed_on_in_the_test.py").write_text(f"{text}# edited\n")
+    edited = source_digest("own.py:f")
+    (tmp_path / "own.py").write_text("from passed_on_in_the_test import f  # edited\n")
+    assert len({before, edited, source_digest("own.py:f")}) == 3
+    assert refused(source_digest, "none.py:f").startswith("function=none.py:f: there is no file none.py")
 
 
 @pytest.mark.parametrize("body", ["while True: pass", "time.sleep(10**6)", "re.match('(a*)*b', 'a' * 80)"])
