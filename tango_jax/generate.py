@@ -9,8 +9,9 @@ same command resumes where it stopped, and filters again if `generate.keep` has 
 --config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out loss on the second.
 """
 
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
 from tango_jax.sampling.sampler import SampleRequest
-from tango_jax.tasks.own_grader import grade_solutions, grader_of, try_grader
+from tango_jax.tasks.own_grader import OwnGrader, grade_solutions, grader_of, try_grader, version_of
 from tango_jax.text.templates import generator_prompt, templates_digest
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.run_config import check_config, keep_config
@@ -56,7 +57,7 @@ class Work(NamedTuple):
     problems: tuple[tuple[int, Problem], ...]  # with their indices in the file, ascending
     num_too_long: int
     grade_kind: str
-    is_correct: Callable[[Problem, str], bool] | None  # of a user; None: answers are compared
+    is_correct: OwnGrader | None  # None: answers are compared
     min_steps: int
 
     def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
@@ -108,11 +109,7 @@ def solve(
     )
     rollout = policy.sampler.sample(weights, request)
     texts = [tokenizer.decode(tokens).strip() for tokens in rollout.tokens]
-    report = grade_solutions(work, [problem for _, _, problem in owners], texts)
-    if failed := report.errors + report.timeouts + report.overlong:
-        console.log(f"counted as wrong because grading failed: {report.errors} errors, {report.timeouts} timeouts, "
-                    f"{report.overlong} overlong ({failed} of {len(texts)} solutions of this part)")
-    return [
+    rows = [
         TeacherRow(
             number=number,
             sample=sample,
@@ -120,27 +117,56 @@ def solve(
             question=problem.question,
             answer=problem.answer,
             solution=text,
-            is_correct=bool(is_correct),
+            is_correct=False,
             format_score=float(parse_solution(text, work.min_steps).format_score),
             is_truncated=bool(is_truncated),
             num_tokens=len(tokens),
         )
-        for (number, sample, problem), text, is_correct, is_truncated, tokens in zip(
-            owners, texts, report.correct, rollout.is_truncated_B, rollout.tokens, strict=True
+        for (number, sample, problem), text, is_truncated, tokens in zip(
+            owners, texts, rollout.is_truncated_B, rollout.tokens, strict=True
         )
     ]
+    return graded(rows, shard, work, console)
+
+
+def graded(
+    rows: Sequence[TeacherRow], shard: Sequence[tuple[int, Problem]], work: Work, console: Console
+) -> list[TeacherRow]:
+    """Return the rows of a shard with the grades of their solutions, which may have been graded before."""
+    problems, texts = dict(shard), [row.solution for row in rows]
+    report = grade_solutions(work, [problems[row.number] for row in rows], texts)
+    if failed := report.errors + report.timeouts + report.overlong:
+        console.log(f"counted as wrong because grading failed: {report.errors} errors, {report.timeouts} timeouts, "
+                    f"{report.overlong} overlong ({failed} of {len(texts)} solutions of this part)")
+    return [
+        dataclasses.replace(row, is_correct=bool(is_correct), graded_by=version_of(work.is_correct))
+        for row, is_correct in zip(rows, report.correct, strict=True)
+    ]
+
+
+def read_graded(
+    path: Path, shard: Sequence[tuple[int, Problem]], samples: int, work: Work, console: Console
+) -> list[TeacherRow] | None:
+    """Like `read_part`; grades that another version of a user's grader gave are given anew, in the file as well."""
+    rows = read_part(path, shard, samples)
+    if rows is not None and any(row.graded_by != version_of(work.is_correct) for row in rows):
+        rows = graded(rows, shard, work, console)
+        if hosts.is_first():
+            write_part(path, rows)
+    return rows
 
 
 def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, console: Console) -> list[TeacherRow]:
     """Return all solutions, including those of earlier attempts. The weights are read only if a part is missing.
 
     Raises:
-        ValueError: the existing parts belong to other problems.
+        ValueError: the existing parts belong to other problems, or a user's grader failed.
     """
     shards = work.shards(config.generate.shard_problems)
     # What the first process finds counts: on a network disk, processes may see different parts.
+    samples = config.generate.samples
     found = hosts.from_first(
-        [read_part(part_path(workdir, i), shard, config.generate.samples) for i, shard in enumerate(shards)]
+        [read_graded(part_path(workdir, i), shard, samples, work, console) for i, shard in enumerate(shards)]
     )
     missing = [index for index, rows in enumerate(found) if rows is None]
     if not missing:

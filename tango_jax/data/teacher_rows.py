@@ -39,6 +39,7 @@ class TeacherRow:
     format_score: float
     is_truncated: bool
     num_tokens: int  # length of the response, stop token included
+    graded_by: str = ""  # digest of the user's grader that decided `is_correct`; empty: answers were compared
 
 
 class Kept(NamedTuple):

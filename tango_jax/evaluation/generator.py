@@ -1,10 +1,11 @@
 """Solving by the generator: takes a shard of a set; returns graded solutions, greedy and sampled."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.data.teacher_rows import MAX_SAMPLES, write_part
 from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
@@ -12,9 +13,9 @@ from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import parse_solution
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
-from tango_jax.runtime import rng
+from tango_jax.runtime import hosts, rng
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
-from tango_jax.tasks.own_grader import grade_solutions
+from tango_jax.tasks.own_grader import grade_solutions, version_of
 from tango_jax.text.templates import generator_prompt
 
 
@@ -51,25 +52,35 @@ def _rows(
     responses: dict[tuple[int, int], tuple],
     samples: list[int],
 ) -> list[SolvedRow]:
-    keys = [(number, sample) for number, _ in problems for sample in samples]
-    owners = [problem for _, problem in problems for _ in samples]
-    texts = [sampler.tokenizer.decode(responses[key][0]) if key in responses else "" for key in keys]
-    graded = grade_solutions(solve_set, owners, texts)
-    parsed = [parse_solution(text, solve_set.min_steps) for text in texts]
-    classes = _classes(keys, [record.answer for record in parsed], graded.correct, solve_set.grade_kind)
+    rows = []
+    for number, problem in problems:
+        for sample in samples:
+            tokens, is_truncated = responses.get((number, sample), ((), False))
+            text = sampler.tokenizer.decode(tokens)
+            parsed = parse_solution(text, solve_set.min_steps)
+            row = SolvedRow(
+                number=number, sample=sample, problem_id=problem.id, question=problem.question, gold=problem.answer,
+                size=problem.size, text=text, answer=parsed.answer, answer_class=NO_ANSWER, is_correct=False,
+                format_score=float(parsed.format_score), num_steps=len(parsed.steps), is_truncated=bool(is_truncated),
+                num_tokens=len(tokens), is_too_long=(number, sample) not in responses, grader="",
+            )  # fmt: skip
+            rows.append(row)
+    return _graded(solve_set, rows)
+
+
+def _graded(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[SolvedRow]:
+    """Return the rows with the grades of their texts, which may have been graded before."""
+    problems = dict(solve_set.problems)
+    report = grade_solutions(solve_set, [problems[row.number] for row in rows], [row.text for row in rows])
+    keys = [(row.number, row.sample) for row in rows]
+    classes = _classes(keys, [row.answer for row in rows], report.correct, solve_set.grade_kind)
+    graded_by = version_of(solve_set.is_correct)
     return [
-        SolvedRow(
-            number=key[0], sample=key[1], problem_id=problem.id, question=problem.question, gold=problem.answer,
-            size=problem.size, text=text, answer=record.answer, answer_class=classes[key], is_correct=bool(is_correct),
-            format_score=float(record.format_score), num_steps=len(record.steps),
-            is_truncated=bool(responses[key][1]) if key in responses else False,
-            num_tokens=len(responses[key][0]) if key in responses else 0, is_too_long=key not in responses,
-            grader=failure,
+        dataclasses.replace(
+            row, answer_class=classes[key], is_correct=bool(is_correct), grader=failure, graded_by=graded_by
         )
-        for key, problem, text, record, is_correct, failure in zip(
-            keys, owners, texts, parsed, graded.correct, graded.failures, strict=True
-        )
-    ]  # fmt: skip
+        for key, row, is_correct, failure in zip(keys, rows, report.correct, report.failures, strict=True)
+    ]
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
@@ -91,9 +102,12 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
     """Read the rows of an earlier attempt at a shard; return None if they are incomplete.
 
+    Grades that another version of a user's grader gave are given anew, in the file as well.
+
     Raises:
-        ValueError: the rows are complete but belong to other problems.
+        ValueError: the rows are complete but belong to other problems, or the user's grader failed.
     """
+    solve_set: SolveSet = shard.set
     rows = read_shard(shard.path, SolvedRow)
     wanted = [(number, sample, problem) for number, problem in shard.items for sample in samples]
     if rows is None or len(rows) != len(wanted):
@@ -102,8 +116,12 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
         found = (row.number, row.sample, row.problem_id, row.question, row.gold)
         if found != (number, sample, problem.id, problem.question, problem.answer):
             raise ValueError(f"{shard.path} holds a solution of {row.problem_id}, {row.question[:60]!r}, where the "
-                             f"problem now is {problem.id}, {problem.question[:60]!r}: the rows of {shard.set.name} "
+                             f"problem now is {problem.id}, {problem.question[:60]!r}: the rows of {solve_set.name} "
                              "have changed since; bring the old ones back, or choose another --out")
+    if any(row.graded_by != version_of(solve_set.is_correct) for row in rows):
+        rows = _graded(solve_set, rows)
+        if hosts.is_first():
+            write_part(shard.path, rows)
     return rows
 
 

@@ -39,6 +39,7 @@ class SolvedRow:
     num_tokens: int
     is_too_long: bool  # the prompt was over the limit and nothing was sampled: wrong
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
+    graded_by: str = ""  # digest of the user's grader that decided `is_correct`; empty: answers were compared
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ solutions of stage 0; for `python -m tango_jax.evaluate`, --grader names it. Sta
 start of a run, and called after sampling.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 from tango_jax.grading import GradeReport, answer_of, grade_many
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import cut, shortened
-from tango_jax.runtime.user_code import load_function
+from tango_jax.runtime.user_code import UserFunction, load_function, source_digest
 
 PARAMETERS = ("problem", "answer")
 MADE_UP = ("?", "")  # models write anything
@@ -32,7 +33,27 @@ class Graded(Protocol):
     is_correct: Callable[[Problem, str], bool] | None
 
 
-def load_grader(key: str, name: str, timeout_s: int = 0) -> Callable[[Problem, str], bool] | None:
+@dataclasses.dataclass(frozen=True)
+class OwnGrader:
+    """A grader of a user, (problem, answer) -> bool, with its errors and results checked."""
+
+    function: UserFunction
+    timeout_s: int  # seconds that a call may take; 0: no limit
+    digest: str  # of its source, which tells grades that an earlier version gave
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    def __call__(self, problem: Problem, answer: str) -> bool:
+        about = f"for the answer {cut(repr(answer))} to problem {cut(repr(problem.id))}"
+        result = self.function.call(problem, answer, about=about, timeout_s=self.timeout_s)
+        if not is_grade(result):
+            self.function.refuse(f"it returned {shortened(result)}; it must return True or False", about)
+        return result
+
+
+def load_grader(key: str, name: str, timeout_s: int = 0) -> OwnGrader | None:
     """The function of that name, with its errors and results checked; None if the name is empty.
 
     Args:
@@ -42,21 +63,15 @@ def load_grader(key: str, name: str, timeout_s: int = 0) -> Callable[[Problem, s
     Raises:
         ValueError: the function cannot be loaded, or takes other parameters.
     """
-    if not name:
-        return None
-    function = load_function(key, name, PARAMETERS)
-
-    def is_correct(problem: Problem, answer: str) -> bool:
-        about = f"for the answer {cut(repr(answer))} to problem {cut(repr(problem.id))}"
-        result = function.call(problem, answer, about=about, timeout_s=timeout_s)
-        if not is_grade(result):
-            function.refuse(f"it returned {shortened(result)}; it must return True or False", about)
-        return result
-
-    return is_correct
+    return OwnGrader(load_function(key, name, PARAMETERS), timeout_s, source_digest(name)) if name else None
 
 
-def grader_of(task: ConfigDict) -> Callable[[Problem, str], bool] | None:
+def version_of(grader: OwnGrader | None) -> str:
+    """What is stored with grades to tell which grader gave them; empty if answers were compared."""
+    return grader.digest if grader else ""
+
+
+def grader_of(task: ConfigDict) -> OwnGrader | None:
     """The function that the setting `task.grader` names; see `load_grader`."""
     return load_grader("task.grader", task.grader, task.grader_timeout_s)
 
