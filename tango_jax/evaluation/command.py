@@ -16,7 +16,7 @@ from tango_jax.evaluation.figures import plot_samples
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.lengths import check_prompt_lengths
 from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
-from tango_jax.evaluation.sets import EvalSet, JudgeSet, SolveSet, open_sets
+from tango_jax.evaluation.sets import EvalSet, JudgeSet, SolveSet, grader_name, open_sets
 from tango_jax.evaluation.settings import Settings, check_settings, save_settings
 from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, complete_shards
 from tango_jax.evaluation.tables import csv_text, markdown, percent
@@ -61,7 +61,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     for eval_set in sets:
         count = len(eval_set.problems) if isinstance(eval_set, SolveSet) else len(eval_set.claims)
         what = "problems to solve" if isinstance(eval_set, SolveSet) else "solutions to judge"
-        console.log(f"{eval_set.name}: {count} {what}, from {eval_set.source}")
+        graded = f", graded by {grader_name(eval_set)}" if eval_set.is_correct else ""
+        console.log(f"{eval_set.name}: {count} {what}, from {eval_set.source}{graded}")
     check_settings(settings)
 
     solve_shards, solved = solve_all(sets, samplers, settings, console)
@@ -81,13 +82,16 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
 
 
 def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
-    """Try a user's grader; and say if a run was graded by one, which the evaluation is not."""
+    """Try the users' graders; and say which sets they leave alone."""
     solved = [eval_set for eval_set in sets if isinstance(eval_set, SolveSet)]
-    if settings.grader:
-        return [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
-    name = settings.checkpoint or ""
-    used = read_config(Path(name).expanduser()).task.grader if solved and kind_of(name) == "workdir" else ""
-    return [f"in training {used} decided what is right; here answers are compared without --grader"] if used else []
+    notes = [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
+    left = ", ".join(one.name for one in (sets if settings.grader else solved) if not one.is_correct)
+    if left and settings.grader:
+        notes.append(f"--grader={settings.grader} decides nothing in {left}, whose rows say what is right")
+    elif left and kind_of(settings.checkpoint) == "workdir":
+        if used := read_config(Path(settings.checkpoint).expanduser()).task.grader:
+            notes.append(f"in training {used} decided what is right; without --grader, answers are compared in {left}")
+    return notes
 
 
 def solve_all(

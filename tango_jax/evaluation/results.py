@@ -11,8 +11,8 @@ import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
 from tango_jax.evaluation.generator import claims_of
-from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
-from tango_jax.evaluation.sets import JudgeSet, SolveSet
+from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, comparable
+from tango_jax.evaluation.sets import JudgeSet, SolveSet, grader_name
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
 from tango_jax.evaluation.statistics import (
     Estimate,
@@ -56,6 +56,12 @@ class SetResult(NamedTuple):
     metrics: tuple[Metric, ...]
     draws_R: np.ndarray  # of the headline figure, for averages over sets
     notes: tuple[str, ...]
+    grader: str  # of a user, which decided what is right; empty: answers were compared, or the rows say it
+
+    @property
+    def has_published(self) -> bool:
+        """Whether figures of this set are published that compare with these."""
+        return not self.grader and comparable(self.name, self.count, self.is_whole)
 
 
 def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> SetResult:
@@ -82,11 +88,8 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     if judged:
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
-    notes = _solve_notes(rows) + _judge_notes(judged)
-    if solve_set.is_correct:
-        notes += ("--grader decided what is right, so that published figures do not compare",)
     return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_R,
-                     notes)
+                     _solve_notes(rows) + _judge_notes(judged), grader_name(solve_set))
 
 
 def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
@@ -109,7 +112,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
         numbers = [claim.number for claim in judge_set.claims]
         metrics = _verifier(name, numbers, [claim.solution for claim in judge_set.claims], votes)
     return SetResult(name, judge_set.source, "verifier", len(votes), judge_set.is_whole, tuple(metrics), draws_R,
-                     _judge_notes(judged))
+                     _judge_notes(judged), grader_name(judge_set))
 
 
 def averages(results: Sequence[SetResult]) -> list[Metric]:

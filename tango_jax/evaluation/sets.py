@@ -19,11 +19,12 @@ from tango_jax.data.processbench import SUBSETS, hub_source, load_processbench, 
 from tango_jax.data.rows import SUFFIXES
 from tango_jax.data.teacher_rows import MAX_PROBLEMS
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH
-from tango_jax.grading import grade_many
-from tango_jax.loop.responses import make_solution
+from tango_jax.loop.measure import fixed_pool
 from tango_jax.records import Problem, Solution
 from tango_jax.sampling.checkpoint_sampler import MIN_STEPS
+from tango_jax.tasks.own_grader import OwnGrader, grader_of
 from tango_jax.tasks.registry import SYNTHETIC, make_task
+from tango_jax.tasks.task import Task
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import prompting_of, read_config
 
@@ -45,7 +46,7 @@ class SolveSet(NamedTuple):
     min_steps: int
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None
     is_whole: bool  # no problem of the source is left out
-    is_correct: Callable[[Problem, str], bool] | None = None  # a user's grader; None: answers are compared
+    is_correct: OwnGrader | None = None  # None: answers are compared
 
     def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
         return [self.problems[start : start + size] for start in range(0, len(self.problems), size)]
@@ -68,6 +69,7 @@ class JudgeSet(NamedTuple):
     source: str
     claims: tuple[Claim, ...]
     is_whole: bool
+    is_correct: OwnGrader | None = None  # what graded the claims; None: their rows, or a comparison
 
     def shards(self, size: int) -> list[tuple[Claim, ...]]:
         return [self.claims[start : start + size] for start in range(0, len(self.claims), size)]
@@ -76,9 +78,14 @@ class JudgeSet(NamedTuple):
 EvalSet = SolveSet | JudgeSet
 
 
+def grader_name(eval_set: EvalSet) -> str:
+    """Return the name of the user's function that decides what is right in a set; empty if there is none."""
+    return eval_set.is_correct.name if eval_set.is_correct else ""
+
+
 def open_sets(
     names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int,
-    is_correct: Callable[[Problem, str], bool] | None = None,
+    is_correct: OwnGrader | None = None,
 ) -> list[EvalSet]:
     """Every set that is asked for, in order.
 
@@ -86,7 +93,8 @@ def open_sets(
         names: as on the command line; a name in GROUPS stands for several sets.
         checkpoint, judge: the models that solve and judge; a run's workdir determines its own task's settings.
         problems: number of problems in each set, drawn by `seed`; 0: all.
-        is_correct: a user's grader of answers to problems that are read from rows; None: they are compared.
+        is_correct: a user's grader of answers; None: they are compared, except on the task of a run that has a grader
+            of its own. ProcessBench says itself what is right.
 
     Raises:
         ValueError: a name is unknown, rows cannot be read, or a set needs a checkpoint that is not given.
@@ -98,11 +106,11 @@ def open_sets(
         if name in PROCESSBENCH:
             opened[name] = _processbench(name, source, problems, seed)
         elif name in SYNTHETIC_STEPS:
-            opened[name] = _synthetic_steps(name, judge, problems)
+            opened[name] = _synthetic_steps(name, judge, problems, is_correct)
         elif checkpoint is None:
             raise ValueError(f"--sets: {name} has problems to solve: name a --checkpoint that solves them")
         elif name in SYNTHETIC:
-            opened[name] = _synthetic(name, checkpoint, problems)
+            opened[name] = _synthetic(name, checkpoint, problems, is_correct)
         else:
             read = _benchmark(name, source, problems, seed, _min_steps(checkpoint))
             opened[name] = read._replace(is_correct=is_correct)
@@ -194,19 +202,30 @@ def task_config(name: str, checkpoint: str) -> ConfigDict:
     return config
 
 
-def _synthetic(name: str, checkpoint: str, problems: int) -> SolveSet:
-    task = make_task(task_config(name, checkpoint), {})
+def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:
+    """Return a task, whose answers are graded by the user's function, or else as in the checkpoint's run."""
+    config = task_config(name, checkpoint)
+    if is_correct is None:
+        try:
+            is_correct = grader_of(config.task)
+        except ValueError as error:
+            raise ValueError(f"{error}; this is the grader of {checkpoint}: --grader=FILE.py:NAME can take its "
+                             "place") from error
+    config.task.grader = ""
+    return make_task(config, {})._replace(is_correct=is_correct)
+
+
+def _synthetic(name: str, checkpoint: str, problems: int, is_correct: OwnGrader | None) -> SolveSet:
+    task = _synthetic_task(name, checkpoint, is_correct)
     chosen = tuple((index, task.test_problem(index)) for index in range(problems or SYNTHETIC_PROBLEMS))
-    return SolveSet(name, "synthetic", chosen, task.grade_kind, task.min_steps, task.gold_steps, True)
-
-
-def _synthetic_steps(name: str, checkpoint: str, problems: int) -> JudgeSet:
-    """Return the fixed pool of training: solutions with gold step labels, half of them drawn with errors."""
-    task = make_task(task_config(SYNTHETIC_STEPS[name], checkpoint), {})
-    pool = [task.pool_solution(index) for index in range(problems or SYNTHETIC_PROBLEMS)]
-    correct = grade_many([text for _, text in pool], [problem.answer for problem, _ in pool], task.grade_kind).correct
-    claims = tuple(
-        Claim(number, 0, make_solution(task, problem, text, (), is_correct))
-        for number, ((problem, text), is_correct) in enumerate(zip(pool, correct, strict=True))
+    return SolveSet(
+        name, "synthetic", chosen, task.grade_kind, task.min_steps, task.gold_steps, True, task.is_correct
     )
-    return JudgeSet(name, "synthetic", claims, True)
+
+
+def _synthetic_steps(name: str, checkpoint: str, problems: int, is_correct: OwnGrader | None) -> JudgeSet:
+    """Return the fixed pool of training: solutions with gold step labels, half of them drawn with errors."""
+    task = _synthetic_task(SYNTHETIC_STEPS[name], checkpoint, is_correct)
+    pool = fixed_pool(task, problems or SYNTHETIC_PROBLEMS)
+    claims = tuple(Claim(number, 0, solution) for number, solution in enumerate(pool))
+    return JudgeSet(name, "synthetic", claims, True, task.is_correct)

@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Sequence
 
-from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, comparable, rows_for
+from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, rows_for
 from tango_jax.evaluation.results import AVERAGE, Metric, SetResult, value_of
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.statistics import Estimate
@@ -39,7 +39,7 @@ def markdown(settings: Settings, results: Sequence[SetResult], averages: Sequenc
     """Return the whole page."""
     solved = [result for result in results if result.role == "generator"]
     judged = [result for result in results if result.role == "verifier"]
-    parts = ["# Evaluation", _introduction(settings)]
+    parts = ["# Evaluation", _introduction(settings, results)]
     if any(value_of(result, "greedy") for result in solved):
         parts.append("## Generator, greedy: accuracy of one attempt (pass@1)")
         others = tuple(r.name for r in solved if r.name not in (*MATHEMATICS, *OUT_OF_DOMAIN))
@@ -64,7 +64,7 @@ def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
         writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *map(_digits, metric.estimate),
                          "measured"])
     for result in results:
-        if comparable(result.name, result.count, result.is_whole):
+        if result.has_published:
             headline = "f1" if result.name in PROCESSBENCH else "greedy"
             for row in rows_for((result.name,)):
                 writer.writerow([result.name, headline, "", result.count, _digits(row.scores[result.name] / 100), "",
@@ -90,9 +90,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def _introduction(settings: Settings) -> str:
+def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
     models = (("solves", settings.checkpoint), ("judges", settings.verifier))
     lines = [f"- {role}: {markdown_code(name)}" for role, name in models if name is not None]
+    for grader in dict.fromkeys(result.grader for result in results if result.grader):
+        names = ", ".join(result.name for result in results if result.grader == grader)
+        lines.append(f"- {markdown_code(grader)} decides what is right in {names}, whose figures compare with no "
+                     "published ones")
     if settings.samples:
         lines.append(f"- {settings.samples} samples of each problem at temperature {settings.temperature:g}, top_p "
                      f"{settings.top_p:g}, seed {settings.seed}" + "; and one greedy" * (not settings.skip_greedy))
@@ -119,7 +123,7 @@ def _comparison(
     head = ["model", *(title_of(name) for name in names), *["Avg."] * (mean is not None)]
     rows = [["this evaluation", *(percent(value_of(chosen[name], headline)) for name in names),
              *[percent(mean)] * (mean is not None)]]  # fmt: skip
-    shown = tuple(name for name in names if comparable(name, chosen[name].count, chosen[name].is_whole))
+    shown = tuple(name for name in names if chosen[name].has_published)
     for row in rows_for(shown):
         cells = [f"{row.scores[name]:.1f}" if name in shown else "–" for name in names]
         published_mean = f"{sum(row.scores[name] for name in names) / len(names):.1f}" if shown == tuple(names) else "–"
@@ -127,7 +131,8 @@ def _comparison(
     parts = [table(head, rows)]
     if len(rows) > 1:
         parts.append(f"Published: {SOURCE}, greedy, zero-shot; their own prompts and graders.")
-    left_out = [title_of(name) for name in names if name in TITLES and name not in shown and name != "gsm8k"]
+    left_out = [title_of(name) for name in names
+                if name in TITLES and name not in shown and name != "gsm8k" and not chosen[name].grader]
     if left_out:
         parts.append(f"Not the whole set, so without published figures: {', '.join(left_out)}.")
     return parts

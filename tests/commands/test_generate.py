@@ -264,6 +264,33 @@ def test_the_finished_files_are_the_same_after_an_interruption(folder, policy, t
     assert len(calls) == 1 and files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
 
 
+def test_an_edited_grader_grades_stored_solutions_again(folder, policy, tmp_path, monkeypatch):
+    class Interrupted(Exception):
+        pass
+
+    def text(number, sample):
+        if number >= limit:
+            raise Interrupted
+        return tagged(ANSWERS[number])
+
+    def attempt(name, accepted):
+        (tmp_path / "own.py").write_text(f"def own(problem, answer): return answer {accepted}\n")
+        return generate(config, tmp_path / name, SILENT, scripted(policy, text))["correct"]
+
+    monkeypatch.chdir(tmp_path)
+    config, limit = teacher_config(folder), 3
+    config.task.grader = "own.py:own"
+    with pytest.raises(Interrupted):
+        attempt("edited", "== '11'")
+    limit = 8
+    assert attempt("edited", "> '2'") == attempt("whole", "> '2'") == 6
+    assert files_of(tmp_path / "edited") == files_of(tmp_path / "whole")
+    limit = 0  # nothing is sampled any more
+    assert attempt("edited", "== '16'") == 1
+    assert [row["answer"] for row in rows_of(tmp_path / "edited") + rows_of(tmp_path / "edited", "validation")
+            if row["is_correct"]] == ["16"]  # fmt: skip
+
+
 def test_over_long_prompts_are_counted(folder, policy, tmp_path):
     config = teacher_config(folder)
     lengths = sorted(len(policy.tokenizer.encode_prompt(row.fields["question"] + "\n")) for row in read_rows(SHORT))

@@ -31,7 +31,10 @@ from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBE
 from tango_jax.evaluation.sets import open_sets
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.grading import close_pool
+from tango_jax.loop.measure import fixed_pool
 from tango_jax.runtime.console import Console
+from tango_jax.tasks.own_grader import load_grader
+from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import save_config
 
 T, F = True, False
@@ -141,7 +144,8 @@ def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
     rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
     assert all(row["is_correct"] == (row["answer"] == "5") for row in rows) and any(row["is_correct"] for row in rows)
     assert "warning: the grader finds the answer of problem" in stream.getvalue()
-    assert any("--grader decided what is right" in note for note in result.notes)
+    page = (tmp_path / "out/tables.md").read_text()
+    assert page.index("- `own.py:five` decides what is right in gsm8k, whose figures") < page.index("## ")
     (tmp_path / "own.py").write_text("def five(problem, answer): return answer\n")
     with pytest.raises(ValueError, match=r"^--grader=own\.py:five: own\.py, line 1: it returned '11'; it must"):
         evaluate(monkeypatch, settings, both(tokenizer)[0])
@@ -158,9 +162,55 @@ def test_a_run_with_a_grader_is_told_to_name_it(tokenizer, tmp_path, monkeypatch
     settings = settings_of(tmp_path / "out", sets=two_problems(tmp_path), checkpoint=str(tmp_path / "run"))
     sets = open_sets(settings.sets, "a/b", "a/b", 0, 0)
     assert grader_notes(settings, sets) == [
-        "in training own.py:five decided what is right; here answers are compared without --grader"
+        "in training own.py:five decided what is right; without --grader, answers are compared in gsm8k"
     ]
     assert grader_notes(dataclasses.replace(settings, checkpoint="a/b"), sets) == []
+
+
+def test_a_grader_decides_in_synthetic_sets_too(tokenizer, tmp_path, monkeypatch):
+    """The one that is named, or else that of the run; the pool is the one on which training evaluates its verifier."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def short(problem, answer): return len(answer) < 4\ndef no(*_): return False\n")
+    config = default_config()
+    config.task.grader, config.task.test_words = "own.py:short", (3, 4)
+    save_config(config, tmp_path / "run/config.json")
+    (tmp_path / "run/checkpoints/3").mkdir(parents=True)
+    names = ("last_letter", "last_letter_steps", "state_tracking")
+
+    solving, judging, other = open_sets(names, "run", "run", 20, 0)
+    assert solving.is_correct.name == judging.is_correct.name == "own.py:short" and other.is_correct is None
+    pool = fixed_pool(make_task(config, {}), 20)
+    assert [claim.solution for claim in judging.claims] == pool
+    assert len({solution.is_correct for solution in pool}) == 2
+    assert all(solution.is_correct == (solution.problem.size < 4) for solution in pool)
+    settings = settings_of("out", "--problems=8", "--verifier=run", checkpoint="run", sets=",".join(names))
+    assert grader_notes(settings, [solving, judging, other])[-1] == (
+        "in training own.py:short decided what is right; without --grader, answers are compared in state_tracking"
+    )
+    generator = solver(tokenizer, lambda number, *_: tagged("abcd"[: number + 1]))
+    verifier = judge(tokenizer, lambda *place: verification("CORRECT"))
+    result = evaluate(monkeypatch, settings, generator, verifier)["last_letter"]
+    assert figures(result)["greedy", 1] == 3 / 8
+    page = (tmp_path / "out/tables.md").read_text()
+    assert "- `own.py:short` decides what is right in last_letter, last_letter_steps, whose figures" in page
+
+    (tmp_path / "own.py").write_text("def no(*_): return False\n")  # the run's grader is gone
+    with pytest.raises(ValueError, match=r"own\.py has no function 'short'; this is the grader of run: --grader="):
+        open_sets(names, "run", "run", 20, 0)
+    named = open_sets(names, "run", "run", 20, 0, load_grader("--grader", "own.py:no"))
+    assert [one.is_correct.name for one in named] == ["own.py:no"] * 3
+    assert not any(claim.solution.is_correct for claim in named[1].claims)
+
+
+def test_a_grader_says_where_it_decides_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def own(problem, answer): return answer == problem.answer\n")
+    names = f"last_letter,processbench_math:{ROWS / 'processbench.jsonl'}"
+    settings = settings_of("out", "--grader=own.py:own", "--verifier=a/b", sets=names)
+    sets = open_sets(settings.sets, "a/b", "a/b", 4, 0, load_grader("--grader", "own.py:own"))
+    assert grader_notes(settings, sets) == [
+        "--grader=own.py:own decides nothing in processbench_math, whose rows say what is right"
+    ]
 
 
 def test_rows_hold_everything(tokenizer, tmp_path, monkeypatch):
@@ -322,6 +372,20 @@ def test_published_figures_stand_beside_the_whole_set_only(tokenizer, tmp_path, 
     assert "Tango" not in page["part"]
     assert 'aime24,greedy,,30,0.267,,,"arXiv 2505.15034, table 2: Tango-Qwen-7B"' in (
         tmp_path / "whole/tables.csv").read_text()  # fmt: skip
+
+
+def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def any_answer(problem, answer): return True\n")
+    rows = [json.dumps({"problem": f"What is {n}?", "answer": str(n)}) for n in range(30)]
+    (tmp_path / "aime.jsonl").write_text("\n".join(rows))
+    settings = settings_of("out", "--grader=own.py:any_answer", sets="aime24:aime.jsonl,aime25:aime.jsonl")
+    evaluate(monkeypatch, settings, solver(tokenizer, lambda *place: tagged(7)))
+    page = (tmp_path / "out/tables.md").read_text()
+    assert "| this evaluation | 100.0 [88.6, 100.0] | 100.0 [88.6, 100.0] |" in page
+    assert "Tango" not in page and "2505.15034" not in page and "Not the whole set" not in page
+    assert page.index("`own.py:any_answer` decides what is right in aime24, aime25, whose") < page.index("## ")
+    assert "arXiv" not in (tmp_path / "out/tables.csv").read_text()
 
 
 def test_the_published_averages_are_those_of_the_tables():

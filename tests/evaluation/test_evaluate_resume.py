@@ -1,5 +1,6 @@
 """Evaluations that are interrupted, repeated with other settings, or asked for wrongly."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -89,6 +90,42 @@ def test_an_interrupted_evaluation_ends_with_the_same_bytes(tokenizer, tmp_path,
     path = tmp_path / "stopped/parts/gsm8k/solved-00002.jsonl"
     path.write_text(path.read_text().replace("some work", "other work"))
     attempt("stopped", 0, 6)
+
+
+def test_an_edited_grader_grades_stored_texts_again(tokenizer, tmp_path, monkeypatch):
+    """Also after an end in the middle: no result holds grades of two graders, and nothing is sampled twice."""
+    monkeypatch.chdir(tmp_path)
+
+    class Interrupted(Exception):
+        pass
+
+    budget = {"left": 9}
+
+    def solve(number, sample, prompt):
+        budget["left"] -= 1
+        if budget["left"] < 0:
+            raise Interrupted
+        return tagged(sample)
+
+    def attempt(name, accepted, left):
+        (tmp_path / "own.py").write_text(f"def own(problem, answer): return answer == '{accepted}'\n")
+        budget["left"] = left
+        flags = ("--samples=2", "--shard=3", "--grader=own.py:own")
+        settings = settings_of(name, *flags, sets=f"gsm8k:{ROWS / 'gsm8k_short.jsonl'}")
+        return evaluate(monkeypatch, settings, solver(tokenizer, solve))["gsm8k"]
+
+    with pytest.raises(Interrupted):
+        attempt("edited", 0, left=9)
+    attempt("edited", 1, left=15)  # of 24 solutions, 9 are stored
+    attempt("whole", 1, left=24)
+    wanted = files_of(tmp_path / "whole")
+    assert files_of(tmp_path / "edited") == wanted
+    rows = [json.loads(line) for line in wanted["rows/gsm8k.jsonl"].splitlines()]
+    assert [row["is_correct"] for row in rows] == [False, False, True] * 8
+    assert [row["answer_class"] for row in rows] == [-1, 1, 0] * 8  # the greedy one has no vote
+    attempt("edited", 0, left=0)
+    attempt("other", 0, left=24)
+    assert files_of(tmp_path / "edited") == files_of(tmp_path / "other") != wanted
 
 
 def test_other_settings_or_problems_are_an_error_that_changes_nothing(tokenizer, tmp_path, monkeypatch):
