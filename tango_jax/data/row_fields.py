@@ -51,6 +51,14 @@ def encodable(key: str, text: str) -> str:
     return text
 
 
+def check_keys(fields: Fields) -> None:
+    """Raise BadRow for two keys that differ only in case: some readers ignore it, and would read just one of them."""
+    seen: Fields = {}
+    for key in fields:
+        if (other := seen.setdefault(str(key).lower(), key)) != key:
+            raise BadRow(f"the keys {other!r} and {key!r} differ only in case: remove or rename one of them")
+
+
 def refuse_left_out(fields: Fields, place: str = "question") -> None:
     """Raise BadRow for a column that is not empty, that a problem needs, and that would not reach the prompt.
 
@@ -90,7 +98,7 @@ def answer_text(value: Any) -> str:
     """Convert a gold answer to the form that the grader expects.
 
     27.0 becomes 27, True becomes a word, and a list of one element becomes that element. From a text with GSM8K's
-    `#### n`, only n is kept, without commas between its digits.
+    `#### n`, only n is kept, without commas between its digits; it ends with its line.
     """
     if isinstance(value, (list, tuple)):
         if len(value) != 1:
@@ -100,7 +108,10 @@ def answer_text(value: Any) -> str:
         raise BadRow(f"the answer must be a string or a number, not {shortened(value)}")
     text = number_text(value) if isinstance(value, (int, float)) else value.strip()
     if GSM8K_MARK in text:
-        text = text.rsplit(GSM8K_MARK, 1)[1].strip()
+        text, *_ = text.rsplit(GSM8K_MARK, 1)[1].splitlines() or [""]
+        text = text.strip()
+        if not text:
+            raise BadRow(f"no answer follows {GSM8K_MARK} on its line: write the answer there")
         text = text.replace(",", "") if _GROUPED_NUMBER.fullmatch(text) else text
     if not text:
         raise BadRow("the answer is empty")

@@ -16,6 +16,7 @@ from tango_jax.data.row_fields import (
     Content,
     Fields,
     answer_text,
+    check_keys,
     decoded_of,
     encodable,
     refuse_left_out,
@@ -52,6 +53,7 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
     """
     chosen = ROW_FORMATS[row_format]
     try:
+        check_keys(row.fields)
         content = chosen.read(row.fields)
         if content is not None:
             encodable("question", content[0])

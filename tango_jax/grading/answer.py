@@ -13,6 +13,9 @@ KINDS = ("math", "string", "python", "choice", "text")
 MAX_CHARS = 1000
 MAX_NESTING = 50
 
+# Full-width letters, digits and signs, which East Asian keyboards write, mean the same as their ASCII forms. NFKC would
+# also turn x² into x2. The wave of 3～5 is left out: it means a range, and `~` is a space in LaTeX.
+_HALF_WIDTH = {ord("\u3000"): " "} | {code: code - ord("！") + ord("!") for code in range(ord("！"), ord("～"))}
 _UNICODE_MATH = str.maketrans({
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ",
     "°": r"^\circ ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
@@ -58,13 +61,18 @@ def number_text(value: float) -> str:
     return str(int(value)) if value.is_integer() else format(Decimal(str(value)), "f")  # "f": without an exponent
 
 
+def half_width(text: str) -> str:
+    """Return the text with full-width characters in their ASCII form: `１２` becomes `12`."""
+    return text.translate(_HALF_WIDTH)
+
+
 def matches_exactly(gold: str, answer: str) -> bool:
     """Return whether two strings are equal up to surrounding whitespace. An empty answer matches nothing."""
     return answer.strip() == gold.strip() != ""
 
 
 def matches_choice(gold: str, answer: str) -> bool:
-    """Return whether both texts choose the same option letter or word (True, False, Uncertain), ignoring case.
+    """Return whether both texts choose the same option letter or word (True, False, Uncertain) in any case and width.
 
     `(B)` and `B. 12` both choose B. Yes counts as True and No as False, because a question that asks for one pair is
     often answered with the other.
@@ -102,7 +110,7 @@ def is_too_big(text: str) -> bool:
     if len(text) > MAX_CHARS:
         return True
     depth = 0
-    for char in text:
+    for char in half_width(text):
         if char in "([{":
             depth += 1
             if depth > MAX_NESTING:
@@ -133,10 +141,10 @@ def quick_math_match(gold: str, answer: str) -> bool | None:
 def tidy_math(text: str) -> str:
     """Rewrite an expression in plain LaTeX.
 
-    Removes math delimiters, spacing between groups of digits and a final period, replaces Unicode symbols by commands,
-    and writes every comma or semicolon between items in the same way.
+    Removes math delimiters, spacing between groups of digits and a final period, replaces full-width characters by
+    ASCII and Unicode symbols by commands, and writes every comma or semicolon between items in the same way.
     """
-    text = text.strip()
+    text = half_width(text).strip()
     for opening, closing in _MATH_DELIMITERS:
         inner = text[len(opening) : -len(closing)]
         if text == opening + inner + closing and opening not in inner and closing not in inner:
@@ -183,7 +191,7 @@ def _without_latex(text: str) -> str:
 
 
 def _choice(text: str) -> str:
-    text = _TEXT_COMMAND.sub(r"\1", text).strip().strip("$*`\"'").strip().casefold()
+    text = _TEXT_COMMAND.sub(r"\1", half_width(text)).strip().strip("$*`\"'").strip().casefold()
     option = _OPTION.fullmatch(text)
     choice = option.group(1) if option else text.removesuffix(".").strip("()").strip()
     return _SAME_CHOICE.get(choice, choice)

@@ -7,6 +7,8 @@ import re
 import unicodedata
 from decimal import Decimal
 
+from tango_jax.grading.answer import half_width
+
 _LATEX_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf)|mbox)\s*\{([^{}]*)\}")
 _ESCAPED = re.compile(r"\\([%$#&_{}])")
 _SIGNS = str.maketrans("–—−‐‑’‘“”", "-----''\"\"")
@@ -18,8 +20,8 @@ _NUMBER = re.compile(r"(-?)[$€£]?(\d{0,18}(?:,\d{3}){0,5}(?:\.\d{1,18})?) ?%?
 def matches_text(gold: str, answer: str) -> bool:
     """Return whether both texts are the same words, the same number, or the same list in the same order.
 
-    Case, a leading article, quotes, dollar signs, percent signs and a final period are ignored, and so is the notation
-    of a number (1,200.0 equals 1200). An empty answer matches nothing.
+    Case, the width of characters, a leading article, quotes, dollar signs, percent signs and a final period are
+    ignored, and so is the notation of a number (1,200.0 equals 1200). An empty answer matches nothing.
     """
     gold_items, items = _items(gold), _items(answer)
     if len(gold_items) != len(items) or not any(items):
@@ -30,7 +32,7 @@ def matches_text(gold: str, answer: str) -> bool:
 def _items(text: str) -> list[str]:
     text = _ESCAPED.sub(r"\1", _LATEX_TEXT.sub(r"\1", text))
     # Not NFKC, which would turn 2² into 22.
-    text = unicodedata.normalize("NFC", text).translate(_SIGNS).casefold()
+    text = unicodedata.normalize("NFC", half_width(text)).translate(_SIGNS).casefold()
     return [_plain(item) for item in _ITEM_GAP.split(_plain(text).strip("[]"))]
 
 

@@ -54,11 +54,9 @@ def clock(text: str) -> tuple[int, int, str] | None:
 
 
 def is_same_time(gold: str, text: str) -> bool:
-    """Return whether a text is the time of the gold answer; "a.m." and "p.m." count only if both have one."""
-    time, other = clock(gold), clock(text)
-    if time is None or other is None or time[:2] != other[:2]:
-        return False
-    return time[2] == other[2] or "" in (time[2], other[2])
+    """Return whether a text is the time of the gold answer, with "a.m." or "p.m." if and only if that has it."""
+    time = clock(gold)
+    return time is not None and time == clock(text)
 
 
 def is_own_ratio(gold: str, text: str) -> bool:

@@ -45,8 +45,9 @@ also allowed in the answer. The rules are:
    third (0.333333) or of pi (3.14159) are enough.
 11. A gold answer such as `4:30`, without spaces and with 00 to 59 after the colon, is a time of day, and one such as
    `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
-   and "a.m." or "p.m." may be left out. `3:2` and `16 : 10` are ratios. `4:25` could be either and counts as a time:
-   a ratio is mostly answered as it is written, but half of a time is another time. The fraction `4/25` is right, too.
+   may be left out. "a.m." and "p.m." are part of a time and may be neither left out nor added, because `4:30` alone may
+   be either of them, or a ratio. `3:2` and `16 : 10` are ratios. `4:25` could be both and counts as a time: a ratio is
+   mostly answered as it is written, but half of a time is another time. The fraction `4/25` is right, too.
 12. A repeating decimal is its fraction: `0.1\overline{6}` equals `\frac16`. The reverse is wrong, because whoever has a
    repeating decimal as the gold answer asks for one.
 13. The letter of an option may stand before a value, as in `\textbf{(C)}\ 12`, if the gold answer has no such letter.

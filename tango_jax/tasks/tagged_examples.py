@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tango_jax.data.problem_sets import question_key
-from tango_jax.data.row_fields import BadRow, text_of
+from tango_jax.data.row_fields import BadRow, check_keys, text_of
 from tango_jax.data.rows import HUB_PREFIX, read_rows
 from tango_jax.data.teacher_rows import FILES
 from tango_jax.grading import parse_solution, parse_verification
@@ -77,12 +77,14 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
     for row in read_rows(source, may_be_empty):
         fields = {str(key).lower(): value for key, value in row.fields.items()}
         try:
+            check_keys(row.fields)
             question = text_of(fields, "question" if fields.get("question") is not None else "problem")
             solution = text_of(fields, "solution")
             verification = text_of(fields, "verification") if is_for_verifier else ""
         except BadRow as error:
             wanted = "question, solution" + (", verification" if is_for_verifier else "")
-            raise ValueError(f"{row.where}: {error}; keys found: {', '.join(fields)}; keys wanted: {wanted}") from error
+            found = ", ".join(map(str, row.fields))
+            raise ValueError(f"{row.where}: {error}; keys found: {found}; keys wanted: {wanted}") from error
         parsed = parse_solution(solution)
         if not parsed.steps or parsed.answer is None:
             raise ValueError(f"{row.where}: the solution is not tagged: it has {len(parsed.steps)} <step> blocks and "

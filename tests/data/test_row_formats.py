@@ -26,12 +26,15 @@ def test_mathematics(fields, expected):
 @pytest.mark.parametrize("value, text", [
     (27.0, "27"), (-0.5, "-0.5"), (1e20, "100000000000000000000"), (True, "True"), (["$x$"], "$x$"), (" 033 ", "033"),
     ("#### -1,234.50", "-1234.50"), ("a ####  12 apples", "12 apples"), ("1,2", "1,2"), ("#### 1,2", "1,2"),
+    ("so 2.\n#### 5\nThe end", "5"), ("#### 5 \r\nThe end", "5"), ("one #### 4\nno: #### 5\n\n", "5"),
 ])  # fmt: skip
 def test_gold_answers(value, text):
     assert answer_text(value) == text
 
 
-@pytest.mark.parametrize("value", [None, "", "  ", "5 ####", [], [1, 2], {}, float("nan"), float("inf"), [[]]])
+@pytest.mark.parametrize("value", [
+    None, "", "  ", "5 ####", "#### \n5", [], [1, 2], {}, float("nan"), float("inf"), [[]],
+])  # fmt: skip
 def test_values_that_are_no_gold_answer(value):
     with pytest.raises(BadRow):
         answer_text(value)
@@ -112,6 +115,10 @@ def test_tablebench_shows_the_table():
     ("math", {"question": "Q", "answer": "\ude42"}, "'answer' contains '\\ude42', half of a surrogate pair"),
     ("verl", {"prompt": "Q\udfff", "reward_model": {"ground_truth": 1}}, "'question' contains '\\udfff', half"),
     ("gsm8k", {"question": "Q", "answer": "5"}, "'answer' has no #### before the number"),
+    ("gsm8k", {"question": "Q", "answer": "####\n5"}, "no answer follows #### on its line: write the answer there"),
+    ("math", {"Question": "P", "question": "Q", "answer": 1}, "the keys 'Question' and 'question' differ only in case"),
+    ("math", {"question": "Q", "answer": 1, "Options": "A", "options": ""}, "the keys 'Options' and 'options' differ"),
+    ("gsm8k", {"question": "Q", "answer": "#### 5", "Answer": "#### 6"}, "the keys 'answer' and 'Answer' differ only"),
     ("verl", {"prompt": [], "reward_model": {"ground_truth": 1}}, "'prompt' must be a list of chat messages"),
     ("verl", {"prompt": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "Q"}],  # noqa: E501
               "reward_model": {"ground_truth": 1}}, "'prompt' has the turns user, assistant, user; a problem has one user turn: put the conversation into it"),  # noqa: E501

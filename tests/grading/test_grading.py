@@ -67,7 +67,7 @@ def test_string_is_exact(answer, gold, correct):
     (r"\text{B}", "B", True), (r"\textbf{(B)}", "(B)", True), ("C", "B", False), ("A or B", "B", False),
     ("true", "True", True), (r"\text{True}.", "True", True), ("False", "True", False), ("uncertain", "Uncertain", True),
     ("A dog", "A", False), ("", "A", False), ("()", "A", False), ("Yes", "True", True), (r"\text{no.}", "False", True),
-    ("yes", "False", False),
+    ("yes", "False", False), ("（Ｂ）", "B", True), ("Ｃ", "B", False),
 ])  # fmt: skip
 def test_choice(answer, gold, correct):
     assert matches_choice(gold, answer) is correct
@@ -84,7 +84,7 @@ def test_choice(answer, gold, correct):
     (r"\{1: None\}", "{1: None}", True), (r"\texttt{[1, {2}]}", "[1,{2}]", True), (r"\text{True}", "True", True),
     (r"\text{True}", "1", False), ("`'a'`", "'a'", True), (r"'a\_b'", "'a_b'", False),
     (r"\{1: None", "{1: None}", False),
-    ("{[]}", "1", False), ("'a\x00'", "1", False), (r"'\d'", r"'\\d'", True), ("", "''", False),
+    ("'Ａ'", "'A'", False), ("{[]}", "1", False), ("'a\x00'", "1", False), (r"'\d'", r"'\\d'", True), ("", "''", False),
 ])  # fmt: skip
 def test_python_literals(answer, gold, correct):
     assert matches_python(gold, answer) is correct
@@ -97,6 +97,7 @@ def test_python_literals(answer, gold, correct):
     ("1,200, 5", "1200,5", True),
     ("Bly, Ada", "Ada, Bly", False), ("Ada", "Ada, Bly", False), ("12", "13", False), ("12 km", "12", False),
     ("York", "New York", False), ("", "a", False), (",", ",", False), ("1.5e3", "1500", False), ("2²", "22", False),
+    ("１２％", "12", True), ("Ａｄａ，Ｂｌｙ", "Ada, Bly", True), ("Ａｄａ　Ｂｌｙ", "Ada Bly", True),
 ])  # fmt: skip
 def test_free_text(answer, gold, correct):
     assert grade(response(answer), gold, "text") is correct
@@ -110,7 +111,7 @@ def test_python_answers_with_braces_pass_the_box():
 @pytest.mark.parametrize("text, tidy", [
     ("$5$", "5"), ("$$5$$", "5"), ("$1$ and $2$", "$1$ and $2$"), ("5.", "5"), ("1{,}234{,}567", "1234567"),
     (r"1\,000", "1000"), ("1, 200", "1, 200"), ("x²³", "x^{23}"), ("√12", r"\sqrt{12}"), ("2π", r"2\pi"), ("", ""),
-    ("$", "$"),
+    ("$", "$"), ("＄１２．５＄", "12.5"), ("x²＋１", "x^{2}+1"), ("3～5", "3～5"),
 ])  # fmt: skip
 def test_tidy_math(text, tidy):
     assert tidy_math(text) == tidy

@@ -20,6 +20,7 @@ from tango_jax.loop.turn import run_turn
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
+from tango_jax.tasks.tagged_examples import read_tagged_rows
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import open_source
@@ -148,6 +149,16 @@ def test_rows_of_another_kind_are_counted(tokenizer, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = task_of(math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one=""), tokenizer)
     assert "3 further rows are of another kind" in task.notes[1]
+
+
+def test_keys_of_tagged_solutions_that_differ_only_in_case_are_refused(tmp_path):
+    row = {"question": "1 + 1?", "solution": "<step>2</step><answer>\\boxed{2}</answer>"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    assert [one.problem.question for one in read_tagged_rows(str(path), False)] == ["1 + 1?"]
+    path.write_text(json.dumps(row | {"Question": "2 + 2?"}))
+    with pytest.raises(ValueError, match=r"line 1: the keys 'question' and 'Question' differ only in case: remove or"):
+        read_tagged_rows(str(path), False)
 
 
 def test_the_fingerprint_is_of_questions_and_answers(tokenizer, tmp_path):
