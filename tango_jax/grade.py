@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tango_jax.cli.arguments import Parser
+from tango_jax.data.rows import why_not_json
 from tango_jax.grading import TEXT_FORMATS, answer_of, grade_many
 from tango_jax.grading.answer import KINDS
 from tango_jax.runtime.atomic import write_atomically
@@ -39,6 +40,7 @@ from tango_jax.runtime.model_text import on_one_line
 DEFAULT_KIND = "math"
 MAX_SHOWN = 200  # characters of a value in an error message
 MAX_ANSWER = 80  # characters of an answer in a reason
+NO_BLOCK = "no <answer>...</answer> block"
 CHUNK = 256  # rows between two updates of the progress bar
 FAILED = {
     "error": "the math library failed on it",
@@ -91,12 +93,14 @@ def read_rows(path: Path, skip_bad_rows: bool = False) -> tuple[list[dict[str, A
 def _parsed(line: bytes) -> dict[str, Any]:
     """The row of a line. Raises ValueError for what is not UTF-8, not JSON, or not a row."""
     try:
-        row = _checked(json.loads(line.decode("utf-8-sig")))
+        row = json.loads(line.decode("utf-8-sig"))
         json.dumps(row)  # deeply nested JSON can be readable but not writable
     except RecursionError as error:
         raise ValueError("lists or objects nested too deeply to be read; a row is a flat object "
                          '{"text", "gold", "kind"?}') from error
-    return row
+    except ValueError as error:
+        raise ValueError(why_not_json(line, error)) from error
+    return _checked(row)
 
 
 def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> tuple[list[dict[str, Any]], str]:
@@ -118,7 +122,10 @@ def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> t
                 progress.advance(task, len(chosen))
     failed = ", ".join(f"{counts[name]} {name}" for name in ("errors", "timeouts", "overlong"))
     correct = sum(row["correct"] for row in graded)
-    return graded, f"{correct} of {len(rows)} correct; counted as wrong because grading failed: {failed}"
+    summary = f"{correct} of {len(rows)} correct; counted as wrong because grading failed: {failed}"
+    if graded and all(row["reason"] == NO_BLOCK for row in graded):
+        summary += r"; no text has an <answer> block: --format=boxed grades the last \boxed{...} anywhere in a text"
+    return graded, summary
 
 
 def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> str:
@@ -130,7 +137,7 @@ def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> st
     answer = answer_of(text, text_format)
     if answer is None and text_format == "tagged":
         has_block = "<answer>" in text and "</answer>" in text[text.find("<answer>") :]
-        return r"no \boxed{...} in the <answer> block" if has_block else "no <answer>...</answer> block"
+        return r"no \boxed{...} in the <answer> block" if has_block else NO_BLOCK
     if answer is None:
         return r"no \boxed{...}"
     shown = cut(answer, MAX_ANSWER)

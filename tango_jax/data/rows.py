@@ -4,6 +4,7 @@ Takes a path or hub id; returns dicts together with their locations. Stage of th
 `row_formats.py` interprets the fields of a row.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ _HUB = re.compile(
 # split is pinned by a commit of this branch, and a file by a commit of the dataset itself.
 PARQUET_BRANCH = "refs/convert/parquet"
 _PARQUET_MAGIC = b"PAR1"
+_COMPRESSED_MAGIC = (b"\x1f\x8b", b"PK\x03\x04")  # gzip, zip
 
 
 class Row(NamedTuple):
@@ -126,7 +128,7 @@ def _parse_json(text: bytes, where: str) -> Any:
     try:
         value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise ValueError(f"{where}: not JSON ({error}); give {ACCEPTED}") from error
+        raise ValueError(f"{where}: {why_not_json(text, error)}; give {ACCEPTED}") from error
     if b"\\ud" in text.lower():  # half of a surrogate pair: no tokenizer accepts it, so it would end the run later
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -135,6 +137,20 @@ def _parse_json(text: bytes, where: str) -> Any:
             raise ValueError(f"{where}: {half!r} is half of a surrogate pair; write the whole character or remove it"
                              ) from error  # fmt: skip
     return value
+
+
+def why_not_json(text: bytes, error: Exception) -> str:
+    """What a file or a line is in place of JSON in UTF-8, and what to do, for the error that reading it raised."""
+    if text.startswith(_COMPRESSED_MAGIC):
+        return "not JSON but a compressed file: unpack it"
+    # In UTF-16, every second byte of most letters is 0, and the first line may be without a byte-order mark.
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 3 * text.count(b"\0") > len(text):
+        return "not UTF-8 text but UTF-16: save the file as UTF-8"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text ({error}), but perhaps Latin-1: save the file as UTF-8"
+    if not text.removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
+        return "not JSON but other text, perhaps CSV: write every row as an object with named fields"
+    return f"not JSON ({error})"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

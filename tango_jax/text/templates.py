@@ -104,7 +104,7 @@ def _read_template(role: str, name: str) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")  # editors may write a byte-order mark, which is no part of a prompt
     except UnicodeDecodeError as error:
-        raise ValueError(f"{role}.template file {name} is not UTF-8 text: {error}") from error
+        raise ValueError(f"{role}.template file {name} is not UTF-8 text ({error}): save it as UTF-8") from error
 
 
 def templates_digest(templates: Mapping[str, str]) -> str:

@@ -128,6 +128,29 @@ def test_boxed_text_needs_no_tags(tmp_path, capsys):
         grade_many(["7"], ["7"], text_format="plain")
 
 
+def test_boxed_is_named_where_no_text_has_an_answer_block():
+    hint = r"; no text has an <answer> block: --format=boxed grades the last \boxed{...} anywhere in a text"
+    rows = [{"text": text, "gold": "7"} for text in (BOXED, "7")]
+    assert command.grade_rows(rows)[1].endswith(hint)
+    assert "--format" not in command.grade_rows([*rows, {"text": response("7"), "gold": "7"}])[1]
+    assert "--format" not in command.grade_rows(rows, "boxed")[1] + command.grade_rows([])[1]
+
+
+@pytest.mark.parametrize("encoding, message", [
+    ("utf-16", "line 1: not UTF-8 text but UTF-16: save the file as UTF-8"),
+    ("latin-1", "line 2: not UTF-8 text ('utf-8' codec can't decode byte 0xe9 in position 13: unexpected end of data), "
+     "but perhaps Latin-1: save the file as UTF-8"),
+])  # fmt: skip
+def test_a_file_in_another_encoding_is_told_so(tmp_path, capsys, encoding, message):
+    source = tmp_path / "rows.jsonl"
+    source.write_bytes('{"text": "7", "gold": "7"}\n{"text": "caf\u00e9'.encode(encoding))
+    assert refused("--file", str(source)) == 2
+    assert capsys.readouterr().err == f"error: {source}, {message}; --skip_bad_rows leaves such rows out\n"
+    source.write_text("text,gold\n7,7\n")
+    assert refused("--file", str(source)) == 2
+    assert "line 1: not JSON but other text, perhaps CSV: write every row as an object" in capsys.readouterr().err
+
+
 def test_bad_rows_are_skipped_and_counted_on_request(tmp_path, capsys):
     good = {"text": response("7"), "gold": "7"}
     source = write_rows(tmp_path / "rows.jsonl", {"text": "a"}, good, "{", good)

@@ -101,6 +101,13 @@ def test_a_template_file_without_a_field_is_refused(tmp_path, role, text, missin
         load_template(role, str(path))
 
 
+def test_a_template_file_in_another_encoding_is_refused(tmp_path):
+    path = tmp_path / "template.txt"
+    path.write_text("{problem} café", encoding="latin-1")
+    with pytest.raises(ValueError, match=r"^generator\.template file .* is not UTF-8 text \(.*\): save it as UTF-8$"):
+        load_template("generator", str(path))
+
+
 def test_template_given_as_its_text():
     assert load_template("generator", "{problem}\n=") == "{problem}\n="
     with pytest.raises(ValueError, match=r"^verifier\.template='\{problem\}\?' lacks \{solution\}, \{num_steps\}$"):
