@@ -10,7 +10,8 @@ math), bgqa, cruxeval, strategyqa, tablebench (together: out_of_domain), gsm8k, 
 judge: processbench (or processbench_gsm8k, _math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps.
 NAME:SOURCE reads the rows from a JSONL, JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file
 per set. With --grader=FILE.py:name, a function (problem, answer) -> bool decides what is right, as task.grader does in
-training.
+training, and published figures are left out; a run's own grader decides in the sets of its own synthetic task. When the
+file of a grader is edited, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
 best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv,

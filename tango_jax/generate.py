@@ -5,8 +5,9 @@
 The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
 buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts
 holds all solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, and DIR/counts.json their numbers. The
-same command resumes where it stopped, and filters again if `generate.keep` has changed. With
---config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out loss on the second.
+same command resumes where it stopped, filters again if `generate.keep` has changed, and grades again if the file of
+`task.grader` has. With --config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out
+loss on the second.
 """
 
 import dataclasses
