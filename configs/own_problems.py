@@ -1,10 +1,11 @@
-"""Your problems and your model; everything else follows from the two and from this machine.
+"""Your problems and your model; everything else follows from the two and from the machine.
 
 Command:   python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
            MODEL is a Hugging Face folder, a hub id, a .gguf file or a workdir, and starts both roles; another one for
            the verifier is --config.verifier.checkpoint=OTHER. FILE has rows such as {"question": "3 + 4?", "answer":
            "7"} in JSONL, JSON or parquet, or is a hub id. With --config.task.test=FILE, problems of their own serve for
-           evaluation; otherwise a tenth of FILE is held out.
+           evaluation; otherwise a tenth of FILE is held out. For a machine that is not here:
+           python -m tango_jax.plan --config=own_problems --model=MODEL --problems=FILE --target=tpu-v5e:1
 Hardware:  any; batches are as large as the memory has room for. The two policies with optimizer states and references
            take 32 bytes per parameter of MODEL: 4.3 GB for 135 M parameters, 50 GB for 1.5 B.
 Expected:  the run begins with the numbers that were chosen and why. There is no stage 1: the model must be able to

@@ -2,9 +2,11 @@
 
     python -m tango_jax.plan --config=qwen2_5_math_7b --target=a100-80gb:32 [--json]
 
-compiles the run's own jitted functions for the target from shapes alone: no weights, no hub, no accelerator. It needs
-the target's compiler, which is a package: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for
-TPUs, in the release of the installed jax. Without it, virtual CPU devices stand in, and memory is roughly right only.
+compiles the run's own jitted functions for the target from shapes alone: no weights, no hub, no accelerator. What
+own_problems fits to the machine, it fits to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id
+whose sizes are known (weights/presets.py). Compiling needs the target's compiler, which is a package:
+jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for TPUs, in the release of the installed jax.
+Without it, virtual CPU devices stand in, and memory is roughly right only.
 
 With --search it looks for quicker settings that fit: meshes, offload, decode_tensor, row_buckets, cache_tokens, remat
 and micro-batches of both roles. It counts hundreds, compiles the configuration and the best few, and prints these as
@@ -22,11 +24,12 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.cli.ranges import SHARE_ABOVE_ZERO, check_options
 from tango_jax.cli.validation import validate
+from tango_jax.planning.machines import planned_for
 from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.search import search
 from tango_jax.planning.search_tables import search_as_json, show_search
 from tango_jax.planning.tables import as_json, show
-from tango_jax.planning.targets import TARGETS, parse_target
+from tango_jax.planning.targets import TARGETS, machine_of, open_target, parse_target, reserve_devices
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import ends_in_one_line
@@ -52,9 +55,12 @@ def parse_options(argv: Sequence[str] | None) -> tuple[Options, bool]:
     parser.add_flag("--json", "print one JSON object and nothing else")
     args, overrides = parser.parse_overrides(argv)
     check_options(args, RANGES)
-    config = load_options(parser, args, overrides)
+    name, devices = parse_target(args.target)
+    reserve_devices(name, devices)
+    with planned_for(machine_of(name, devices)):
+        config = load_options(parser, args, overrides)
     validate(config)
-    kind, devices = parse_target(args.target)
+    kind = open_target(name, devices)
     per_process = min(kind.per_host, devices) if args.per_process is None else args.per_process
     if per_process < 1 or devices % per_process or per_process > kind.per_host:
         raise ValueError(f"--per-process={shortened(per_process)}: choose a number of devices that divides {devices} "
@@ -69,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line():
         options, is_search = parse_options(argv)
         console = Console(enabled=not options.is_json)
+        for note in options.config.notes.splitlines():
+            console.log(note)
         if is_search:
             found = search(options, console)
             if options.is_json:

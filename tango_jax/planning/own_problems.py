@@ -1,27 +1,25 @@
-"""Settings that follow from a problem file, from the models and from this machine.
+"""Settings that follow from a problem file, from the models and from the machine.
 
 In: a configuration with `task.train` and both checkpoints, and the keys that the user has set. Out: the same
 configuration with all other lengths, buckets, batch sizes, evaluations and intervals set, and notes that say why.
 Stage: before a run's settings are checked; configs/own_problems.py calls it.
 
-Everything is counted in tokens of the roles' own tokenizers. Memory is worked out by arithmetic: weights, optimizer
-states, references, caches and activations. `python -m tango_jax.plan` compiles the run and is exact.
+Everything is counted in tokens of the roles' own tokenizers; roughly where a plan has none of them. Memory is worked
+out by arithmetic: weights, optimizer states, references, caches and activations. `python -m tango_jax.plan` compiles
+the run and is exact.
 """
 
 import math
-import platform
-from collections import Counter
 from collections.abc import Collection
-from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key
-from tango_jax.models.attention import capability_of
 from tango_jax.models.transformer import LEAST_CAPABILITY, ModelConfig
+from tango_jax.planning.machines import planned_machine, this_machine
+from tango_jax.planning.own_sources import Settings, describe_form, describe_rough_counts, open_sources
 from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as, rounded
 from tango_jax.planning.rough_sizes import (
     ACCELERATOR,
@@ -37,38 +35,21 @@ from tango_jax.planning.rough_sizes import (
     update_bytes,
 )
 from tango_jax.records import Problem
-from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes, shortened
-from tango_jax.runtime.machine import device_memory
 from tango_jax.tasks.splits import draw_questions
-from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source
-from tango_jax.weights.workdir import open_checkpoint
+from tango_jax.weights.source import kind_of
 
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
 SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
-
-
-class Settings:
-    """The configuration, in which nothing is changed that the user has set."""
-
-    def __init__(self, config: ConfigDict, given: Collection[str]):
-        self.config, self.given = config, frozenset(given)
-
-    def put(self, key: str, value: Any) -> None:
-        if key in self.given:
-            return
-        *groups, name = key.split(".")
-        node = self.config
-        for group in groups:
-            node = node[group]
-        node[name] = value
 
 
 def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None = None) -> None:
     """Set everything that follows from the problems, the models and the machine, but for the keys in `given`.
 
     Args:
-        machine: by default this one; jax's devices are asked, after other processes of the job are joined.
+        machine: one to plan for; by default that of `planned_for`, or else this one, whose devices jax is asked for,
+            after other processes of the job are joined. For a plan nothing is downloaded: of a hub id, the sizes must
+            be known, and prompts are counted roughly.
 
     Raises:
         ValueError: the problems or a checkpoint cannot be read, there are too few problems, they are too long for the
@@ -87,14 +68,14 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
             with mistakes.collected():
                 kind_of(checkpoint)
         mistakes.raise_all()
-    if machine is None:
-        machine = this_machine(config)
+    planned = machine or planned_machine()
+    machine = planned or this_machine(config)
     if not machine.is_cpu:
         for role in ROLES:
             settings.put(f"{role}.model.compute_dtype", "bfloat16")
             if machine.platform == "tpu" or (machine.capability or 0) >= LEAST_CAPABILITY:
                 settings.put(f"{role}.model.head_precision", "bfloat16_x3")
-    sources = open_sources(settings, mistakes)
+    sources = open_sources(settings, mistakes, is_planned=planned is not None)
     mistakes.raise_all()
     scale = CPU if machine.is_cpu else ACCELERATOR
     models = {role: source.model_config for role, source in sources.items()}
@@ -114,47 +95,14 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
               f"{training} for training and {heldout} held out, of {len(problems)} in {config.task.train}")  # fmt: skip
     lines = (
         f"problems: {counts}, read as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
-        + " and ".join(f"the {role}'s prompts are {'chat turns' if config[role].use_chat else 'raw text'}"
-                       for role in ROLES),
+        + " and ".join(f"the {role}'s prompts are {describe_form(config[role], tokenizers[role])}" for role in ROLES),
         *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
         describe_batches(config, models, machine),
         describe_turns(config, models, training),
-        "all of these can be set: --config.key=value; --print-config shows every key",
+        *describe_rough_counts(config, tokenizers),
+        "all of these can be set: --config.key=value" + ("; --print-config shows every key" if planned is None else ""),
     )
     config.notes = "\n".join((config.notes, *lines) if "notes" in settings.given else lines)
-
-
-def this_machine(config: ConfigDict) -> Machine:
-    """The devices of the job, of which there must be one. Raises ValueError."""
-    hosts.connect(config.distributed)
-    hosts.check_devices()
-    backend = jax.default_backend()
-    told = hosts.gather([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])
-    # All processes must derive the same settings, although the machines they run on may not be quite alike: those that
-    # fit the smallest. CPU processes of one machine share its memory.
-    processes = Counter(name for name, _, _ in told)
-    memory = min(size // processes[name] if backend == "cpu" else size for name, size, _ in told)
-    capability = min((known for _, _, known in told if known is not None), default=None)
-    return Machine(backend, jax.device_count(), memory, capability)
-
-
-def open_sources(settings: Settings, mistakes: Mistakes) -> dict[str, Source]:
-    """What each role starts from; sets `use_chat` where its checkpoint has a chat template. No weights are read."""
-    sources, opened = {}, {}
-    for role in ROLES:
-        own = settings.config[role]
-        numerics = {name: own.model[name] for name in NUMERICS}
-        with mistakes.collected():
-            if kind_of(own.checkpoint) == "workdir":
-                sources[role] = open_checkpoint(own.checkpoint, role, None, **numerics)
-                settings.put(f"{role}.use_chat", sources[role].tokenizer.chat_fn is not None)
-                continue
-            settings.put(f"{role}.use_chat", has_chat_template(own.checkpoint))
-            key = (own.checkpoint, own.use_chat, *numerics.values())
-            if key not in opened:
-                opened[key] = open_source(own.checkpoint, own.use_chat, **numerics)
-            sources[role] = opened[key]
-    return sources
 
 
 # ------------------------------------------------------------------------------------------------------------- lengths

@@ -58,6 +58,7 @@ def as_json(plan: Plan) -> dict:
         "predicted_hours_with_narrow_head": narrow and narrow / 3600,
         "stage_one": {role: {"steps": stage.steps, "seconds_of_a_step": stage.step_seconds,
                              "hours": stage.seconds / 3600} for role, stage in plan.stage_one.items()},
+        "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
     }  # fmt: skip

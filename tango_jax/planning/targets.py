@@ -14,10 +14,9 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
+from tango_jax.planning.rough_sizes import GIB, Machine
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.machine import host_memory, machine_rates
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,8 @@ class Target:
     per_host: int
     compilers: tuple[str, ...] = ()  # modules that compile for it; none: always at hand
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
+    largest_host: int = 0  # chips of the largest TPU slice that is one machine
+    capability: float | None = None  # compute capability of an NVIDIA GPU
 
 
 # Planning for more takes hours: XLA compiles for every device.
@@ -51,21 +52,24 @@ TARGETS = {
         # NVLink 600 GB/s and PCIe Gen4 64 GB/s (A100), NVLink 900 GB/s and PCIe Gen5 128 GB/s (H100). Networks as in
         # DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
-               flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, **_GPU),
+               flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0, **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,
-               flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, **_GPU),
+               flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, capability=9.0, **_GPU),
         # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use. How
         # fast a chip reaches its host is published for a TPU v4, 16 GB/s each way (jax-ml.github.io/scaling-book/tpus),
-        # and taken for these two.
+        # and taken for these two. Slices are those of docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip,
+        # which Colab has, and one of eight are whole machines.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
                flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
-               compilers=("libtpu",),
+               compilers=("libtpu",), largest_host=4,
                shapes=((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"),
-                       (256, "4x8x8"), (512, "8x8x8"))),
+                       (256, "4x8x8"), (512, "8x8x8"), (1024, "8x8x16"), (2048, "8x16x16"), (4096, "16x16x16"),
+                       (6144, "16x16x24"))),
         Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12,
                flops_highest=32.8e12, read=0.82e12, link=90e9, network=90e9, host=16e9, per_host=4,
-               compilers=("libtpu",),
-               shapes=((4, "2x2"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"), (256, "16x16"))),
+               compilers=("libtpu",), largest_host=8,
+               shapes=((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"),
+                       (256, "16x16"))),
     )
 }  # fmt: skip
 _DESCRIPTIONS = {"a100-80gb": "a100.txtpb", "h100": "h100.txtpb"}
@@ -95,8 +99,8 @@ class Devices(NamedTuple):
     compiler_options: dict
 
 
-def parse_target(text: str) -> tuple[Target, int]:
-    """`a100-80gb:32` -> the target and the number of devices; without a number, those of one host.
+def parse_target(text: str) -> tuple[str, int]:
+    """`a100-80gb:32` -> its name and the number of devices; without a number, those of one host.
 
     Raises:
         ValueError: another name, or a number of devices that such machines do not come in.
@@ -110,16 +114,39 @@ def parse_target(text: str) -> tuple[Target, int]:
     if count and int(count) > most:
         raise ValueError(f"--target={text}: a plan has at most {most} devices of {name}; lower the number")
     if name == "cpu":
-        return cpu_target(int(count or 1)), int(count or 1)
+        return name, int(count or 1)
     target = TARGETS[name]
     number = int(count or target.per_host)
     sizes = dict(target.shapes)
     if sizes and number not in sizes:
         raise ValueError(f"--target={text}: {name} comes in slices of {', '.join(map(str, sizes))} chips")
-    if number > target.per_host and number % target.per_host:
+    if not sizes and number > target.per_host and number % target.per_host:
         raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} are no multiple: "
                          "choose one")
-    return target, number
+    return name, number
+
+
+def machine_of(name: str, count: int) -> Machine:
+    """What a run's settings are fitted to on `count` devices of a target. No device is asked for."""
+    if name == "cpu":
+        return Machine("cpu", count, host_memory() // count)
+    target = TARGETS[name]
+    return Machine(target.platform, count, int(target.memory), target.capability)
+
+
+def reserve_devices(name: str, count: int) -> None:
+    """Set how many CPU devices this process has, where they stand in for the target. Call it before any is asked for,
+    which a config file may do."""
+    if name == "cpu" or missing_compilers(TARGETS[name]):
+        _set_cpu_devices(count)
+
+
+def open_target(name: str, count: int) -> Target:
+    """The target of that name with `count` devices; of this machine, rates are measured."""
+    if name == "cpu":
+        return cpu_target(count)
+    target = TARGETS[name]
+    return dataclasses.replace(target, per_host=count) if count <= target.largest_host else target
 
 
 def cpu_target(count: int) -> Target:
@@ -161,10 +188,11 @@ def open_devices(target: Target, count: int) -> Devices:
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened: others may compile at the same time
     os.environ["LIBTPU_INIT_ARGS"] = " ".join((*TPU_FLAGS, os.environ.get("LIBTPU_INIT_ARGS", "")))
     prefix, chip = _TPU_NAMES[target.name]
+    shape = dict(target.shapes)[count]
+    host = (*map(int, shape.split("x")), 1)[:3] if count <= target.largest_host else (2, 2, 1)
     topology = topologies.get_topology_desc(
-        topology_name=prefix + dict(target.shapes)[count], platform="tpu", chip_config_name=chip,
-        chips_per_host_bounds=(2, 2, 1), num_slices=1,
-    )  # fmt: skip
+        topology_name=prefix + shape, platform="tpu", chip_config_name=chip, chips_per_host_bounds=host, num_slices=1
+    )
     return Devices(list(topology.devices), True, {})
 
 
@@ -174,11 +202,15 @@ def cpu_devices(count: int) -> list:
     Raises:
         ValueError: this process has started with fewer.
     """
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # the backend runs already, with as many as it was told
-        pass
+    _set_cpu_devices(count)
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise ValueError(f"this process has {len(devices)} CPU devices, and the plan needs {count}: start a new one")
     return devices[:count]
+
+
+def _set_cpu_devices(count: int) -> None:
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # the backend runs already, with as many as it was told
+        pass

@@ -61,6 +61,11 @@ class Chat(NamedTuple):
     end_ids: tuple[int, ...]  # the special token that closes the answer; empty if plain text closes it
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a Hugging Face folder has the file of a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+
+
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
     """Load the `tokenizers` object of a folder."""
     path = folder / "tokenizer.json"

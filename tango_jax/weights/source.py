@@ -124,7 +124,7 @@ def published_model(name: str, **numerics) -> ModelConfig:
     if kind == "gguf":
         return model_config_from_gguf(open_gguf(Path(name).expanduser()), **numerics)
     if kind == "hub":
-        return preset_model(name, **numerics)
+        return preset_model(hub.parse_hub_id(name).repo, **numerics)  # whose sizes no revision changes
     return model_config_from_hf(Path(name).expanduser(), **numerics)
 
 

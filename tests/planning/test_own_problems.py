@@ -25,8 +25,6 @@ from tango_jax.weights.presets import preset_model
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import start_source
 
-this_machine = own_problems.this_machine  # before the tests' own takes its place
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -40,15 +38,6 @@ def small_cpu(monkeypatch):
 
 def own(folder, problems, *overrides: str):
     return load_config("own_problems", overrides, model=str(folder), problems=str(problems))
-
-
-@pytest.mark.parametrize("backend, memory", [("cpu", 6 * GIB), ("gpu", 7 * GIB)])
-def test_cpu_processes_of_one_machine_share_its_memory(monkeypatch, backend, memory):
-    told = [("first", 12 * GIB, None), ("first", 12 * GIB, 9.0), ("second", 7 * GIB, 8.0)]
-    monkeypatch.setattr(own_problems.hosts, "gather", lambda items: told)
-    monkeypatch.setattr(own_problems.jax, "default_backend", lambda: backend)
-    machine = this_machine(default_config())
-    assert (machine.platform, machine.memory, machine.capability) == (backend, memory, 8.0)
 
 
 def test_three_flags_make_a_whole_configuration(folder, tmp_path):
@@ -262,7 +251,7 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
     """The sizes of SmolLM2-135M; its weights are not read."""
     problems = write_problems(tmp_path / "problems.jsonl", 200)
 
-    def sizes(settings, mistakes):
+    def sizes(settings, mistakes, is_planned):
         tiny = {role: start_source(settings.config, role) for role in ROLES}
         name = "HuggingFaceTB/SmolLM2-135M-Instruct"
         presets = {

@@ -33,7 +33,7 @@ from tango_jax.planning.programs import (
     plan_source,
 )
 from tango_jax.planning.tables import as_json, assumptions, show
-from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, parse_target
+from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices
 from tango_jax.planning.times import TimeModel
 from tango_jax.planning.workload import (
     DecodeSegment,
@@ -226,18 +226,14 @@ def test_mistakes_on_the_command_line(argument, message):
 
 def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
     monkeypatch.setattr(plan, "make_plan", lambda options, console: tiny_plan)
-    plan.main([f"--config={ROOT / 'configs/tiny.py'}", "--target=h100:16", "--per-process=1", "--json"])
+    arguments = [f"--config={ROOT / 'configs/tiny.py'}", "--target=h100:16", "--config.notes=mine"]
+    plan.main([*arguments, "--per-process=1", "--json"])
     assert json.loads(capsys.readouterr().out)["fits"] is True
+    plan.main(arguments)  # what the run would say of its settings comes first
+    assert capsys.readouterr().out.startswith("mine\n")
     options, is_search = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
     assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
     assert not is_search
-
-
-def test_this_machine_as_a_target(monkeypatch):
-    monkeypatch.setattr("tango_jax.planning.targets.machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
-    target, count = parse_target("cpu:2")
-    assert (count, target.platform, target.flops, target.read, target.per_host) == (2, "cpu", 50e9, 10e9, 2)
-    assert target.memory > 2**29
 
 
 def test_flags_are_those_of_the_launchers():
@@ -254,6 +250,8 @@ def test_sizes_of_checkpoints_without_them():
     source = plan_source(config, "generator")
     assert (source.model_config.width, source.model_config.compute_dtype) == (3584, "bfloat16")
     assert source.tokenizer.vocab_size == 152064
+    config.generator.checkpoint = f"Qwen/Qwen2.5-Math-7B@{'0' * 40}"
+    assert plan_source(config, "generator").model_config == source.model_config
     config.generator.checkpoint = "someone/unknown"
     with pytest.raises(ValueError, match="no preset sizes for someone/unknown: give a folder"):
         plan_source(config, "generator")

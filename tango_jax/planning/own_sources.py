@@ -1,0 +1,87 @@
+"""What the roles of configs/own_problems.py start from, in a run and in a plan.
+
+In: the configuration with both checkpoints. Out: the sizes and the tokenizer of each. Stage: while the settings are
+worked out. A run opens its checkpoints; a plan downloads nothing, and counts roughly where it has no tokenizer.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES
+from tango_jax.planning.problem_lengths import BYTES_PER_TOKEN, is_rough, with_rough_tokens
+from tango_jax.planning.programs import plan_source
+from tango_jax.runtime.checks import Mistakes
+from tango_jax.text.hf_tokenizer import has_tokenizer
+from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source
+from tango_jax.weights.workdir import open_checkpoint, read_config
+
+
+class Settings:
+    """The configuration, in which nothing is changed that the user has set."""
+
+    def __init__(self, config: ConfigDict, given: Collection[str]):
+        self.config, self.given = config, frozenset(given)
+
+    def put(self, key: str, value: Any) -> None:
+        if key in self.given:
+            return
+        *groups, name = key.split(".")
+        node = self.config
+        for group in groups:
+            node = node[group]
+        node[name] = value
+
+
+def open_sources(settings: Settings, mistakes: Mistakes, is_planned: bool) -> dict[str, Source]:
+    """What each role starts from; sets `use_chat` where its checkpoint has a chat template. No weights are read.
+
+    Args:
+        is_planned: nothing may be downloaded, and sizes alone will do.
+    """
+    sources, opened = {}, {}
+    for role in ROLES:
+        own = settings.config[role]
+        numerics = {name: own.model[name] for name in NUMERICS}
+        with mistakes.collected():
+            if is_planned and lacks_tokenizer(settings.config, role):
+                sources[role] = with_rough_tokens(plan_source(settings.config, role))
+                continue
+            if kind_of(own.checkpoint) == "workdir":
+                sources[role] = open_checkpoint(own.checkpoint, role, None, **numerics)
+                settings.put(f"{role}.use_chat", sources[role].tokenizer.chat_fn is not None)
+                continue
+            settings.put(f"{role}.use_chat", has_chat_template(own.checkpoint))
+            key = (own.checkpoint, own.use_chat, *numerics.values())
+            if key not in opened:
+                opened[key] = open_source(own.checkpoint, own.use_chat, **numerics)
+            sources[role] = opened[key]
+    return sources
+
+
+def lacks_tokenizer(config: ConfigDict, role: str) -> bool:
+    """Whether there is no tokenizer on this machine for what a role starts from: a hub id, or a folder without one."""
+    kind, path = kind_of(config[role].checkpoint), Path(config[role].checkpoint).expanduser()
+    if kind == "workdir":
+        started = read_config(path)
+        return bool(started[role].checkpoint) and lacks_tokenizer(started, role)
+    return kind == "hub" or (kind == "folder" and not has_tokenizer(path))
+
+
+def describe_form(config: ConfigDict, tokenizer: Tokenizer) -> str:
+    return "counted roughly" if is_rough(tokenizer) else "chat turns" if config.use_chat else "raw text"
+
+
+def describe_rough_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> list[str]:
+    """A line, if any prompts are counted without a tokenizer."""
+    rough = [role for role in ROLES if is_rough(tokenizers[role])]
+    if not rough:
+        return []
+    names = " and ".join(dict.fromkeys(config[role].checkpoint for role in rough))
+    limits = " and ".join(f"{role}.{name}" for role in rough for name in ("max_prompt", "max_response"))
+    return [f"a plan downloads nothing, and the tokenizer of {names} is not here: a token is counted for each "
+            f"{BYTES_PER_TOKEN} bytes, with which a chat template has room; give a folder with the tokenizer's files "
+            f"for exact lengths, or set {limits}"]
