@@ -7,7 +7,6 @@ for the command's `main` to print, rather than a usage message and an exit.
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import IO, NoReturn
@@ -17,6 +16,7 @@ from tango_jax.cli.config_file import shipped_configs
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import Mistakes, SettingsError, cut
 from tango_jax.runtime.failures import drop_broken_output
+from tango_jax.runtime.typed_command import typed_command
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
@@ -45,10 +45,8 @@ class Parser(argparse.ArgumentParser):
     """The parser of `python -m tango_jax.<command>`, or `tango-<command>`. Every mistake raises ValueError."""
 
     def __init__(self, command: str, doc: str, usage: str | None = None):
-        script = f"tango-{command}"
-        is_script = os.path.basename(sys.argv[0]) == script
         super().__init__(
-            prog=script if is_script else f"python -m tango_jax.{command}",
+            prog=typed_command(command),
             usage=usage,
             description=doc.strip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,

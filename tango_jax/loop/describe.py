@@ -18,6 +18,7 @@ from tango_jax.rl.schedule import Schedule, Turn
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
+from tango_jax.runtime.typed_command import typed_command
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import PICTURE, compare
@@ -101,7 +102,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
     )
     for line in compare(config, workdir) if hosts.is_first() else ():
         console.log(line)
-    console.log(f"view the report: python -m tango_jax.report {workdir}")
+    console.log(f"view the report: {typed_command('report')} {workdir}")
     console.log("files:")
     for name in ("metrics.jsonl", "summary.json", "curves.png", PICTURE, "transcripts.md", "rollouts", "checkpoints",
                  "sft"):  # fmt: skip

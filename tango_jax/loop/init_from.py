@@ -15,6 +15,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
+from tango_jax.runtime.typed_command import typed_command
 
 ROLES = ("generator", "verifier")
 
@@ -83,7 +84,7 @@ def _what_is_missing(role: str, source: str) -> str:
     if settings.get(f"{role}.sft.steps") == 0:
         return (f"{start}: that run had no stage 1 of the {role} ({role}.sft.steps=0). To start from its newest "
                 f"parameters, set {role}.checkpoint={source} and {role}.sft.steps=0, and leave {role}.init_from empty")
-    return f"{start}: run python -m tango_jax.sft with --workdir={source} first, or name another run"
+    return f"{start}: run {typed_command('sft')} with --workdir={source} first, or name another run"
 
 
 def _settings(source: str) -> dict:

@@ -16,6 +16,7 @@ from typing import NoReturn
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.runtime.model_text import error_line
 from tango_jax.runtime.termination import INTERRUPTED
+from tango_jax.runtime.typed_command import typed_command
 
 # Exit codes; termination.py and hosts.py have the others.
 FAILED = 1  # the machine or the model: a full disk, no memory, a loss that is not finite
@@ -37,8 +38,6 @@ _ADVICE = {
     errno.EIO: "the disk or the network file system is failing",
     errno.EMFILE: "see `ulimit -n`",
 }
-_MEMORY = ("`python -m tango_jax.plan` shows how much memory a run needs; it depends on row_buckets, cache_tokens, "
-           "rows_per_micro_batch and the lengths")  # fmt: skip
 # How messages of XLA begin that are no fault of an argument; some of them come as ValueErrors.
 XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",
              "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")  # fmt: skip
@@ -57,7 +56,8 @@ def describe(error: Exception) -> str:
         advice = _ADVICE.get(error.errno)
         return _line(f"{place}{error.strerror}{f' ({advice})' if advice else ''}")
     if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):
-        return f"{_line(str(error)) or 'out of memory'} (in {_place(error)}); {_MEMORY}"
+        return (f"{_line(str(error)) or 'out of memory'} (in {_place(error)}); `{typed_command('plan')}` shows how "
+                "much memory a run needs; it depends on row_buckets, cache_tokens, rows_per_micro_batch and lengths")
     if isinstance(error, RuntimeError):
         return f"{_line(str(error)) or type(error).__name__} (in {_place(error)})"
     return " ".join(str(error).splitlines())

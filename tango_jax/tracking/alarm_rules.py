@@ -12,6 +12,8 @@ from itertools import islice
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.runtime.typed_command import typed_command
+
 ROLES = ("generator", "verifier")
 # Where the verifier is measured: the beginning of the metrics' names, and how a message names it.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns"}
@@ -223,7 +225,7 @@ def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | 
         f"the grader failed on {errors + timeouts} of {graded} answers ({errors} errors, {timeouts} timeouts), which "
         "count as wrong",
         f"alarms.grader_failures={limits.grader_failures}",
-        "grade a file of such answers on its own (python -m tango_jax.grade); gold answers that are not mathematical "
+        f"grade a file of such answers on its own ({typed_command('grade')}); gold answers that are not mathematical "
         "need another grader kind; a timeout means that grading took seconds of processor time, twice",
     )
 

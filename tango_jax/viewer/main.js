@@ -169,7 +169,7 @@ async function start() {
 if ("DecompressionStream" in window) {
   start().catch((error) => {
     $("problem").hidden = false;
-    $("problem").textContent = `Cannot display this report: ${error}. Create it again with python -m tango_jax.report.`;
+    $("problem").textContent = `Cannot display this report: ${error}. Create it again with the report command.`;
     throw error;
   });
 } else {

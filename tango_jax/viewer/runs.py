@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.typed_command import typed_command
 from tango_jax.tracking.metrics import read_metrics
 
 
@@ -50,7 +51,8 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         found = sorted(path.parent for path in settings if (path.parent / "metrics.jsonl").exists())
         if not found:
             raise ValueError(f"{folder} holds no run with metrics (config.json and metrics.jsonl): give the --workdir "
-                             "of tango_jax.train, once its first turn is done, or that of tango_jax.ablate")
+                             f"of {typed_command('train')}, once its first turn is done, or that of "
+                             f"{typed_command('ablate')}")
         workdirs += [workdir for workdir in found if workdir not in workdirs]
     common = workdirs[0].parent if len(workdirs) == 1 else Path(os.path.commonpath(workdirs))
     return [_read_run(workdir, workdir.relative_to(common)) for workdir in workdirs]

@@ -15,6 +15,7 @@ from typing import Any
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.typed_command import typed_command
 from tango_jax.text import hf_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
@@ -87,7 +88,7 @@ def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
     kind = kind_of(name)
     if kind == "workdir":
         raise ValueError(f"{name} is the workdir of a run, but a published checkpoint is expected here: give one, or "
-                         "export the run first (python -m tango_jax.export)")
+                         f"export the run first ({typed_command('export')})")
     if kind == "gguf":
         return _open_gguf_source(open_gguf(Path(name).expanduser()), name, bool(use_chat), numerics)
     folder = resolve_folder(name)
