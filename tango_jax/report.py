@@ -29,6 +29,7 @@ from tango_jax.viewer.runs import find_runs
 
 RANGES = {"rollouts": COUNT_OR_NONE, "watch": Range(0.0, 86_400.0)}  # seconds of a day
 DEFAULT_OUT = "report.html"
+PAGES = (".html", ".htm")
 
 
 class Options(NamedTuple):
@@ -50,7 +51,8 @@ def parse(argv: Sequence[str] | None) -> Options:
     """
     parser = Parser("report", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="workdir of a run, or a folder that holds several")
-    parser.add_argument("--out", metavar="FILE", help=f"default: {DEFAULT_OUT}")
+    parser.add_argument("--out", metavar="FILE",
+                        help=f".html is added to a name that does not end so; default: {DEFAULT_OUT}")
     parser.add_argument("--bundle", metavar="DIR",
                         help="write a folder instead of a file, for runs with more rollouts than one file can hold")
     parser.add_argument("--rollouts", metavar="N", type=int,
@@ -69,9 +71,15 @@ def parse(argv: Sequence[str] | None) -> Options:
     is_bundle = args.bundle is not None
     rollouts = args.rollouts if is_bundle or args.rollouts is not None else MAX_ROLLOUTS
     if is_bundle:
+        require(not args.bundle.endswith(PAGES), f"--bundle={args.bundle} is the name of a page, and a bundle is a "
+                "folder: name a folder, or write one file with --out")
         out = folder_to_write("--bundle", args.bundle)
     else:
-        out = file_to_write("--out", DEFAULT_OUT if args.out is None else args.out)
+        name = DEFAULT_OUT if args.out is None else args.out
+        require(not name.endswith("/"), f"--out={name} is a folder; name a file in it, or write a folder with --bundle")
+        out = file_to_write("--out", name)
+        if not name.endswith(PAGES):  # which a browser would show as text
+            out = file_to_write("--out", f"{name}.html")
     return Options(args.runs, out, is_bundle, rollouts, args.watch, as_seed)
 
 

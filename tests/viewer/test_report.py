@@ -91,10 +91,12 @@ def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folde
     (["{run}", "--watch=nan"], "--watch=nan must lie between"),
     (["{run}", "--rollouts=-1"], "--rollouts=-1 must be at least 0"),
     (["{run}", "--out={run}"], "is a folder; name a file in it"),
+    (["{run}", "--out=new/"], "--out=new/ is a folder; name a file in it, or write a folder with --bundle"),
+    (["{run}", "--bundle=x/report.html"], "--bundle=x/report.html is the name of a page, and a bundle is a folder"),
     (["{run}", "--out=x", "--bundle=y"], "--out=x and --bundle=y: give one of them"),
     (["{run}", "--bundle={run}/config.json"], "is a file; name a folder"),
     (["{run}", "--as_seed=task.dataseed"], r"unknown setting task.dataseed; did you mean task\.data_seed\?"),
-    (["{run}/rollouts"], r"rollouts holds no run with metrics .*: give the --workdir of tango_jax\.train"),
+    (["{run}/rollouts"], r"rollouts holds no run with metrics .*: give the --workdir of python -m tango_jax\.train"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(run_folder, argv, message):
     with pytest.raises(SystemExit) as stopped:
@@ -107,6 +109,8 @@ def test_the_command_line(run_folder):
     assert parse(whole) == (["a", "b"], Path("x/y.html"), False, 5, 60.0, ("task.data_seed", "rl.gamma"))
     assert parse(["a", "--watch=5", "b"]).runs == ["a", "b"]
     assert parse(["a"]) == (["a"], Path("report.html"), False, 20_000, 0.0, ())
+    for name, written in (("x/y", "x/y.html"), ("v1.2", "v1.2.html"), ("y.htm", "y.htm")):
+        assert parse(["a", f"--out={name}"]).out == Path(written)
     assert parse(["a", "--bundle=x"]) == (["a"], Path("x"), True, None, 0.0, ())
 
 
