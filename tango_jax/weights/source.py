@@ -32,6 +32,8 @@ NUMERICS = (
     "sample_cache_dtype", "sample_weight_dtype",
 )  # fmt: skip
 
+SHOWN = 5  # runs that an error lists
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -52,7 +54,8 @@ def kind_of(name: str) -> str:
     """Return the kind of checkpoint that a name refers to: gguf, workdir, folder or hub. The hub is not contacted.
 
     Raises:
-        ValueError: it is none of them, or a hub id with an invalid revision.
+        ValueError: it is none of them, or a hub id with an invalid revision; or it looks like a local folder (it begins
+            with ., / or ~, has several slashes, or its first part is a folder), and there is none.
     """
     path = local_path("checkpoint", name)
     if path.is_file() or path.suffix == ".gguf":
@@ -61,9 +64,30 @@ def kind_of(name: str) -> str:
         return "gguf"
     if path.is_dir():
         return "workdir" if is_workdir(path) else "folder"
-    if hub.parse_hub_id(name) is None:
+    hub_id, is_path = hub.parse_hub_id(name), name.startswith((".", "/", "~"))
+    if is_path or _looks_local(name):
+        on_hub = "" if is_path or hub_id is None else f"; a model of the hub is {name}@COMMIT"
+        raise ValueError(f"checkpoint {name}: there is no such folder{_runs_beside(path)}; give a run's workdir, a "
+                         f"Hugging Face folder or a .gguf file{on_hub}")
+    if hub_id is None:
         raise ValueError(f"checkpoint {name!r} is neither a .gguf file nor a folder nor a hub id such as Qwen/Qwen3-8B")
     return "hub"
+
+
+def _looks_local(name: str) -> bool:
+    """Whether a relative name, of which there is nothing, was probably meant as a folder: not if it has a revision."""
+    first, slash, rest = name.partition("/")
+    return "@" not in name and bool(slash) and ("/" in rest or Path(first).is_dir())
+
+
+def _runs_beside(path: Path) -> str:
+    """The runs in the folder that a path is in, for a message; empty if there are none."""
+    try:
+        runs = sorted(str(other) for other in path.parent.iterdir() if is_workdir(other))
+    except OSError:  # there is no such folder either, or it may not be read
+        runs = []
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    return f" (runs beside it: {', '.join(runs[:SHOWN])}{more})" if runs else ""
 
 
 def is_workdir(path: Path) -> bool:

@@ -267,7 +267,7 @@ MISTAKES = [
     ("generator.share_prompts=False generator.pack_length=75",
      r"generator\.pack_length=75 cannot hold the longest sequence that a model may write, of .* 40 .* 36 = 76 tokens"),
     ("generator.checkpoint=none.gguf", r"generator\.checkpoint: checkpoint none\.gguf does not exist"),
-    ("verifier.checkpoint=a/b/c", r"verifier\.checkpoint: .*'a/b/c' is neither a \.gguf file nor a folder nor a hub"),
+    ("verifier.checkpoint=a/b/c", r"verifier\.checkpoint: .*a/b/c: there is no such folder; give a run's workdir"),
     # Its policy was trained by RL, which stage 1 would undo.
     (f"generator.checkpoint={FIXTURES / 'workdir'} generator.sft.steps=5",
      r"is a run, and generator\.sft\.steps=5 would .* set the steps to 0 to go on"),

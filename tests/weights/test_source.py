@@ -105,11 +105,36 @@ def test_policies_start_from_their_checkpoints(folder, gguf):
 
 @pytest.mark.parametrize("name, message", [
     ("none.gguf", "none.gguf does not exist"),
-    ("a/b/c", "'a/b/c' is neither a .gguf file nor a folder nor a hub id"),
+    ("a b/c", "'a b/c' is neither a .gguf file nor a folder nor a hub id"),
 ])  # fmt: skip
 def test_what_is_no_checkpoint_is_named(name, message):
     with pytest.raises(ValueError, match=message):
         kind_of(name)
+
+
+@pytest.mark.parametrize("name, message", [
+    ("runs/nothing", r"checkpoint runs/nothing: there is no such folder \(runs beside it: runs/mine\); give a run's "
+     r"workdir, a Hugging Face folder or a \.gguf file; a model of the hub is runs/nothing@COMMIT$"),
+    ("./nothing", r"no such folder; give .* \.gguf file$"),
+    ("elsewhere/runs/nothing", r"no such folder; give .* \.gguf file$"),
+    ("many/run_9", r"\(runs beside it: many/run_0, many/run_1, many/run_2, many/run_3, many/run_4 and 2 more\)"),
+    ("{folder}/runs/nothing", r"no such folder \(runs beside it: {folder}/runs/mine\)"),
+])  # fmt: skip
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name, message):
+    for run in ("runs/mine", *(f"many/run_{number}" for number in range(7))):
+        (tmp_path / run).mkdir(parents=True)
+        save_config(default_config(), tmp_path / run / "config.json")
+    (tmp_path / "runs" / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message.format(folder=tmp_path)):
+        kind_of(name.format(folder=tmp_path))
+
+
+def test_other_names_are_hub_ids(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner/name", "name", "owner/name@refs/pr/1", "runs/nothing@main"):
+        assert kind_of(name) == "hub"
 
 
 def test_the_tokenizer_of_models_from_scratch_in_hugging_faces_format(tmp_path):
