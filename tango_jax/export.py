@@ -22,10 +22,12 @@ from tango_jax.runtime.checks import cut, folder_to_write, local_path
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
+from tango_jax.text.tokenizer import Tokenizer, is_readable
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
-from tango_jax.weights.prompting import Prompting
+from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.to_hf import export_hf, model_card
 from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_config
 
@@ -52,6 +54,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
         prompting,
         trained=moment(step, is_stage_one),
         evaluated=moment(row["step"], is_stage_one) if row else "",
+        example=example_of(settings, source.tokenizer),
     )
     with tempfile.TemporaryDirectory() as folder:
         source.write_tokenizer(Path(folder))
@@ -83,6 +86,16 @@ def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | Non
     except ValueError as error:
         print(on_one_line(f"warning: the card shows no prompt: {error}"), file=sys.stderr)
         return None
+
+
+def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
+    """What the card asks: a problem of a task that makes its own, else a sum, unless the tokenizer cannot read it."""
+    example, own = Example(), example_solution(settings)
+    if own is not None:
+        problem, solution = own
+        example = Example(problem.question, solution, problem.size)
+    is_known = is_readable(tokenizer, example.problem) and is_readable(tokenizer, example.solution)
+    return example if is_known else NO_EXAMPLE
 
 
 def last_evaluation(path: Path, step: int) -> dict:

@@ -77,6 +77,11 @@ def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokeniz
     return notes
 
 
+def example_solution(config: ConfigDict) -> tuple[Problem, str] | None:
+    """A held-out problem with a solution, of a task that makes its own; None for others, whose files may be gone."""
+    return _make_synthetic(config).pool_solution(0) if config.task.name in SYNTHETIC else None
+
+
 def tokenizer_model(config: ConfigDict) -> bytes:
     """Return the SentencePiece model of a role without a checkpoint: the task's own, or else printable characters."""
     name = config.task.name

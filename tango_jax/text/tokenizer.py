@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 import sentencepiece
 
 PAD_ID = 0  # only fills arrays; masks come from lengths, so it may equal a real token
+# What an unknown character is decoded to, and so the one character that cannot be told from it.
+_UNKNOWN = "\ufffd"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -87,21 +89,24 @@ class Tokenizer:
         return "".join(pieces), ends
 
 
+def is_readable(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the tokenizer has tokens for all of a text, in which nothing stands for an unknown character."""
+    return _UNKNOWN not in tokenizer.decode(tokenizer.encode_fn(text))
+
+
 def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     """The characters of the texts that the tokenizer has no token for where they stand ("#" may be known in "#1" only),
     each once, in the order of the alphabet."""
-    known = "\ufffd"  # what an unknown character is decoded to, and so the one character that cannot be told from it
-
-    def is_unknown(text: str) -> bool:
-        return known in tokenizer.decode(tokenizer.encode_fn(text))
-
     texts = list(texts)
-    suspects = {c for c in set().union(*texts) if c != known and is_unknown(c)}
+    suspects = {c for c in set().union(*texts) if c != _UNKNOWN and not is_readable(tokenizer, c)}
 
     def without_others(text: str, suspect: str) -> str:
-        return "".join(c for c in text if c == suspect or (c not in suspects and c != known))
+        return "".join(c for c in text if c == suspect or (c not in suspects and c != _UNKNOWN))
 
-    return [c for c in sorted(suspects) if any(c in text and is_unknown(without_others(text, c)) for text in texts)]
+    return [
+        c for c in sorted(suspects)
+        if any(c in text and not is_readable(tokenizer, without_others(text, c)) for text in texts)
+    ]  # fmt: skip
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:
@@ -118,7 +123,7 @@ def load_sentencepiece(model: bytes) -> Tokenizer:
         if processor.is_control(token):
             return b""
         if processor.is_unknown(token):
-            return "\ufffd".encode()
+            return _UNKNOWN.encode()
         piece = processor.id_to_piece(token)
         byte = _BYTE_PIECE.fullmatch(piece) if processor.is_byte(token) else None
         return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()

@@ -12,6 +12,17 @@ TEMPLATE_FILE = "prompt_template.txt"
 PROMPTING_FILE = "prompting.json"
 
 
+class Example(NamedTuple):
+    """What the code of a model card asks."""
+
+    problem: str = "What is 3 + 4?"
+    solution: str = r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>"  # for a verifier to judge
+    num_steps: int = 1
+
+
+NO_EXAMPLE = Example("...", "...")  # to be filled in by the reader
+
+
 class Prompting(NamedTuple):
     """Prompt and limits of one role."""
 
@@ -22,11 +33,10 @@ class Prompting(NamedTuple):
     max_new_tokens: int
     min_steps: int  # fewer step blocks lower the format score
 
-    def snippet(self) -> str:
+    def snippet(self, example: Example) -> str:
         """A few lines of Python that ask the model, to be run in the exported folder."""
-        fields = {"{problem}": "What is 3 + 4?", "{num_steps}": "1",
-                  "{solution}": "<think><step>3 + 4 = 7</step></think><answer>\\\\boxed{7}</answer>"}
-        filled = "".join(f'.replace("{name}", "{text}")' for name, text in fields.items() if name in self.template)
+        fields = {"{problem}": example.problem, "{num_steps}": str(example.num_steps), "{solution}": example.solution}
+        filled = "".join(f'.replace("{name}", {text!r})' for name, text in fields.items() if name in self.template)
         encoded = 'tokenizer(prompt, return_tensors="pt")'
         if self.use_chat:
             encoded = ('tokenizer.apply_chat_template([{"role": "user", "content": prompt}], '

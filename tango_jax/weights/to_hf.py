@@ -20,7 +20,7 @@ from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
 from tango_jax.weights import hf_layout
 from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
-from tango_jax.weights.prompting import TEMPLATE_FILE, Prompting
+from tango_jax.weights.prompting import NO_EXAMPLE, TEMPLATE_FILE, Example, Prompting
 from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -107,10 +107,12 @@ def model_card(
     prompting: Prompting | None,
     trained: str = "",
     evaluated: str = "",
+    example: Example = NO_EXAMPLE,
 ) -> str:
     """Return README.md of an exported model: its origin, how to ask it, and the metrics (a flat dict) as a table.
 
     `trained` says of which moment of the run the weights are ("after turn 8"), and `evaluated` of which the metrics.
+    `example` is what the code that asks the model asks.
     """
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"base_model: {base_model}"] if base_model else []
@@ -119,7 +121,7 @@ def model_card(
     lines += [f"Trained with RL Tango (arXiv 2505.15034) by tango_jax.{weights}", ""]
     if prompting is not None:
         turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
-        lines += ["## Use", "", "In this folder:", "", "```python", prompting.snippet(), "```", "",
+        lines += ["## Use", "", "In this folder:", "", "```python", prompting.snippet(example), "```", "",
                   f"It was trained on this prompt{turn} and knows no other (`{TEMPLATE_FILE}`):", "",
                   markdown_fence(prompting.template), ""]
     if metrics:

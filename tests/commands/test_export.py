@@ -15,9 +15,11 @@ from tango_jax.config import default_config
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
 from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
+from tango_jax.weights.prompting import NO_EXAMPLE, Prompting
 from tango_jax.weights.source import open_source
 from tango_jax.weights.workdir import open_workdir, start_source
 
@@ -132,10 +134,17 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
     assert open_workdir(tmp_path / "run", "generator").name == str(tmp_path / "run")
 
 
-@pytest.mark.parametrize("role, use_chat", [("generator", True), ("generator", False), ("verifier", True)])
-def test_the_cards_snippet_makes_the_prompt_of_the_run(role, use_chat, folder, tmp_path, monkeypatch):
+SUM = (Problem("asked", "What is 3 + 4?", "7"), r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>", 1)
+
+
+@pytest.mark.parametrize("role, use_chat, task", [
+    ("generator", True, "math"), ("generator", False, "last_letter"), ("verifier", True, "math"),
+    ("verifier", False, "state_tracking"),
+])  # fmt: skip
+def test_the_cards_snippet_makes_the_prompt_of_the_run(role, use_chat, task, folder, tmp_path, monkeypatch):
     """Run as it stands there, but for the model, whose weights transformers reads with PyTorch."""
     config = default_config()
+    config.task.name = task
     for name in ("generator", "verifier"):
         config[name].checkpoint, config[name].use_chat, config[name].max_response = str(folder), use_chat, 77
     save_run(tmp_path / "run", config)
@@ -156,13 +165,27 @@ def test_the_cards_snippet_makes_the_prompt_of_the_run(role, use_chat, folder, t
     monkeypatch.chdir(out)
     monkeypatch.setattr("transformers.AutoModelForCausalLM", Model)
     exec(snippet.replace('return_tensors="pt"', 'return_tensors="np"'), {})
-    source, problem = open_workdir(tmp_path / "run", role), Problem("asked", "What is 3 + 4?", "7")
+    source = open_workdir(tmp_path / "run", role)
+    problem, solution, num_steps = SUM
+    if task != "math":  # a problem of its own; as many steps as the problem is large
+        problem, solution = make_task(config, {}).pool_solution(0)
+        num_steps = solution.count("<step>")
     if role == "generator":
         prompt = generator_prompt(TEMPLATES[role, "math"], source.tokenizer, problem)
     else:
-        solution = r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>"
-        prompt, _ = verifier_prompt(TEMPLATES[role, "math"], source.tokenizer, problem, solution, 1, 10_000)
+        prompt, _ = verifier_prompt(TEMPLATES[role, "math"], source.tokenizer, problem, solution, num_steps, 10_000)
     assert asked["input_ids"].tolist() == [prompt] and asked["max_new_tokens"] == 77
+
+
+def test_the_card_asks_nothing_that_the_tokenizer_has_no_token_for():
+    config = default_config()
+    tokenizer = start_source(config, "generator").tokenizer  # letters, and what this task needs besides
+    own = export.example_of(config, tokenizer)
+    assert own.problem == make_task(config, {}).pool_solution(0)[0].question
+    config.task.name = "math"  # of a policy that started from a run on words
+    assert export.example_of(config, tokenizer) == NO_EXAMPLE
+    prompting = Prompting("verifier", "{problem}{solution}", False, 8, 9, 1)
+    assert """.replace("{problem}", '...').replace("{solution}", '...')""" in prompting.snippet(NO_EXAMPLE)
 
 
 @pytest.mark.parametrize("change, warning", [
