@@ -54,6 +54,7 @@ def _one_cache_warning(console: Console) -> Iterator[None]:
 @contextlib.contextmanager
 def configured(config: ConfigDict, console: Console | None = None) -> Iterator[Console]:
     """Call `configure`, log its warning, and yield a console: the one given, or one in which the first process prints.
+    During long steps it says what they are at.
 
     Raises:
         ValueError: see `configure`.
@@ -62,7 +63,7 @@ def configured(config: ConfigDict, console: Console | None = None) -> Iterator[C
     console = console or Console(enabled=hosts.is_first())
     if warning:
         console.log(warning)
-    with _one_cache_warning(console):
+    with _one_cache_warning(console), console.heartbeat():
         yield console
 
 
@@ -80,6 +81,7 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     try:
         with configured(config) as console:
             termination.watch()  # joining other processes takes the signal's handler
+            termination.announce(console.when_stopping)
             yield console
     except KeyboardInterrupt:
         _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", failures.INTERRUPTED)

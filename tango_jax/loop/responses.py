@@ -26,6 +26,8 @@ class RoleText:
     read: Callable  # (task, tokenizer, parents, rollout, group_size) -> (records, {count: value to be summed})
     sample_phase: str  # phase names in the timer
     read_phase: str
+    sampled: str  # how progress names what is sampled, and what is done with it then
+    reading: str
 
 
 def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[list[list[int]], dict]:
@@ -130,6 +132,11 @@ def make_verification(solution: Solution, text: str, ends: Sequence[int], is_tru
 
 
 ROLE_TEXTS = {
-    "generator": RoleText(_generator_prompts, _read_solutions, "sample", "grade"),
-    "verifier": RoleText(_verifier_prompts, _read_verifications, "verify", "verify"),
+    "generator": RoleText(
+        _generator_prompts, _read_solutions, "sample", "grade", sampled="solutions", reading="grading solutions"
+    ),
+    "verifier": RoleText(
+        _verifier_prompts, _read_verifications, "verify", "verify", sampled="verifications",
+        reading="reading verifications",
+    ),
 }

@@ -126,9 +126,11 @@ def run_all(
         RunLog(workdir, config, console, resume_at=start.metrics_bytes) as writer,
         console.stage(title, schedule.num_turns, start.counters.turn) as progress,
     ):
+        context = dataclasses.replace(context, show_fn=progress.show)
         record = RunRecord(writer, dump, checkpointer, fingerprints, began, workdir)
         states = run_turns(Run(context, schedule, pool, record, progress, preemption), start)
-    final = evaluate(context, states, pool[:1])
+        progress.begin("evaluation for the transcripts")
+        final = evaluate(context, states, pool[:1])
     summary = {}
     if hosts.is_first():
         rows, seconds = read_metrics(workdir / "metrics.jsonl"), time.monotonic() - began
@@ -170,6 +172,7 @@ def run_turns(run: Run, start: Start) -> States:
         if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
             with run.record.explained(f"the check of the parameters that turn {index + 1} would save", config):
                 check_params(states)
+            run.progress.show("saving a checkpoint")
             with run.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
                 run.record.save(counters, states, owes_evaluation)
             if must_stop:

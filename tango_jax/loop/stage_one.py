@@ -82,6 +82,7 @@ def run_stage_one(
             title = f"Stage 1.{number}: SFT of the {role}"
             params[role] = run_sft(policy, task, config, workdir, console, title, preemption, start)
         elif policy.load_params:
+            console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             params[role] = policy.load_params()
         else:
             params[role] = policy.init(rng.step_key(config.seed, "init", role)).params

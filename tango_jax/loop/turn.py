@@ -5,7 +5,7 @@ declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,7 @@ class RunContext:
     timer: PhaseTimer
     # By role, where the user has named a function.
     own_rewards: dict[str, OwnReward] = dataclasses.field(default_factory=dict)
+    show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
 
 
 def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn) -> TurnResult:
@@ -120,6 +121,12 @@ def respond(
     """
     policy, text, timer = context.policies[role], ROLE_TEXTS[role], context.timer
     first, last = hosts.own_range(len(parents))
+    total, share = (last - first) * group_size, "" if hosts.is_alone() else " of this process"
+
+    def show_ended(ended: int) -> None:
+        context.show_fn(f"{ended} of {total} {text.sampled}{share} sampled")
+
+    show_ended(0)
     with timer(text.sample_phase):
         prompts, counts = text.prompts(policy, parents)
         request = SampleRequest(
@@ -131,8 +138,10 @@ def respond(
             top_k=policy.config.top_k,
             # Numbers over all processes, so that how many of them share the work changes no response.
             row_numbers=np.arange(first * group_size, last * group_size),
+            ended_fn=show_ended,
         )
         rollout = _sample(context, policy, states[role].params, request)
+    context.show_fn(text.reading)
     with timer(text.read_phase):
         records, own_counts = text.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
     records, rollout = hosts.gather(records), _gather_rollout(rollout)
@@ -186,6 +195,7 @@ def update_policy(
 ) -> tuple[TrainState, dict[str, float]]:
     """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
+    context.show_fn(f"update of the {learner.role}")
     with context.timer("update"):
         batches = []
         for number in range(policy.config.loss.minibatches):

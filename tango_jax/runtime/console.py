@@ -1,15 +1,19 @@
 """Progress of a long run, for a person at a terminal and for a log file.
 
 In: stages with a number of steps, and after each step its phase and a few numbers. Out: on a terminal a live bar with a
-line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds. What a message
-quotes of models and data files can neither steer the terminal nor fail to be encoded. Stage: all of them.
+line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds, and during a step
+that takes minutes one every half minute. What a message quotes of models and data files can neither steer the terminal
+nor fail to be encoded. Stage: all of them.
 """
 
+import contextlib
+import itertools
 import os
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import rich.console
@@ -24,6 +28,8 @@ from tango_jax.runtime.model_text import for_terminal, on_one_line
 # Steps the speed is taken from: enough for a turn of both roles, few enough to forget the time spent compiling.
 SPEED_WINDOW = 20
 PLAIN_WIDTH = 160
+# Seconds without a line after which a log says what is being done, and how often a thread looks whether they are over.
+QUIET_S, LOOK_S = 30.0, 5.0
 
 
 class Console:
@@ -35,6 +41,8 @@ class Console:
         self.doing = ""  # title of the newest stage, for a message at the end
         self.interval_s = interval_s
         self.clock = clock
+        self.stage_open: Stage | None = None
+        self._line_at = clock()
         stream = stream or sys.stdout
         self.live = stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -46,6 +54,7 @@ class Console:
     def log(self, text: str) -> None:
         """Print text; above the bar if one is shown."""
         self.rich.print(Text(for_terminal(text, self.encoding)), soft_wrap=True)
+        self._line_at = self.clock()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print a table; columns that hold only numbers are aligned to the right."""
@@ -59,10 +68,46 @@ class Console:
         for row in rows:
             table.add_row(*map(cell, row))
         self.rich.print(table)
+        self._line_at = self.clock()
 
     def stage(self, title: str, total: int, done: int = 0) -> "Stage":
         """A context manager for `total` steps, `done` of which an earlier run has made."""
         return Stage(self, title, total, done)
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """While the block runs, a thread calls `tick`: the program itself may be in XLA's code for minutes."""
+        if self.live or not self.enabled:  # a live bar has a thread of its own
+            yield
+            return
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(LOOK_S):
+                try:
+                    self.tick()
+                except OSError:  # a full disk or a closed pipe, which the program's next line reports
+                    return
+
+        thread = threading.Thread(target=look, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def tick(self) -> None:
+        """Log what the open stage is doing if there has been no line for QUIET_S."""
+        stage = self.stage_open
+        if stage is not None and self.clock() - self._line_at >= QUIET_S:
+            self.log(f"{_wall_clock()} {stage.describe()}")
+
+    def when_stopping(self) -> str:
+        """What a command that is told to stop will do, for the handler of a signal: it only reads. Silent: empty."""
+        if not self.enabled:
+            return ""
+        return self.stage_open.when_stopping() if self.stage_open else "will save and stop after this step"
 
 
 class Stage:
@@ -72,16 +117,17 @@ class Stage:
         self._console, self._total, self._done = console, total, done
         self._title = on_one_line(title, console.encoding)
         self._phase, self._metrics = "step", {}
+        self._is_begun, self._part = False, ""  # whether the phase is under way, and how far it has come
         self._marks: deque[tuple[float, int]] = deque(maxlen=SPEED_WINDOW + 1)
         self._first_step, self._announced = True, False
-        self._started = 0.0
+        self._started = self._since = 0.0  # since when what is being done now is being done
         self._printed_at: float | None = None
         self._printed_done = -1
         self._bar: LiveBar | None = None
 
     def __enter__(self) -> "Stage":
-        self._console.doing = self._title
-        self._started = self._console.clock()
+        self._console.doing, self._console.stage_open = self._title, self
+        self._started = self._since = self._console.clock()
         self._marks.append((self._started, self._done))
         if self._console.enabled and self._console.live:
             self._bar = LiveBar(self._console.rich, self._title, self._total, self._done)
@@ -92,6 +138,7 @@ class Stage:
         return self
 
     def __exit__(self, *exception) -> None:
+        self._console.stage_open = None
         if self._bar is not None:
             self._bar.stop()
         elif self._printed_done != self._done and not self._first_step:
@@ -103,17 +150,42 @@ class Stage:
     def begin(self, phase: str) -> None:
         """Show what is being done; without a live bar only once, as a line is printed for whatever is done later."""
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
+        self._is_begun, self._part, self._since = True, "", self._console.clock()
         if self._bar is not None:
             self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
         elif not self._announced:
             self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{self._phase} begins")
         self._announced = True
 
+    def show(self, part: str) -> None:
+        """Say how far the step has come: on a terminal at once, in a log once the step has been silent for long."""
+        self._part = on_one_line(part, self._console.encoding)
+        if self._bar is not None:
+            speed = self._console.separator.join(self._speed())
+            self._bar.show(self._done, self._phase, speed, self._part)
+
+    def describe(self) -> str:
+        """What is being done, how far it has come, and for how long."""
+        seconds = format_seconds(self._console.clock() - self._since)
+        phase = self._phase if self._is_begun else f"{self._phase} {self._done}/{self._total}"
+        passed = f"{seconds} {'so far' if self._is_begun or self._first_step else 'since then'}"
+        parts = [self._title, phase, self._part, passed]
+        return self._console.separator.join(part for part in parts if part)
+
+    def when_stopping(self) -> str:
+        """See Console.when_stopping. The longest of the recent steps bounds the rest of this one."""
+        marks = [at for at, _ in list(self._marks)]  # copied at once: the handler may run in a thread of its own
+        longest = max((end - start for start, end in itertools.pairwise(marks)), default=0.0)
+        left = longest - (self._console.clock() - marks[-1]) if longest else 0.0
+        bound = f", at the latest in about {format_seconds(left)}" if left > 0 else ""
+        return f"will save and stop after this step{f' ({self._phase})' if self._is_begun else ''}{bound}"
+
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
         """Note that `n` more steps are done; the key metrics shown are those of the last call."""
         self._done += n
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), key_metrics
         now = self._console.clock()
+        self._is_begun, self._part, self._since = False, "", now
         if self._first_step:  # it includes compiling and would spoil the estimate of the rest
             self._first_step = False
             self._marks.clear()

@@ -7,8 +7,9 @@ to its end, so nothing here imports jax.
 Python runs signal handlers only between its own instructions, which XLA's compiler or a long read from a network disk
 can delay for minutes. So a thread waits for SIGTERM as well and ends the process even then. This is safe whenever
 nothing has been done since the last save, because all files are written so that a kill at any moment loses only the
-work since then. When there is unsaved work, `hold` defers the exit until `release`. Ctrl-C comes from a person, who may
-press it again: the second one is a KeyboardInterrupt wherever the program is.
+work since then. When there is unsaved work, `hold` defers the exit until `release`, and a message says at once when
+that will be. Ctrl-C comes from a person, who may press it again: the second one is a KeyboardInterrupt wherever the
+program is.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 
 PREEMPTED = 75  # exit code: the state is saved, run the command again (EX_TEMPFAIL)
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells count it
@@ -23,7 +25,6 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as shells count it
 _MESSAGE = "told to stop (SIGTERM): everything is saved; run the same command again to resume\n"
 _TERMINATED_AT_START = "told to stop (SIGTERM) before anything was done; run the same command again\n"
 _INTERRUPTED_AT_START = "interrupted before anything was done; run the same command again\n"
-_SAVING = "interrupted: this step is finished and saved first; press Ctrl-C again to stop without it\n"
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
@@ -36,10 +37,13 @@ class _Watch:
         self.is_interrupted = False  # Ctrl-C came while there was unsaved work
         self.is_held = False
         self.is_starting = True  # nothing has been done, and nobody catches a KeyboardInterrupt yet
+        self.when_fn: Callable[[], str] = lambda: "will save and stop after this step"
 
     def on_signal(self, *_) -> None:
         with self.lock:
-            self.is_terminated = True
+            is_news, self.is_terminated = not self.is_terminated, True
+            if is_news and self.is_held and (when := self.when_fn()):
+                _say(f"told to stop (SIGTERM): {when}\n")
             self.end_if_free()
 
     def on_interrupt(self, *_) -> None:
@@ -48,7 +52,8 @@ class _Watch:
         if self.is_interrupted or not self.is_held:
             raise KeyboardInterrupt
         self.is_interrupted = True
-        _say(_SAVING)
+        if when := self.when_fn():
+            _say(f"interrupted: {when}; press Ctrl-C again to stop without saving\n")
 
     def end_if_free(self) -> None:
         if self.is_terminated and not self.is_held:
@@ -81,6 +86,14 @@ def watch(is_starting: bool = False) -> None:
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reader, writer), name="SIGTERM", daemon=True).start()
+
+
+def announce(when_fn: Callable[[], str]) -> None:
+    """From now on `when_fn` says when a command with unsaved work will stop, as a signal's message does at once.
+
+    It runs in a signal handler or in a thread, and so may neither print nor wait for a lock; "" prints nothing.
+    """
+    _watch.when_fn = when_fn
 
 
 def is_requested() -> bool:

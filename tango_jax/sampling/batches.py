@@ -43,6 +43,7 @@ class BatchDriver:
                 prompts=request.prompts[start : start + per_batch],
                 max_new=request.max_new[rows],
                 row_numbers=request.row_numbers[rows],
+                ended_fn=lambda ended, before=start * M: request.ended_fn(before + ended),
             )
             rollouts.append(self._sample_batch(weights, batch))
         return Rollout(
@@ -86,6 +87,7 @@ class BatchDriver:
             row_steps += len(row_B) * (step - previous)
             is_alive_B = np.asarray(state.is_alive_B)
             num_alive = is_alive_B.sum()
+            request.ended_fn(num_rows - int(num_alive))
             if num_alive == 0:
                 responses |= _collect(state, row_B)
                 break

@@ -127,7 +127,9 @@ class ContinuousDriver:
                 rows = schedule.new_rows(run.limits, table, prompt_ZQ)
                 return schedule.advance(after, after.length_B, self._read(run, table, prompt_ZQ, rows))
             case schedule.Decode(min_alive):
-                return schedule.advance(after, *self._decode(run, table, min_alive))
+                length_B, is_ended_B = self._decode(run, table, min_alive)
+                run.request.ended_fn(int(is_ended_B.sum()))
+                return schedule.advance(after, length_B, is_ended_B)
         return after
 
     def _resize(self, run: _Run, old: Shape | None, shape: Shape, slot_ZR: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """What is asked of a sampler, and the checks of what goes in and of what comes out."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class SampleRequest:
     max_new: int | Sequence[int] | np.ndarray | None = None
     # int[B]. A row's randomness depends on the key and on its number alone, never on the batch around it. None: 0..B-1.
     row_numbers: Sequence[int] | np.ndarray | None = None
+    # Called on the host between two decode loops, with the number of rows that have ended: shows progress.
+    ended_fn: Callable[[int], None] = lambda ended: None
 
 
 def check_request(request: SampleRequest, max_prompt: int) -> None:

@@ -35,19 +35,27 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     text = RoleText(
         prompts=lambda policy, solutions: ([[1]] * 4, counts), sample_phase="verify", read_phase="verify",
         read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
+        sampled="verifications", reading="reading verifications",
     )  # fmt: skip
     monkeypatch.setitem(turns.ROLE_TEXTS, "verifier", text)
-    monkeypatch.setattr(turns, "_sample", lambda *args: rollout)
+
+    def sample(context, policy, params, request):
+        request.ended_fn(3)
+        return rollout
+
+    monkeypatch.setattr(turns, "_sample", sample)
     states = {"verifier": types.SimpleNamespace(params=None)}
     sampling = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
     policy = types.SimpleNamespace(role="verifier", tokenizer=None, config=sampling)
-    context = turns.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer())
+    shown = []
+    context = turns.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer(), show_fn=shown.append)
     metrics = turns.respond(context, states, "verifier", [solution()] * 4, 1, None).metrics
     assert metrics == {
         "verifier/length_mean": 5.0, "verifier/length_max": 8, "verifier/truncation_rate": 0.25,
         "verifier/tokens_sampled": 20, "verifier/decode_waste": 1 - 20 / 32, "verifier/prompts_shortened": 2,
         "verifier/shortened_rate": 0.5,
     }  # fmt: skip
+    assert shown == ["0 of 4 verifications sampled", "3 of 4 verifications sampled", "reading verifications"]
 
 
 FAILED = {"grader/errors": 2, "grader/timeouts": 1, "grader/overlong": 0}

@@ -1,9 +1,13 @@
 """Progress in a log file: first and last step, at most one line per interval between, and an honest time left."""
 
+import errno
 import io
+import threading
 
 import pytest
 
+from support.processes import HANG_S
+from tango_jax.runtime import console as consoles
 from tango_jax.runtime.console import Console, format_number, format_seconds
 
 
@@ -54,6 +58,100 @@ def test_a_log_file_says_what_a_stage_begins_with(log, clock):
     assert [line.split(" · ")[1] for line in lines(log)] == [
         "evaluation begins", "turn 1 1/2", "turn 2 2/2", "finished after 0.0 s",
     ]  # fmt: skip
+
+
+def test_a_log_says_what_a_long_step_is_at(log, clock):
+    console = Console(stream=log, clock=clock)
+
+    def tick(seconds: float) -> list[str]:
+        before = len(lines(log))
+        clock.now += seconds
+        console.tick()
+        return lines(log)[before:]
+
+    assert tick(100.0) == []  # no stage is open
+    with console.stage("RL", total=2) as stage:
+        assert tick(30.0) == ["RL · step 0/2 · 30.0 s so far"]
+        stage.begin("evaluation")
+        stage.show("0 of 96 solutions sampled")
+        assert tick(29.0) == []
+        stage.show("32 of 96 solutions sampled")
+        assert tick(1.0) == ["RL · evaluation · 32 of 96 solutions sampled · 30.0 s so far"]
+        stage.show("grading solutions")
+        assert tick(5.0) == []
+        assert tick(60.0) == ["RL · evaluation · grading solutions · 1 min 35 s so far"]
+        stage.begin("turn 1")
+        assert tick(60.0) == ["RL · turn 1 · 1 min 00 s so far"]
+        stage.advance(phase="turn 1")
+        stage.show("saving a checkpoint")
+        assert tick(40.0) == ["RL · turn 1 1/2 · saving a checkpoint · 40.0 s since then"]
+    assert tick(100.0) == []
+
+
+def test_short_steps_have_no_lines_besides_their_own(log, clock):
+    console = Console(stream=log, interval_s=5.0, clock=clock)
+    with console.stage("RL", total=100) as stage:
+        for turn in range(100):
+            stage.begin(f"turn {turn}")
+            stage.show("update of the generator")
+            clock.now += 4.0
+            console.tick()
+            stage.advance(phase=f"turn {turn}")
+    assert not [line for line in lines(log) if "so far" in line or "since" in line]
+
+
+def test_what_is_said_of_the_end_when_told_to_stop(log, clock):
+    console = Console(stream=log, clock=clock)
+    assert console.when_stopping() == "will save and stop after this step"
+    with console.stage("RL", total=9) as stage:
+        stage.begin("turn 1")
+        clock.now += 100.0
+        assert console.when_stopping() == "will save and stop after this step (turn 1)"  # nothing to go by yet
+        for seconds in (100.0, 40.0, 60.0, 50.0):  # the first includes compiling
+            clock.now += seconds
+            stage.advance(phase="turn")
+        assert console.when_stopping() == "will save and stop after this step, at the latest in about 1 min 00 s"
+        stage.begin("evaluation")
+        clock.now += 15.0
+        assert console.when_stopping() == (
+            "will save and stop after this step (evaluation), at the latest in about 45.0 s")  # fmt: skip
+        clock.now += 45.0
+        assert console.when_stopping() == "will save and stop after this step (evaluation)"
+    assert Console(enabled=False).when_stopping() == ""
+
+
+class Signalling(io.StringIO):
+    """Sets an event when it is written to, and may be full."""
+
+    def __init__(self, is_full: bool):
+        super().__init__()
+        self.is_full, self.written = is_full, threading.Event()
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_thread_looks_at_a_log(monkeypatch, is_full):
+    """What it cannot write is the program's to report."""
+    monkeypatch.setattr(consoles, "QUIET_S", 0.0)
+    monkeypatch.setattr(consoles, "LOOK_S", 0.001)
+    failed, stream = [], Signalling(is_full)
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    console = Console(stream=stream)
+    console.stage_open = console.stage("RL", total=1)
+    with console.heartbeat():
+        assert stream.written.wait(HANG_S)
+    assert ("RL · step 0/1" in stream.getvalue()) is not is_full
+    assert failed == [] and "heartbeat" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_silent_console_has_no_thread():
+    with Console(enabled=False).heartbeat():
+        assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_time_left_follows_recent_steps_and_ignores_those_of_an_earlier_run(log, clock):

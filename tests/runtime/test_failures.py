@@ -178,14 +178,20 @@ def test_a_log_notices_at_its_end_what_happened_after_the_last_checkpoint(tmp_pa
     log.close()
 
 
-def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capfd):
     """Without unsaved work, and with some that was saved first; nothing is left of it for the next command."""
     handler = signal.getsignal(signal.SIGINT)
     message = end_of(KeyboardInterrupt(), tmp_path, monkeypatch)
     assert message == f"interrupted; the same command resumes from the last checkpoint in {tmp_path}"
-    with pytest.raises(SystemExit) as stopped, runtime.session(default_config(), tmp_path):
+    with (
+        pytest.raises(SystemExit) as stopped,
+        runtime.session(default_config(), tmp_path) as console,
+        console.stage("RL", total=9) as stage,
+    ):
         monkeypatch.setattr(termination._watch, "is_held", True)
+        stage.begin("evaluation")
         os.kill(os.getpid(), signal.SIGINT)
+        assert "interrupted: will save and stop after this step (evaluation); press Ctrl-C" in capfd.readouterr().err
         assert termination.is_requested()
         raise hosts.Preempted
     assert stopped.value.code == failures.INTERRUPTED == 130

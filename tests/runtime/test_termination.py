@@ -51,6 +51,25 @@ def test_the_signal_is_held_back_until_all_is_saved():
         print("goes on", flush=True)
     """)
     assert (done.returncode, done.stdout) == (75, "True saving\n")
+    assert done.stderr.splitlines() == [
+        "told to stop (SIGTERM): will save and stop after this step",
+        "told to stop (SIGTERM): everything is saved; run the same command again to resume",
+    ]
+
+
+@pytest.mark.parametrize("when, said", [("stops at noon", ["told to stop (SIGTERM): stops at noon"]), ("", [])])
+def test_a_signal_that_is_held_back_says_once_when_it_will_end(when, said):
+    """An empty text is what a process says that leaves it to another."""
+    done = run_python(f"""
+        termination.hold()
+        termination.announce(lambda: {when!r})
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        os._exit(0)
+    """)
+    interrupted = [f"interrupted: {when}; press Ctrl-C again to stop without saving"] if when else []
+    assert done.stderr.splitlines() == said + interrupted
 
 
 def test_ctrl_c_is_an_exception_where_nothing_is_to_be_saved():
@@ -74,7 +93,8 @@ def test_ctrl_c_waits_until_all_is_saved():
             print("saved")
     """)
     assert (done.returncode, done.stdout) == (0, "True True\nsaved\n")
-    assert done.stderr == "interrupted: this step is finished and saved first; press Ctrl-C again to stop without it\n"
+    assert done.stderr == (
+        "interrupted: will save and stop after this step; press Ctrl-C again to stop without saving\n")  # fmt: skip
 
 
 def test_a_second_ctrl_c_waits_for_nothing():

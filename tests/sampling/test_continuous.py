@@ -74,7 +74,10 @@ def some_prompts(count):
 
 
 def test_rows_wait_and_go_on_where_they_were(setup):
-    done = check(setup, BUCKETS, SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE))
+    ended = []
+    request = SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE, ended_fn=ended.append)
+    done = check(setup, BUCKETS, request)
+    assert len(set(ended)) > 9 and ended[-1] == 27  # how many rows have ended, after each decode loop
     assert done.saved > 5 and len(done.chunks) == 9
     assert {(shape.rows, shape.cache) for shape, _ in done.segments} >= {(8, 3), (4, 7), (2, 16)}
     # The first row bucket has room at last: rows beyond it wait until then.

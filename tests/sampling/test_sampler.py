@@ -69,6 +69,14 @@ def packed(prompts, group_size, rollout):
     return pack(sequences, PackShape(row_length=40, rows=2), max_sequences=12)
 
 
+def test_progress_counts_the_rows_that_have_ended(setup):
+    """Over all decode batches of a request, here two of twelve rows."""
+    ended = []
+    setup.sampler.sample(setup.weights, SampleRequest(PROMPTS * 2, 3, KEY, TEMPERATURE, ended_fn=ended.append))
+    assert ended == sorted(ended) and 12 in ended and ended[-1] == 24
+    assert len(set(ended)) > 3  # also within a batch
+
+
 @pytest.mark.parametrize("seed, survivors", [(22, 3), (17, 2)])
 def test_logps_are_those_of_the_full_forward_pass(setup, score_fn, seed, survivors):
     """In batches whose cache grows and then loses its finished rows; the second keeps one to fill the bucket up."""
