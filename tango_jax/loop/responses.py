@@ -29,6 +29,16 @@ class RoleText:
     sampled: str  # how progress names what is sampled, and what is done with it then
     reading: str
 
+    def ended_fn(self, show_fn: Callable[[str], None], total: int) -> Callable[[int], None]:
+        """Show that none of this process's responses has ended yet, and return what shows how many have."""
+        share = "" if hosts.is_alone() else " of this process"
+
+        def show(ended: int) -> None:
+            show_fn(f"{ended} of {total} {self.sampled}{share} sampled")
+
+        show(0)
+        return show
+
 
 def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[list[list[int]], dict]:
     """Build the prompts. Raises ValueError, in every process, if one is too long."""

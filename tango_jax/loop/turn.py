@@ -16,14 +16,7 @@ from tango_jax.arms import ARMS, Call
 from tango_jax.loop.breakdown import Broken
 from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
-from tango_jax.records import (
-    Counters,
-    Responses,
-    Rollout,
-    States,
-    TrainState,
-    TurnResult,
-)
+from tango_jax.records import Counters, Responses, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.credit import CREDITS, Rewards, TurnSoFar, turn_reward
 from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import pack_minibatch
@@ -121,12 +114,6 @@ def respond(
     """
     policy, text, timer = context.policies[role], ROLE_TEXTS[role], context.timer
     first, last = hosts.own_range(len(parents))
-    total, share = (last - first) * group_size, "" if hosts.is_alone() else " of this process"
-
-    def show_ended(ended: int) -> None:
-        context.show_fn(f"{ended} of {total} {text.sampled}{share} sampled")
-
-    show_ended(0)
     with timer(text.sample_phase):
         prompts, counts = text.prompts(policy, parents)
         request = SampleRequest(
@@ -138,7 +125,7 @@ def respond(
             top_k=policy.config.top_k,
             # Numbers over all processes, so that how many of them share the work changes no response.
             row_numbers=np.arange(first * group_size, last * group_size),
-            ended_fn=show_ended,
+            ended_fn=text.ended_fn(context.show_fn, (last - first) * group_size),
         )
         rollout = _sample(context, policy, states[role].params, request)
     context.show_fn(text.reading)

@@ -1,5 +1,6 @@
 """The math task: what is trained on, tested on, imitated and left out; and whole runs of a tiny checkpoint on it."""
 
+import io
 import json
 import re
 import shutil
@@ -234,12 +235,19 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
         assert_equal_trees(*params)
 
 
-def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_path):
-    """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw."""
+def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_path, monkeypatch):
+    """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw.
+    The console knows what the run is at."""
+    log, shown = io.StringIO(), []
+    monkeypatch.setattr("tango_jax.runtime.console.Stage.show", lambda stage, part: shown.append(part))
     config = math_config(gguf, stage_one="")
     config.verifier.checkpoint, config.generator.use_chat = str(run.workdir), True
     config.arm, config.rl.warmup_steps = "fixed_generator", 0
-    train(config, tmp_path, Console(enabled=False))
+    train(config, tmp_path, Console(stream=log))
+    assert f"reading the weights of the generator from {gguf}\n" in log.getvalue()
+    parts = {re.sub(r"[0-9]+", "N", part) for part in shown}
+    assert parts == {"N of N solutions sampled", "grading solutions", "N of N verifications sampled",
+                     "reading verifications", "update of the verifier", "saving a checkpoint"}  # fmt: skip
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["verifier"].values()) == {None} and summary["compiles_after_warmup"] == 0
     source = open_source(str(gguf))
