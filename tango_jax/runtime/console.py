@@ -152,7 +152,7 @@ class Stage:
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
         self._is_begun, self._part, self._since = True, "", self._console.clock()
         if self._bar is not None:
-            self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
+            self._draw()
         elif not self._announced:
             self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{self._phase} begins")
         self._announced = True
@@ -161,8 +161,7 @@ class Stage:
         """Say how far the step has come: on a terminal at once, in a log once the step has been silent for long."""
         self._part = on_one_line(part, self._console.encoding)
         if self._bar is not None:
-            speed = self._console.separator.join(self._speed())
-            self._bar.show(self._done, self._phase, speed, self._part)
+            self._draw()
 
     def describe(self) -> str:
         """What is being done, how far it has come, and for how long."""
@@ -191,7 +190,7 @@ class Stage:
             self._marks.clear()
         self._marks.append((now, self._done))
         if self._bar is not None:
-            self._bar.show(self._done, self._phase, self._console.separator.join(self._speed()), self._numbers())
+            self._draw()
         if self._bar is not None or not self._console.enabled:
             return
         waited = self._printed_at is None or now - self._printed_at >= self._console.interval_s
@@ -202,6 +201,10 @@ class Stage:
         """Mean over the recent steps, or None before the first one."""
         (start, first), (end, last) = self._marks[0], self._marks[-1]
         return (end - start) / (last - first) if last > first else None
+
+    def _draw(self) -> None:
+        speed = self._console.separator.join(self._speed())
+        self._bar.show(self._done, self._phase, speed, self._part or self._numbers())
 
     def _numbers(self) -> str:
         text = " ".join(f"{name.replace('_', ' ')} {format_number(value)}" for name, value in self._metrics.items())

@@ -204,6 +204,10 @@ def test_a_bar_is_drawn_on_a_real_terminal_only(monkeypatch, log, term, ci, live
         stage.advance(2, accuracy=0.25)
     assert ("\x1b[" in log.getvalue()) is live
     assert "accuracy 0.25" in log.getvalue() and "RL · finished" in log.getvalue()
+    with Console(stream=log).stage("RL", total=2) as stage:
+        stage.begin("evaluation")
+        stage.show("3 of 8 solutions sampled")
+    assert ("3 of 8 solutions sampled" in log.getvalue()) is live
 
 
 def test_formats():
