@@ -59,7 +59,7 @@ def get_config() -> ConfigDict:
     verifier.temperature = 0.7  # at 1, one right step in ten is rejected: last_letter_short_results.md
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 12, 8
     config.rl.generator_steps, config.rl.warmup_steps = 42, 20
-    # Step rewards weigh as much as the outcomes leave open: alpha is 0.5 times the share of groups without signal.
+    # Step rewards weigh as much as the outcomes leave open: alpha is 0.5 times the share of groups of one outcome.
     config.rl.alpha_initial, config.rl.alpha_schedule = 0.5, "signal"
     config.eval.every, config.eval.problems, config.eval.pool = 6, 96, 48
     return config

@@ -231,12 +231,13 @@ def rl_config() -> ConfigDict:
             "verifications_per_solution": 1,  # n_inference
             "alpha_initial": 0.1,
             "alpha_final": 1e-3,
-            # exponential, linear, cosine, none (constant), signal (follows the share of groups without signal: all
-            # samples have the same reward, of which format and own rewards are parts; with reinforce_pp, which
-            # compares the samples of a batch, a group has none where the whole batch has none)
+            # exponential, linear, cosine, none (constant), signal (alpha_final plus the rest times the share of groups
+            # whose answers are all right or all wrong, by the grade alone, whatever else the reward has; with
+            # reinforce_pp, which compares the samples of a batch, all groups count where the whole batch is so)
             "alpha_schedule": "exponential",
-            # Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal are replaced by those of
-            # further problems, from this many further batches at most. 0: off.
+            # Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal (all samples have the same reward) are
+            # replaced by those of further problems, from this many further batches at most. The next turn begins
+            # behind all of them, drawn or not, so that arms get the same problems. 0: off.
             "dynamic_sampling": 0,
             "outcome_weight": 1.0,  # weight of the grade in the generator's reward
             "format_weight": 0.0,  # weight of the generator's format score in the reward; it is logged in any case

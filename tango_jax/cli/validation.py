@@ -103,8 +103,9 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         )
     mistakes.require(
         rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
-        f"rl.alpha_schedule=signal follows the share of groups without signal, which rl.dynamic_sampling="
-        f"{rl.dynamic_sampling} replaces by others: choose another schedule, or rl.dynamic_sampling=0",
+        "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, which "
+        f"rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another schedule, or "
+        "rl.dynamic_sampling=0",
     )
 
 

@@ -14,7 +14,7 @@ from tango_jax.arms import ARMS
 from tango_jax.loop.measure import evaluated_problems
 from tango_jax.records import Problem
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.schedule import Schedule, turn_at
+from tango_jax.rl.schedule import Schedule, problems_of_a_turn, turn_at
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import Task
 
@@ -31,16 +31,13 @@ def check_problems(config: ConfigDict, policies: dict[str, Policy], task: Task, 
 
 
 def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule) -> Iterator[Problem]:
-    """The problems of the evaluation, and those of all turns in their order, each once.
-
-    Dynamic sampling may take more, how many is not known ahead.
-    """
+    """The problems of the evaluation, and those that the turns may draw in their order, each once."""
     yield from evaluated_problems(config, task)
     taken, seen = Counter(), set()
     for index in range(schedule.num_turns):
         stream = ARMS[config.arm].turns[turn_at(schedule, index).role].problems
         problem_fn = task.stream(stream)
-        for _ in range(config.rl.prompts_per_step):
+        for _ in range(problems_of_a_turn(config.rl)):
             place = (problem_fn, taken[stream])
             if place not in seen:  # two streams may have the same problems
                 yield problem_fn(taken[stream])

@@ -21,7 +21,7 @@ from tango_jax.rl.credit import CREDITS, Rewards, TurnSoFar, turn_reward
 from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.schedule import Turn
+from tango_jax.rl.schedule import Turn, problems_of_a_turn
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
@@ -72,8 +72,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
         answers, batch_metrics = answer_batch(0), {}
         reward = reward_of(answers)
     answers |= make_calls(context, states, plan.calls_after(role), answers[role].records, turn)
-    batches = batch_metrics.get(f"{role}/batches_sampled", 1)
-    counters = counters.take(plan.problems, batches * rl.prompts_per_step)
+    counters = counters.take(plan.problems, problems_of_a_turn(rl))
     learner = answers[role]
     is_action_BT = action_mask(context.policies[role], learner.rollout)
     credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))

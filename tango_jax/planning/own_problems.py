@@ -35,6 +35,7 @@ from tango_jax.planning.rough_sizes import (
     update_bytes,
 )
 from tango_jax.records import Problem
+from tango_jax.rl.schedule import problems_of_a_turn
 from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.weights.source import kind_of
@@ -222,9 +223,9 @@ def set_turns(settings: Settings, scale: Scale, training: int, heldout: int) -> 
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
     rl, saved = config.rl, sum(12 * num_parameters(model) for model in models.values())
-    whole = math.ceil(training / rl.prompts_per_step)
-    return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} draw every problem once) after rl.warmup_steps="
-            f"{rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of {saved / 1e9:.1f} GB every "
+    whole, may = math.ceil(training / problems_of_a_turn(rl)), "may " if rl.dynamic_sampling else ""
+    return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
+            f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of {saved / 1e9:.1f} GB every "
             f"{config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
 
 

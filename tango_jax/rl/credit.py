@@ -57,8 +57,8 @@ class Credit(NamedTuple):
 
 
 def has_signal_P(algorithm: str, reward_B: np.ndarray, group_size: int) -> np.ndarray:
-    """Whether responses of a group have an outcome advantage, bool [P]. GRPO and RLOO compare the rewards of a group
-    (one alone keeps its reward), REINFORCE++ those of the whole batch."""
+    """Whether responses of a group have an advantage by these rewards, bool [P]. GRPO and RLOO compare the rewards of a
+    group (one alone keeps its reward), REINFORCE++ those of the whole batch."""
     reward_PM = reward_B.reshape(-1, group_size)
     if algorithm == "reinforce_pp":
         return np.full(len(reward_PM), np.ptp(reward_B) > 0)
@@ -232,9 +232,11 @@ def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
         )
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
-    has_signal = has_signal_P(loss.algorithm, so_far.reward_B, solved.group_size)
-    step, without_signal = so_far.turn.generator_step, float(1 - has_signal.mean())
-    alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, without_signal)
+    # Not the reward: parts of it that vary in every group, such as a length, would hide that no outcome teaches.
+    is_correct_B = np.array([solution.is_correct for solution in solved.records], np.float32)
+    one_outcome = float(1 - has_signal_P(loss.algorithm, is_correct_B, solved.group_size).mean())
+    step = so_far.turn.generator_step
+    alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, one_outcome)
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)
     adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha)

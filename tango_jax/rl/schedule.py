@@ -14,7 +14,7 @@ ALPHA_KINDS = ("exponential", "linear", "cosine", "none", "signal")
 
 
 def alpha_at(
-    step: int, total_steps: int, initial: float, final: float, kind: str, share_without_signal: float = 0.0
+    step: int, total_steps: int, initial: float, final: float, kind: str, share_of_one_outcome: float = 0.0
 ) -> float:
     """Weight of the step advantage at a generator step (arXiv 2505.15034).
 
@@ -25,7 +25,7 @@ def alpha_at(
         final: a_min, the value at s = S.
         kind: "exponential" a0 * (a_min / a0)^(s/S); "linear"; "cosine" (half a period); "none" stays at a0; "signal"
             a_min + (a0 - a_min) u, which has no schedule of its own: steps count for as much as outcomes leave open.
-        share_without_signal: u, the share of this batch's groups in which all samples have the same reward, in [0, 1].
+        share_of_one_outcome: u, the share of this batch's groups whose answers are all right or all wrong, in [0, 1].
 
     Raises:
         ValueError: unknown kind, S < 1, a value outside [0, 1], or an exponential decay from or to 0.
@@ -41,7 +41,7 @@ def alpha_at(
     if kind == "none":
         return float(initial)
     if kind == "signal":
-        return final + (initial - final) * share_without_signal
+        return final + (initial - final) * share_of_one_outcome
     if kind == "linear":
         return initial + (final - initial) * done
     if kind == "cosine":
@@ -146,6 +146,12 @@ def make_schedule(config: ConfigDict) -> Schedule:
         train_generator="generator" in arm.turns,
         train_verifier="verifier" in arm.turns,
     )
+
+
+def problems_of_a_turn(rl: ConfigDict) -> int:
+    """The most problems that a turn may draw. So many are set apart for it, whatever dynamic sampling draws of them:
+    otherwise arms that draw differently would get other problems from then on."""
+    return (1 + rl.dynamic_sampling) * rl.prompts_per_step
 
 
 def generator_steps_after(schedule: Schedule, index: int) -> int:

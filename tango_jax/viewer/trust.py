@@ -67,11 +67,26 @@ def groups(run: Run, grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
     looks = {"all wrong": (VERMILION, "/"), "mixed": (GREEN, ""), "all right": (BLUE, "\\")}
     rates = quality.groups_by_turn(grades)
     traces = [trace for name, look in looks.items() for trace in bars(name, rates[name], *look)]
-    caption = "Samples of a problem, dumped turns. Only mixed groups have an outcome advantage to learn from."
+    caption = f"Samples of a problem, dumped turns. {_which_teach(run.settings)}"
     if further := run.settings["rl.dynamic_sampling"]:
         caption += (f" These are the groups that rl.dynamic_sampling={further} chose; of all that were sampled, a "
                     "smaller share may be mixed.")  # fmt: skip
     return with_content([panel("Groups by their answers", caption, traces, TURN, barmode="stack")])
+
+
+def _which_teach(settings: dict) -> str:
+    """Which groups have an outcome advantage: where the answers differ, if the reward is of answers alone."""
+    if settings["generator.loss.algorithm"] == "reinforce_pp":
+        return ("REINFORCE++ compares the rewards of a whole turn, so that a group whose answers are all alike can have "
+                "an outcome advantage, too.")
+    if settings["rl.samples_per_prompt"] == 1:
+        return "A sample that is alone in its group keeps its reward as its outcome advantage."
+    others = [name for name in ("rl.format_weight", "generator.reward") if settings[name]]
+    if others:
+        shown = " and ".join(f"{name}={settings[name]}" for name in others)
+        return (f"The outcome advantage compares rewards, to which {shown} adds: groups whose answers are all alike "
+                "can have one, too.")
+    return "Only mixed groups have an outcome advantage to learn from."
 
 
 def confusion_tables(judged: list[quality.Judged]) -> list[dict]:

@@ -27,18 +27,21 @@ def asked(monkeypatch):
         records = [parent for parent in parents for _ in range(group_size)]
         return Responses(role, parents, [], group_size, rollout, records, {})
 
-    def no_reward(name, answers, rl, own):
-        return Rewards(np.zeros(len(list(answers.values())[-1].records)), {})
+    has_signal = [False]  # whether the rewards of a group differ
+
+    def reward(name, answers, rl, own):
+        return Rewards(np.arange(len(list(answers.values())[-1].records)) * float(has_signal[0]), {})
 
     no_credit = lambda so_far: Credit(Signal(so_far.reward_B, None, None), so_far.counters, {})  # noqa: E731
     monkeypatch.setattr(turns, "respond", respond)
-    monkeypatch.setattr(turns, "turn_reward", no_reward)
+    monkeypatch.setattr(turns, "turn_reward", reward)
     monkeypatch.setattr(turns, "CREDITS", dict.fromkeys(turns.CREDITS, no_credit))
     monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
 
-    def run(arm: str, *overrides: str) -> dict:
+    def run(arm: str, *overrides: str, signal: bool = False) -> dict:
+        has_signal[0] = signal
         config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "task.verifier_words=(1,1)", *overrides])
         context = RunContext(config, make_task(config, {}), {"generator": None, "verifier": None}, {},
                              PhaseTimer())
@@ -93,3 +96,13 @@ def test_dynamic_sampling_goes_on_behind_the_problems_that_it_took(asked):
         ]
         assert len({key for _, _, key in calls}) == 3
         assert calls[0][2] == asked("grpo")["generator", step][0][2]
+
+
+def test_dynamic_sampling_leaves_arms_paired_whatever_they_draw(asked):
+    """One arm draws one batch a turn, the other three: both begin every turn with the same problems."""
+    one, three = asked("tango", "rl.dynamic_sampling=2", signal=True), asked("grpo", "rl.dynamic_sampling=2")
+    for step in range(6):
+        assert len(one["generator", step]) == 2 and len(three["generator", step]) == 3  # the first asks the verifier
+        assert one["generator", step][0] == three["generator", step][0]
+    all_of_one = [problem for step in range(4) for problem in one["verifier", step][0][1]]
+    assert all_of_one == [f"last_letter/rl_verifier/{12 * step + place}" for step in range(4) for place in range(4)]

@@ -48,6 +48,12 @@ def test_every_problem_of_a_run_is_looked_at_once(config, arm, task, taken):
     assert sorted(ids) == sorted(f"{name}/{index}" for name, count in taken.items() for index in range(count))
 
 
+def test_what_dynamic_sampling_may_draw_is_looked_at_too(config):
+    config.arm, config.rl.dynamic_sampling = "grpo", 2
+    ids = [problem.id for problem in problems_ahead.problems_ahead(config, TASK, make_schedule(config))]
+    assert ids == [f"test/{index}" for index in range(3)] + [f"train/{index}" for index in range(6 * 24)]
+
+
 def test_a_late_problem_that_is_too_long_is_named_before_the_run(config, monkeypatch):
     config.rl.generator_steps = 9
     config.generator.max_prompt = 24

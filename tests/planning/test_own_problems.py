@@ -63,6 +63,8 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     assert len(notes) == 6
     assert f"max_prompt={config.generator.max_prompt}" in notes[1]
     assert "rl.generator_steps=20 (45 draw every problem once) after rl.warmup_steps=2" in notes[4]
+    resampling = own(folder, problems, "rl.dynamic_sampling=2")
+    assert "rl.generator_steps=20 (15 may draw every problem once) after" in resampling.notes
 
 
 def test_what_the_user_sets_stays_and_the_rest_follows_from_it(folder, tmp_path):

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl.credit import turn_reward
+from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
+from tango_jax.rl.credit import CREDITS, TurnSoFar, has_signal_P, turn_reward
 from tango_jax.rl.own_reward import load_own_rewards, own_reward_B
+from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
 
 PROBLEM = Problem("p7", "1+1?", "2")
@@ -69,6 +70,24 @@ def test_with_weights_of_zero_it_takes_their_place(own):
     rl.correctness_weight = rl.gamma = 0.0
     own_fn = own("def f(verification, solution):\n    return 0.25\n", "verifier")
     assert turn_reward("verdict", judged, rl, own_fn).reward_B == [0.25]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+@pytest.mark.parametrize("arm_credit", ["outcome_and_judged_steps", "outcome_and_gold_steps"])
+def test_alpha_by_signal_follows_the_grades_whatever_else_is_in_the_reward(own, algorithm, arm_credit):
+    """Three of four groups have answers of one kind; the lengths and format scores of all differ."""
+    config, own_fn = default_config(), own("def f(solution):\n    return 0.001 * len(solution.text)\n")
+    config.generator.loss.algorithm, config.rl.alpha_schedule = algorithm, "signal"
+    config.rl.alpha_initial, config.rl.alpha_final, config.rl.format_weight = 0.5, 0.1, 0.25
+    grades = [False, False, True, True, True, False, False, False]
+    solved = [solution("x" * number, grade, number / 8) for number, grade in enumerate(grades)]
+    answers = {"generator": responses("generator", [PROBLEM] * 4, 2, solved),
+               "verifier": responses("verifier", solved, 1, [verification("CORRECT")] * 8)}  # fmt: skip
+    reward = turn_reward("outcome", answers, config.rl, own_fn)
+    assert has_signal_P(algorithm, reward.reward_B, 2).all()
+    so_far = TurnSoFar(config, Turn(0, "generator", "generator", 0), answers, reward.reward_B, np.ones((8, 3), bool),
+                       Counters())  # fmt: skip
+    assert CREDITS[arm_credit](so_far).metrics["generator/alpha"] == pytest.approx(0.1 + 0.4 * 3 / 4)
 
 
 def test_the_verifiers_function_gets_the_solution_that_was_judged(own):

@@ -33,7 +33,7 @@ def test_alpha(kind, step, expected):
 
 
 @pytest.mark.parametrize("share, expected", [(0.0, 0.001), (0.25, 0.02575), (1.0, 0.1)])  # 0.001 + 0.099 * share
-def test_alpha_follows_the_share_of_groups_without_signal(share, expected):
+def test_alpha_follows_the_share_of_groups_of_one_outcome(share, expected):
     for step in (0, 150, 300):
         assert alpha_at(step, 300, 0.1, 0.001, "signal", share) == pytest.approx(expected)
 

@@ -122,6 +122,22 @@ def test_groups_all_wrong_mixed_and_all_right():
     assert panel["caption"].endswith("=2 chose; of all that were sampled, a smaller share may be mixed.")
 
 
+ONLY_MIXED = "Only mixed groups have an outcome advantage"
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({}, ONLY_MIXED),
+    ({"generator.loss.algorithm": "rloo"}, ONLY_MIXED),
+    ({"generator.loss.algorithm": "reinforce_pp"}, "REINFORCE++ compares the rewards of a whole turn"),
+    ({"generator.reward": "own.py:f"}, "rewards, to which generator.reward=own.py:f adds"),
+    ({"rl.format_weight": 0.5, "generator.reward": "own.py:f"}, "which rl.format_weight=0.5 and generator.reward=own.p"),
+    ({"rl.samples_per_prompt": 1}, "keeps its reward"),
+])  # fmt: skip
+def test_which_groups_have_an_advantage_follows_from_the_settings(settings, said):
+    (panel,) = trust.groups(RUN._replace(settings=RUN.settings | settings), {(1, 0): [T, F]})
+    assert said in panel["caption"] and (ONLY_MIXED in panel["caption"]) == (said == ONLY_MIXED)
+
+
 def test_errors_by_the_kind_of_the_step():
     kinds = ("easy", "slip")
     made = items(*[(1, "CORRECT", (T, T), (T, F), kinds)] * 3, (1, "INCORRECT", (F, F), (T, F), kinds),
