@@ -100,7 +100,7 @@ class Counters:
     """Training state on the host; saved with every checkpoint."""
 
     turn: int = 0  # turns completed
-    cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py): where the next turn begins
+    cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
 
     def take(self, stream: str, count: int) -> "Counters":

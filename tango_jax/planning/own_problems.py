@@ -225,8 +225,8 @@ def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training:
     rl, saved = config.rl, sum(12 * num_parameters(model) for model in models.values())
     whole, may = math.ceil(training / problems_of_a_turn(rl)), "may " if rl.dynamic_sampling else ""
     return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
-            f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of {saved / 1e9:.1f} GB every "
-            f"{config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
+            f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of "
+            f"{saved / 1e9:.1f} GB every {config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -55,7 +55,7 @@ class Checkpointer:
     """The only writer of a checkpoint directory. Every process creates one and calls it at the same points."""
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
-        """Open or create `directory`, keeping the newest `keep` steps. Leftovers of an interrupted save are removed."""
+        """Open `directory`, keeping the newest `keep` steps. Leftovers of an interrupted save are removed."""
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
         if "://" in str(directory):
@@ -66,15 +66,8 @@ class Checkpointer:
         self._orbax = make_orbax()
         self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
         self._descriptor: int | None = None  # of the directory, in the first process
-        if _is_first_process():
-            try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                clean_up(self._directory)
-                # While it is open, nothing else gets its inode, and it can be asked whether it was removed.
-                self._descriptor = os.open(self._directory, os.O_RDONLY)
-                weakref.finalize(self, os.close, self._descriptor)
-            except OSError as error:
-                raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
+        if _is_first_process() and os.path.lexists(self._directory):  # else the first save makes it
+            self._open()
         # All processes must agree on this number. The first collective also compiles: better here than in the training
         # loop.
         self._newest = _from_first_process(max(complete_steps(self._directory), default=NO_STEP))
@@ -101,6 +94,8 @@ class Checkpointer:
             assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
         record = {"arrays": array_table(state), "meta": meta}
         json.dumps(record)  # fail before the write, not half-way, if a value is not JSON-serialisable
+        if _is_first_process() and self._descriptor is None:
+            self._open()
         committed, self._verified = False, None
         try:
             with interrupt_waits():
@@ -141,6 +136,16 @@ class Checkpointer:
         record = _read_record(self._orbax, self._directory / str(step))
         _check_same_arrays(self._directory / str(step), record["arrays"], array_table(abstract_state))
         return Restored(step, None, record["meta"])
+
+    def _open(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            clean_up(self._directory)
+            # While it is open, nothing else gets its inode, and it can be asked whether it was removed.
+            self._descriptor = os.open(self._directory, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._descriptor)
+        except OSError as error:
+            raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
 
     def _choose_step(self) -> int:
         """Like the module-level function, but bytes that `peek` has verified are not read again for `restore`."""

@@ -77,8 +77,8 @@ def groups(run: Run, grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
 def _which_teach(settings: dict) -> str:
     """Which groups have an outcome advantage: where the answers differ, if the reward is of answers alone."""
     if settings["generator.loss.algorithm"] == "reinforce_pp":
-        return ("REINFORCE++ compares the rewards of a whole turn, so that a group whose answers are all alike can have "
-                "an outcome advantage, too.")
+        return ("REINFORCE++ compares the rewards of a whole turn, so that a group whose answers are all alike can "
+                "have an outcome advantage, too.")
     if settings["rl.samples_per_prompt"] == 1:
         return "A sample that is alone in its group keeps its reward as its outcome advantage."
     others = [name for name in ("rl.format_weight", "generator.reward") if settings[name]]

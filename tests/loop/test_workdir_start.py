@@ -9,12 +9,15 @@ import sys
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from support.paths import ROOT
+from support.tiny_checkpoints import write_tiny_folder
 from tango_jax import ablate, sft, train
 from tango_jax.ablation import experiment
 from tango_jax.ablation.plan import make_plan
 from tango_jax.cli.command_line import load_config
+from tango_jax.config import ROLES
 from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.loop import run
 from tango_jax.runtime.checkpoint import Restored
@@ -195,3 +198,20 @@ def test_an_evaluation_without_its_settings_is_not_gone_on_with(tmp_path):
     assert f"{path} is missing" in refused(evaluation_settings._compare, path, {"samples": 8})
     path.write_text('{"samples": 4}')
     assert "samples: 4 -> 8" in refused(evaluation_settings._compare, path, {"samples": 8})
+
+
+@pytest.mark.parametrize("stage_one", [0, 2])
+def test_a_start_with_damaged_weights_leaves_nothing_behind(tmp_path, workdir, stage_one):
+    model = write_tiny_folder(tmp_path / "model")
+    [weights] = model.glob("*.safetensors")
+    arrays = load_file(weights)
+    save_file(arrays | {"model.norm.weight": np.full_like(arrays["model.norm.weight"], np.nan)}, weights)
+    of_a_role = (f"checkpoint={model}", f"sft.steps={stage_one}", "max_prompt=200", "max_response=100", "mesh.fsdp=1",
+                 "prompt_buckets=()", "cache_buckets=()")  # fmt: skip
+    overrides = [f"{role}.{setting}" for role in ROLES for setting in of_a_role]
+    config = load_config("tiny", [*overrides, "compile_cache="])
+    assert "the array final_norm holds values that are NaN" in refused(run.train, config, workdir, SILENT)
+    assert not workdir.exists()
+    workdir.mkdir()
+    refused(run.train, config, workdir, SILENT)
+    assert contents(workdir) == {}

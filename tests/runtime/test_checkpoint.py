@@ -75,9 +75,12 @@ def test_restored_state_is_bit_equal_and_compiles_nothing(tmp_path):
 
 
 def test_empty_directory_restores_nothing(tmp_path):
-    checkpointer = Checkpointer(tmp_path / "new")
+    checkpointer = Checkpointer(tmp_path / "above" / "new")
     assert checkpointer.restore(abstract(make_state(1))) is None
     assert (checkpointer.steps(), checkpointer.latest_step()) == ([], None)
+    assert names(tmp_path) == []  # it is made by the first save
+    checkpointer.save(1, make_state(1), {})
+    assert names(tmp_path / "above" / "new") == ["1"]
 
 
 def test_keeps_the_newest_steps(two_steps, tmp_path):

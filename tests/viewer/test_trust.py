@@ -130,7 +130,7 @@ ONLY_MIXED = "Only mixed groups have an outcome advantage"
     ({"generator.loss.algorithm": "rloo"}, ONLY_MIXED),
     ({"generator.loss.algorithm": "reinforce_pp"}, "REINFORCE++ compares the rewards of a whole turn"),
     ({"generator.reward": "own.py:f"}, "rewards, to which generator.reward=own.py:f adds"),
-    ({"rl.format_weight": 0.5, "generator.reward": "own.py:f"}, "which rl.format_weight=0.5 and generator.reward=own.p"),
+    ({"rl.format_weight": 0.5, "generator.reward": "own.py:f"}, "which rl.format_weight=0.5 and generator.reward=own"),
     ({"rl.samples_per_prompt": 1}, "keeps its reward"),
 ])  # fmt: skip
 def test_which_groups_have_an_advantage_follows_from_the_settings(settings, said):
