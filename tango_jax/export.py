@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
-    parser.add_config(default=None)
+    parser.add_config(choices="")
     with ends_in_one_line():
         args, overrides = parser.parse_overrides(argv)
         if not args.config:

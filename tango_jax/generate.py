@@ -49,6 +49,8 @@ from tango_jax.tracking.run_config import check_config, keep_config
 from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
+# Where --config is missing: what to give.
+CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and FILE.py may make one of any model"
 TEACHER = "teacher.json"  # in the workdir: digests of the teacher's weights and of its template
 
 
@@ -273,7 +275,7 @@ def _words(counts: dict[str, int]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
-    config, workdir = parse_command_line("generate", __doc__, argv, "runs/teacher")
+    config, workdir = parse_command_line("generate", __doc__, argv, "runs/teacher", CHOICES)
     with session(config, workdir) as console, hold(workdir, console):
         generate(config, workdir, console)
         for name in FILES:

@@ -20,8 +20,10 @@ from tango_jax.runtime.typed_command import typed_command
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
-DEFAULT_CONFIG = "last_letter"
 USAGE = "--help shows the usage"
+# Where --config is missing: what to give.
+CHOICES = ("--config=tiny tries everything in a minute, --config=last_letter is the quickstart, and "
+           "--config=own_problems --model=MODEL --problems=FILE takes a model and problems of your own")
 # Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
 COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}",
@@ -53,16 +55,20 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.takes_config = False
+        self._choices = ""
 
-    def add_config(self, default: str | None = DEFAULT_CONFIG) -> None:
-        """Add --config and describe --config.key=value, which `parse_overrides` takes."""
-        self.takes_config = True
-        described = f"; default: {default}" if default else ""
-        self.add_argument("--config", metavar="FILE", default=default,
+    def add_config(self, choices: str = CHOICES) -> None:
+        """Add --config and describe --config.key=value, which `parse_overrides` takes.
+
+        Args:
+            choices: what a command that needs a configuration says where none is given; empty: it needs none.
+        """
+        self.takes_config, self._choices = True, choices
+        self.add_argument("--config", metavar="FILE",
                           help="a Python file, the config.json of a run, or the name of a shipped configuration "
                           f"({', '.join(shipped_configs())}). own_problems needs --model=MODEL and --problems=FILE: "
                           "keyword-only arguments of a file's get_config are options. FILE:arg passes arg to "
-                          f"get_config{described}")
+                          "get_config")
         # Shown in the help; any of these is left over by `parse_known_args`.
         width = max(map(len, COMMON_KEYS))
         keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
@@ -87,10 +93,14 @@ class Parser(argparse.ArgumentParser):
         spelled, mistakes, rest = self._spelled(argv), Mistakes(), []
         with mistakes.collected():
             options, rest = self.parse_known_args(spelled)
+            if self._choices and options.config is None:
+                raise ValueError(f"no --config is given, which says what to do: {self._choices}; {USAGE}")
         if mistakes.messages:  # an option that is missing may be one that was misspelled
             others = [one for one in self._unknown_options(spelled) if not one.startswith(OVERRIDE)]
             with mistakes.collected():
-                self.refuse([one for one in others if self._nearest(one, [])])
+                # What resembles a key may be an argument of the config file, which is not known yet.
+                nearest = {one: self._nearest(one, []) for one in others}
+                self.refuse([one for one, near in nearest.items() if near and not near.startswith(OVERRIDE)])
             mistakes.raise_all()
         overrides: list[str] = []
         named: dict[str, str | None] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.cli.arguments import Parser
+from tango_jax.cli.arguments import CHOICES, Parser
 from tango_jax.cli.config_file import ConfigFile, did_you_mean, is_like, open_config
 from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.validation import validate
@@ -160,15 +160,15 @@ def print_config(config: ConfigDict) -> None:
 
 
 def parse_command_line(
-    command: str, doc: str, argv: Sequence[str] | None, default_workdir: str
+    command: str, doc: str, argv: Sequence[str] | None, default_workdir: str, choices: str = CHOICES
 ) -> tuple[ConfigDict, Path]:
     """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
 
     Ends the process after --help, which shows `doc`, after --print-config, and with a line for each of a user's
-    mistakes. In `default_workdir`, NAME stands for the name of the config.
+    mistakes. In `default_workdir`, NAME stands for the name of the config. `choices`: see `Parser.add_config`.
     """
     parser = Parser(command, doc, usage="%(prog)s --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]")
-    parser.add_config()
+    parser.add_config(choices)
     parser.add_argument("--workdir", metavar="DIR", default=None,
                         help="folder of results and checkpoints; the same command resumes in it; default: "
                         f"{default_workdir}")

@@ -1,11 +1,12 @@
 """Shipped configs by their name, from any folder; and a config file of one's own that starts from one of them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 import tango_jax
-from tango_jax import export, plan
+from tango_jax import ablate, export, generate, plan, sft, train
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
 from tango_jax.config import flatten
@@ -37,11 +38,23 @@ def test_a_name_takes_an_argument_and_overrides():
 def test_every_command_takes_a_name(tmp_path, capsys):
     config, _ = parse_command_line("train", "doc", ["--config=tiny"], "runs/x")
     assert config == load_config("tiny") == plan.parse_options(["--config=tiny"])[0].config
-    config, _ = parse_command_line("train", "doc", [], "runs/x")
-    assert config == load_config("last_letter") == plan.parse_options([])[0].config
     with pytest.raises(SystemExit):
         export.main([f"--workdir={tmp_path}", "--out=out", "--config=tinny"])
     assert "config 'tinny' is not a Python file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [train, sft, ablate, plan, generate])
+def test_without_a_config_every_command_says_how_to_choose_one(command, tmp_path, capsys):
+    for arguments in ([], ["--config.seed=1", "--model=M", "--problems=F"]):
+        with pytest.raises(SystemExit) as stopped:
+            command.main(arguments)
+        said = str(stopped.value)
+        assert stopped.value.code == 2 and "\n" not in said
+        assert said.startswith("error: no --config is given, which says what to do: --config=")
+        assert all(name.rstrip(",;") in NAMES for name in re.findall(r"--config=(\S+)", said))
+    with pytest.raises(SystemExit, match=r"^error: no --config .*\nerror: unknown argument .--tiny.; did you mean"):
+        command.main(["--tiny"])
+    assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text, meant", [
