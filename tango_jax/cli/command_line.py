@@ -3,18 +3,18 @@
 import argparse
 import sys
 from ast import literal_eval
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import CHOICES, Parser
-from tango_jax.cli.config_file import ConfigFile, did_you_mean, is_like, open_config
+from tango_jax.cli.config_file import ConfigFile, did_you_mean, is_like, open_config, with_settings
 from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
-from tango_jax.runtime.checks import Mistakes, cut, folder_to_write
+from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, shortened
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
 
@@ -22,18 +22,22 @@ from tango_jax.weights.source import NUMERICS
 BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
 
 
-def load_config(path: str, overrides: Sequence[str] = (), **arguments: str) -> ConfigDict:
-    """`get_config` of a config, with `key.path=value` overrides applied.
+def load_config(path: str, overrides: Sequence[str] | Mapping[str, Any] = (), **arguments: str) -> ConfigDict:
+    """`get_config` of a config, with overrides applied.
 
     Args:
         path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config. Or
             the `config.json` of a run.
-        overrides: each one `key.path=value`.
+        overrides: texts, each `key.path=value`, or a mapping, {"key.path": value}. A key that takes a function takes
+            its name, FILE.py:name or package.module:name.
         arguments: those that get_config takes by name, such as own_problems' `model` and `problems`.
 
     Raises:
         ValueError: see `open_config` and `ConfigFile`; overrides that name no key, or have another type, all at once.
     """
+    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
+        raise ValueError(f"overrides={shortened(overrides)} must be a list, such as ['rl.warmup_steps=1'], or a "
+                         "mapping, such as {'rl.warmup_steps': 1}")
     file, argument = _split(path)
     mistakes = Mistakes()
     config = _loaded(open_config(file), argument, overrides, arguments, mistakes)
@@ -76,13 +80,17 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _loaded(
-    opened: ConfigFile, argument: str, overrides: Sequence[str], arguments: dict[str, str], mistakes: Mistakes
+    opened: ConfigFile, argument: str, overrides: Sequence[str] | Mapping[str, Any], arguments: dict[str, str],
+    mistakes: Mistakes,
 ) -> ConfigDict | None:
     """The configuration with the overrides that can be applied; the others are noted. None if it needs all of them."""
     config, count = opened.make(argument, arguments), len(mistakes.messages)
     for override in overrides:
         with mistakes.collected():
-            _apply_override(config, override)
+            if isinstance(overrides, Mapping):
+                config = with_settings(config, {override: overrides[override]})
+            else:
+                _apply_override(config, override)
     given = frozenset(override.partition("=")[0] for override in overrides)
     if opened.complete is not None:
         if len(mistakes.messages) > count:

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import Mistakes, cut, local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
+from tango_jax.runtime.user_code import MAX_PATH, NAMES_A_FUNCTION, run_file, what_failed
 
 
 class ConfigFile(NamedTuple):
@@ -221,7 +221,8 @@ def check_keys(config: ConfigDict) -> None:
 
 
 def _wrong_type(key: str, value: Any, default: Any) -> str:
-    return f"{key}={shortened(value)} must be of type {type(default).__name__}, like its default {default!r}"
+    hint = f"; {NAMES_A_FUNCTION}" if callable(value) else ""
+    return f"{key}={shortened(value)} must be of type {type(default).__name__}, like its default {default!r}{hint}"
 
 
 def is_like(default: Any, value: Any, key: str) -> bool:

@@ -6,6 +6,7 @@ the user has not chosen to run.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
 import re
 import signal
 import sys
@@ -28,6 +30,13 @@ from tango_jax.runtime.model_text import on_one_line
 
 MAX_PATH, MAX_TEXT = 300, 500  # characters of a path, and of the text of an error, in a message
 _numbers = itertools.count()  # for the names of modules
+_running = contextvars.ContextVar("_running", default=())  # files that are being run
+NAMES_A_FUNCTION = "a setting takes the name of a function, FILE.py:name or package.module:name"
+GUARD = 'under `if __name__ == "__main__":`'
+
+
+class LoadsItself(BaseException):
+    """A file that is being run starts what would run it again. Not an Exception, which would be told at every level."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,25 +133,40 @@ def _find_function(key: str, text: str) -> UserFunction:
         raise ValueError(f"{shown}: {what_failed(place, None, error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no function {name!r}")
+        is_main = module is sys.modules["__main__"]
+        yet = f" so far: define it above what loads it, or put that {GUARD}" if is_main else ""
+        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no function {name!r}{yet}")
     return UserFunction(key, text, function)
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
     """Run a Python file, of which `source` may hold the content, and return its module.
 
-    Not an import, which would take a version that was compiled within the same second for the new one.
+    Not an import, which would take a version that was compiled within the same second for the new one. The script that
+    this process runs is not run again: its module is returned, with what it has defined so far.
 
     Raises:
+        ValueError: the file starts what would run it again.
         Exception: whatever the file raises.
     """
     file = local_path("path", path)
+    main = sys.modules["__main__"]
+    if os.path.realpath(getattr(main, "__file__", None) or "") == (place := os.path.realpath(file)):
+        return main
+    if place in _running.get():
+        raise LoadsItself
     code = compile(importlib.util.decode_source(file.read_bytes() if source is None else source), path, "exec")
     module = types.ModuleType(f"tango_user_code_{next(_numbers)}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # where dataclasses look up the module of a class
     _make_importable(file.parent)
-    exec(code, module.__dict__)
+    before = _running.set((*_running.get(), place))
+    try:
+        exec(code, module.__dict__)
+    except LoadsItself:
+        raise ValueError(f"it starts what loads this file again: put that {GUARD}") from None
+    finally:
+        _running.reset(before)
     return module
 
 
@@ -155,6 +179,8 @@ def what_failed(file: str, line: int | None, error: BaseException) -> str:
         # The text of a KeyError is the repr of its argument.
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         line, text = lines[-1] if lines else line, on_one_line(message or "no message")
+    if isinstance(error, TypeError) and re.search(r"type <class '\w*function\w*'> and cannot be casted", text):
+        text += f"; {NAMES_A_FUNCTION}"  # of a ConfigDict, where a setting is a text
     if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
         text, _, keys = text.partition(" Other fields present")
         text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))

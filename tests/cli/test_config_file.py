@@ -42,6 +42,8 @@ FILES = {
     "a locked key": (changed("config.lock(); config.sed = 1"), r"line 4: AttributeError: .*\"sed\".*mean \"seed\"\?$"),
     "a numbered key": (changed("config[3] = 1"), r"mistaken\.py: TypeError"),
     "a text": (changed("config.rl.gamma = '0.8'"), r"mistaken\.py, line 4: TypeError: .*'gamma'.*<class 'str'>"),
+    "a function": (changed("config.generator.reward = len"), r"line 4: TypeError: .*'reward'.*; a setting takes "
+                   r"the name of a function, FILE\.py:name or package\.module:name$"),
     "None": (changed("config.rl.gamma = None"), r"mistaken\.py: rl\.gamma=None must be of type float, like .* 0\.8"),
     "True": (changed("config.seed = True"), r"mistaken\.py: seed=True must be of type int, like its default 0"),
     "elements": (changed("config.generator.row_buckets = (8.0,)"), r"row_buckets=\(8\.0,\) must be of type tuple"),
@@ -62,6 +64,14 @@ def test_a_mistake_in_a_config_file_is_one_line(tmp_path, what):
         parse_command_line("train", "doc", [f"--config={path}", f"--workdir={tmp_path / 'run'}"], "runs/x")
     assert stopped.value.code == 2 and str(stopped.value) == f"error: {error.value}"
     assert sorted(tmp_path.iterdir()) == [path]  # no compiled copy beside it either
+
+
+def test_a_config_file_that_loads_itself_is_one_line(tmp_path):
+    path = tmp_path / "mistaken.py"
+    path.write_text("from tango_jax.train import load_config\ndef get_config():\n    return load_config('tiny')\n"
+                    "load_config(__file__)\n")
+    with pytest.raises(ValueError, match=r"^.*mistaken\.py: it starts what loads this file again: put that under `if"):
+        load_config(str(path))
 
 
 @pytest.mark.parametrize("content", [b"# \xfc\n", "x = 1\n".encode("utf-16"), b"x = 1\0\n"])

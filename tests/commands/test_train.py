@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+import traceback
 
 import pytest
 
@@ -13,6 +14,11 @@ from tango_jax.train import load_config, read_metrics, train
 from torture.runs import ROLES, SMALL
 
 SILENT = Console(enabled=False)
+
+
+def mute(solution):
+    return 0.0
+
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +102,28 @@ def changed(config, group: str, key: str, value):
 def test_metrics_of_no_run_name_the_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl"):
         read_metrics(tmp_path)
+
+
+def test_overrides_may_be_a_mapping():
+    mapping = {"rl.warmup_steps": 1, "generator.optimizer.lr": 1, "generator.row_buckets": [4], "arm": "grpo"}
+    texts = ["rl.warmup_steps=1", "generator.optimizer.lr=1", "generator.row_buckets=(4,)", "arm=grpo"]
+    assert load_config("tiny", mapping) == load_config("tiny", texts) != load_config("tiny")
+    for config in (load_config("tiny", mapping), load_config("tiny", {})):
+        assert config.is_locked
+
+
+@pytest.mark.parametrize("overrides, message", [
+    ({"rl.warmup": 1, "seed": "x"}, "unknown config key 'rl.warmup'; did you mean rl.warmup_steps?\n"
+     "seed='x' must be of type int, like its default 0"),
+    (["rl.warmup=1"], "unknown config key 'rl.warmup' in --config.rl.warmup=1; did you mean rl.warmup_steps?"),
+    ({"generator.reward": mute}, f"generator.reward={mute!r} must be of type str, like its default ''; a setting takes "
+     "the name of a function, FILE.py:name or package.module:name"),
+    ("rl.warmup_steps=1", "overrides='rl.warmup_steps=1' must be a list, such as ['rl.warmup_steps=1'], or a mapping, "
+     "such as {'rl.warmup_steps': 1}"),
+    ([("rl.warmup_steps", 1)], "overrides=[('rl.warmup_steps', 1)] must be a list, such as ['rl.warmup_steps=1'], or a "
+     "mapping, such as {'rl.warmup_steps': 1}"),
+])  # fmt: skip
+def test_a_traceback_ends_with_the_whole_message(overrides, message):
+    with pytest.raises(ValueError) as error:
+        load_config("tiny", overrides)
+    assert "".join(traceback.format_exception(error.value)).endswith(f"Error: {message}\n")

@@ -1,13 +1,18 @@
 """Functions that users name in settings: found, run as they are on disk, and every error in one line."""
 
 import hashlib
+import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from support.paths import ROOT
+from support.processes import HANG_S
 from tango_jax.runtime.user_code import load_function, run_file, source_digest
 
 
@@ -145,6 +150,43 @@ def test_outside_the_main_thread_there_is_no_limit(tmp_path):
     thread.start()
     thread.join()
     assert values == [1.5] and time.monotonic() - began >= 1.5
+
+
+LOADS = """from tango_jax.runtime.user_code import load_function
+def load():
+    return load_function("a.key", f"{__file__}:f", ("x",))
+"""
+
+
+def run_script(path, text: str) -> str:
+    """What a script prints last: its result, or the last line of its traceback."""
+    path.write_text(LOADS + text)
+    done = subprocess.run([sys.executable, path.name], cwd=path.parent, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                          timeout=HANG_S, capture_output=True, text=True, check=False)  # fmt: skip
+    return (done.stdout + done.stderr).splitlines()[-1]
+
+
+def test_a_script_may_name_a_function_of_its_own(tmp_path):
+    """It is not run a second time, which would load it again, and so on."""
+    path = tmp_path / "script.py"
+    assert run_script(path, "seen = []\ndef f(x):\n    return seen\nprint(load().call(1) is seen)\n") == "True"
+    assert run_script(path, "load()\ndef f(x):\n    return x\n") == (
+        f"ValueError: a.key={path}:f: {path} has no function 'f' so far: define it above what loads it, or put that "
+        'under `if __name__ == "__main__":`'
+    )
+
+
+@pytest.mark.parametrize("call", ["load()", "try:\n    load()\nexcept Exception:\n    pass"])
+def test_a_file_that_loads_itself_is_one_line_and_not_a_recursion(tmp_path, call):
+    """As a process does that does not run it as its script: a worker, or a command that it is a config file of."""
+    path = tmp_path / "unguarded.py"
+    path.write_text(f"{LOADS}def f(x):\n    return x\n{call}\n")
+    for _ in range(2):
+        assert refused(load_function, "a.key", f"{path}:f", ("x",)) == (
+            f'a.key={path}:f: {path}: it starts what loads this file again: put that under `if __name__ == "__main__":`'
+        )
+    path.write_text(f"{LOADS}def f(x):\n    return x\nif __name__ == '__main__':\n    load()\n")
+    assert load_function("a.key", f"{path}:f", ("x",)).call(3) == 3
 
 
 def test_paths_are_shortened_in_messages(tmp_path):
