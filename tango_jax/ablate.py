@@ -34,12 +34,13 @@ from tango_jax.runtime.lock import hold
 from tango_jax.tracking.evaluations import Evaluation, read_tables
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation
+from tango_jax.tracking.provenance import describe, read_provenance
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     """Write the summary and the figures of a table. Returns the files, the table's first."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
-    write_atomically(files[-1], summarize(rows))
+    write_atomically(files[-1], summarize(rows) + made_with(plan))
     if plan.config.ablation.grid:
         return files + draw_figures(rows, plan.workdir / "figures")
     runs = {arm: {} for arm in plan.config.ablation.arms}
@@ -49,6 +50,16 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
             runs[run.arm][run.seed] = [row for row in metrics if row["phase"] == "eval"]
     plot_ablation(runs, plan.workdir / "ablation.png")
     return [*files, plan.workdir / "ablation.png"]
+
+
+def made_with(plan: Plan) -> str:
+    """The end of the summary: code, machine and user's files of the runs, those together that agree in them."""
+    by_lines: dict[tuple[str, ...], list[str]] = {}
+    for run in plan.runs:
+        if lines := describe(read_provenance(run.folder)):
+            by_lines.setdefault(tuple(lines), []).append(run.name)
+    parts = [f"- {', '.join(names)}: {'; '.join(lines)}" for lines, names in by_lines.items()]
+    return "\n".join(["\n## What the runs were made with\n", *parts, ""]) if parts else ""
 
 
 def redraw(argv: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.lock import hold
 from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import check_config
 
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and leave init_from empty "
                              "(--config.generator.init_from=)")
         check_config(config, workdir / "config.json")
+        provenance = begin(config, workdir, console)
         needed = ROLES if config.verifier.sft.start == "generator" else trained
         check_init_from(config, needed)
         policies = make_policies(config)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)
         policies = {role: policies[role] for role in needed}
-        run_stage_one(policies, config, task, workdir, console, preemption)
+        run_stage_one(policies, config, task, workdir, console, preemption, provenance)
         for role in trained:
             console.log(f"{role}: {sft_directory(workdir, role)}")
 

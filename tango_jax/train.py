@@ -3,9 +3,9 @@
     python -m tango_jax.train --config=last_letter --workdir=runs/last_letter
     python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
 
-The workdir receives metrics.jsonl, summary.json, curves.png, transcripts.md and the checkpoints. If interrupted, the
-same command resumes where it stopped, bit for bit. To read the code, start at tango_jax/loop/run.py. Python programs
-call `train` with a configuration from `load_config`, and `read_metrics` of the workdir.
+The workdir receives metrics.jsonl, summary.json, provenance.json, curves.png, transcripts.md and the checkpoints. If
+interrupted, the same command resumes where it stopped, bit for bit. To read the code, start at tango_jax/loop/run.py.
+Python programs call `train` with a configuration from `load_config`, and `read_metrics` of the workdir.
 """
 
 import os
@@ -33,7 +33,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, console: Console | Non
     prints to standard output; `Console(enabled=False)` prints nothing.
 
     Raises:
-        ValueError: as the command's one-line errors: a setting, another run's folder, or a workdir that is in use.
+        ValueError: as the command's one-line errors: a setting, a workdir in use, or one of a run of another method.
         FloatingPointError: a loss is not finite.
     """
     validate(config)

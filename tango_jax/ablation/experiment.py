@@ -19,11 +19,13 @@ from tango_jax.loop.try_rewards import load_and_try_rewards
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checks import require
+from tango_jax.runtime.checks import cut, require
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.package_changes import executed_configs
 from tango_jax.tasks.registry import make_task, tokenizer_model
 from tango_jax.tracking.evaluations import Evaluation, evaluations_of, write_table
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
 
 TABLE = "ablation.csv"
@@ -44,8 +46,12 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
             With one worker also what a run raises.
         Preempted: SIGTERM was received; all states are saved.
     """
-    check_plan(plan)
     workers, results = plan.config.ablation.workers, Results(plan)
+    changes = [change.name for source in executed_configs() for change in source.changes]
+    require(workers == 1 or not changes, f"ablation.workers={workers}: each run would have a process of its own, which "
+            f"reads settings alone, without what the config file changes in the package ({cut(', '.join(changes))}): "
+            "set it to 1")
+    check_plan(plan)
     if workers == 1:
         _run_in_process(plan, results, console)
         return Outcome(results.write() if hosts.is_first() else [], {})
@@ -90,10 +96,11 @@ def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
 def _run_stage_one(
     stage: StageOne, policies: "_SharedPolicies", console: Console, preemption: hosts.Preemption
 ) -> None:
+    provenance = begin(stage.config, stage.folder, console)
     shared = policies.of(stage.config)
     task = make_task(stage.config, {role: policy.tokenizer for role, policy in shared.items()})
     load_and_try_rewards(stage.config, task)
-    run_stage_one(shared, stage.config, task, stage.folder, console, preemption)
+    run_stage_one(shared, stage.config, task, stage.folder, console, preemption, provenance)
 
 
 def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str, str]:

@@ -19,6 +19,7 @@ from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes
+from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import has_results
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
@@ -110,12 +111,14 @@ def check_plan(plan: Plan) -> None:
     All processes must call this.
 
     Raises:
-        ValueError: a run was made with other settings, or a checkpoint to start from is missing or of no use.
+        ValueError: a run was made with other settings or another method, or a checkpoint to start from is missing or
+            of no use.
     """
     check_config(plan.config, plan.workdir / "config.json")
     for run in plan.runs:
         if (run.folder / "metrics.jsonl").exists():
             check_config(run.config, run.folder / "config.json", may_move=ANY_PLACE)
+            check_method(run.config, run.folder)
     for cell in plan.cells:
         check_init_from(cell.config)
 

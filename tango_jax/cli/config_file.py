@@ -12,6 +12,7 @@ be given instead, to repeat that run. Stage: the start of every command that tak
 
 import difflib
 import functools
+import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +24,12 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import Mistakes, cut, local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.package_changes import watched
 from tango_jax.runtime.user_code import MAX_PATH, NAMES_A_FUNCTION, run_file, what_failed
+from tango_jax.tracking.provenance import check_stored_changes
+
+# What a config file may change in the package. Loaded before one is executed, so that its changes are seen.
+METHOD = ("arms", "rl.advantages", "rl.credit", "rl.losses", "rl.schedule")
 
 
 class ConfigFile(NamedTuple):
@@ -58,7 +64,8 @@ class ConfigFile(NamedTuple):
                          f":{shortened(argument)}: leave it out, and set keys with --config.key=value")
         mistakes.raise_all()
         try:
-            config = self.get_config(*([argument] * self.takes_argument), **given)
+            with watched(self.path):
+                config = self.get_config(*([argument] * self.takes_argument), **given)
             if isinstance(config, ConfigDict):
                 flatten(config)  # a file can make one that cannot be read
         except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
@@ -81,7 +88,8 @@ class ConfigFile(NamedTuple):
         if self.complete is None:
             return config
         try:
-            self.complete(config, given)
+            with watched(self.path):
+                self.complete(config, given)
             flatten(config)
         except ValueError:
             raise
@@ -140,8 +148,14 @@ def open_config(file: str) -> ConfigFile:
         file = str(_shipped_file(file))
     elif not local_path("--config", file).is_file():
         raise ValueError(_no_config(file))
+    path = local_path("--config", file)
+    is_shipped = path.resolve() in {shipped.resolve() for shipped in shipped_configs().values()}
+    for name in () if is_shipped else METHOD:
+        importlib.import_module(f"tango_jax.{name}")
     try:
-        functions = vars(run_file(file))
+        content = path.read_bytes()
+        with watched(file, content, is_shipped):
+            functions = vars(run_file(file, content))
     except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
         raise ValueError(what_failed(file, None, error)) from error
     get_config, complete = functions.get("get_config"), functions.get("complete")
@@ -163,7 +177,8 @@ def stored_config(file: str) -> ConfigDict:
     """The settings that a run keeps in its workdir as config.json; keys that it does not have are at their defaults.
 
     Raises:
-        ValueError: no such file, or it holds something else than settings.
+        ValueError: no such file, or it holds something else than settings; or the run was made with a config file that
+            changes the package, and these changes are not in force.
     """
     try:
         settings = json.loads(local_path("--config", file).read_text(encoding="utf-8"))
@@ -173,6 +188,7 @@ def stored_config(file: str) -> ConfigDict:
         raise ValueError(f"{file} cannot be read ({on_one_line(str(error))}): name the config.json of a run") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{file} holds {shortened(settings)}, and not the settings of a run: name its config.json")
+    check_stored_changes(local_path("--config", file))
     try:
         return with_settings(default_config(), settings)
     except ValueError as error:

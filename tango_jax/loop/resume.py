@@ -25,6 +25,7 @@ from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.task import STREAMS, Task
 from tango_jax.text.templates import templates_digest
 from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished, redraw_missing
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -130,11 +131,12 @@ def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict |
     """Log and return the summary of a finished run, or return None if it is not finished.
 
     Raises:
-        ValueError: it was made with other settings.
+        ValueError: it was made with other settings, or another method.
     """
     if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
         return None
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
+    check_method(config, workdir)
     console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
     if hosts.is_first():
         redraw_missing(config, workdir, console)

@@ -42,6 +42,7 @@ from tango_jax.sharding.layouts import offload
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log, read_metrics
+from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.results import write_results
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -87,6 +88,7 @@ def run_all(
 ) -> dict:
     """See `train`; the workdir is locked and not finished."""
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
+    provenance = begin(config, workdir, console)
     began, schedule = time.monotonic(), make_schedule(config)
     # Before anything is written: these read data and checkpoints, and find errors that settings alone do not show.
     check_init_from(config)
@@ -102,7 +104,7 @@ def run_all(
     abstract_states = {role: policies[role].abstract_state() for role in ROLES}
     newest = checkpointer.peek(abstract_states)
     check_log(workdir, newest, config.checkpoint.every)
-    start_params = run_stage_one(policies, config, task, workdir, console, preemption)
+    start_params = run_stage_one(policies, config, task, workdir, console, preemption, provenance)
     fingerprints = fingerprints_of(policies, start_params, task)
     check_start(newest, fingerprints, config)
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
@@ -123,7 +125,7 @@ def run_all(
     dump = RolloutDump(workdir / "rollouts", config, start.counters.turn, task.step_kinds)
     title = f"Stage 2: reinforcement learning ({config.arm})"
     with (
-        RunLog(workdir, config, console, resume_at=start.metrics_bytes) as writer,
+        RunLog(workdir, config, console, resume_at=start.metrics_bytes, provenance=provenance) as writer,
         console.stage(title, schedule.num_turns, start.counters.turn) as progress,
     ):
         context = dataclasses.replace(context, show_fn=progress.show)

@@ -29,6 +29,7 @@ from tango_jax.sharding.layouts import fetch, with_shardings
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
+from tango_jax.tracking.provenance import Provenance
 
 # Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
@@ -60,6 +61,7 @@ def run_stage_one(
     workdir: Path,
     console: Console,
     preemption: hosts.Preemption,
+    provenance: Provenance | None = None,
 ) -> dict:
     """Return the parameters after stage 1 as {role: params}: from another run, from this run, or freshly initialised.
 
@@ -80,7 +82,7 @@ def run_stage_one(
             # Moved to where the verifier's are: the roles' meshes may take different devices.
             start = fetch(params["generator"], policy.shardings.params) if sft.start == "generator" else None
             title = f"Stage 1.{number}: SFT of the {role}"
-            params[role] = run_sft(policy, task, config, workdir, console, title, preemption, start)
+            params[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance)
         elif policy.load_params:
             console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             params[role] = policy.load_params()
@@ -91,7 +93,7 @@ def run_stage_one(
 
 def run_sft(
     policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str,
-    preemption: hosts.Preemption, start_params: Any = None,
+    preemption: hosts.Preemption, start_params: Any = None, provenance: Provenance | None = None,
 ) -> Any:
     """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters.
 
@@ -124,7 +126,9 @@ def run_sft(
     if done.step < sft.steps:
         check_log(directory, restored, sft.checkpoint_every)
         with (
-            RunLog(directory, config, console, offset, f"sft {policy.role}", workdir / "config.json") as writer,
+            RunLog(
+                directory, config, console, offset, f"sft {policy.role}", workdir / "config.json", provenance
+            ) as writer,
             console.stage(title, total=sft.steps, done=done.step) as bar,
         ):
             state, done = _train(run, state, done, writer, bar, preemption)

@@ -102,10 +102,15 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
 
 
 def source_digest(text: str) -> str:
-    """Return the SHA-256, in hexadecimal, of the file that defines the function `text`, `FILE.py:name` or
-    `package.module:name`.
+    """Return the SHA-256, in hexadecimal, of the files that define the function `text`, `FILE.py:name` or
+    `package.module:name`. Raises as `source_files`."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in source_files(text))).hexdigest()
 
-    If the file that is named only imports the function, both files count. Others that they import do not.
+
+def source_files(text: str) -> list[Path]:
+    """The file that defines the function `text`, after the one that is named if this only imports the function.
+
+    Others that they import do not count. Empty for a module without a file, such as `sys`.
 
     Raises:
         ValueError: no such file, module or function, or an error while loading it.
@@ -114,7 +119,7 @@ def source_digest(text: str) -> str:
     place = text.rpartition(":")[0]
     named = place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) or place
     paths = [local_path("path", name) for name in dict.fromkeys((named, function.place[0]))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.is_file())).hexdigest()
+    return [path for path in paths if path.is_file()]
 
 
 def _find_function(key: str, text: str) -> UserFunction:

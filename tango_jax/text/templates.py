@@ -87,12 +87,17 @@ def load_template(role: str, name: str) -> str:
     """
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
-    is_text = "{problem}" in name
-    text, shown = (name, f"={cut(repr(name))}") if is_text else (_read_template(role, name), f" file {name}")
+    is_file = is_template_file(role, name)
+    text, shown = (_read_template(role, name), f" file {name}") if is_file else (name, f"={cut(repr(name))}")
     missing = [field for field in FIELDS[role] if field not in text]
     if missing:
         raise ValueError(f"{role}.template{shown} lacks {', '.join(missing)}")
     return text
+
+
+def is_template_file(role: str, name: str) -> bool:
+    """Whether a template is neither known by its name nor the text itself, so that it must be a file."""
+    return (role, name) not in TEMPLATES and "{problem}" not in name
 
 
 def _read_template(role: str, name: str) -> str:

@@ -26,6 +26,7 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.tracking import alarms
 from tango_jax.tracking.metrics import MetricsWriter, make_row, read_metrics
+from tango_jax.tracking.provenance import Provenance
 from tango_jax.tracking.run_config import keep_config
 
 # Config key -> (module, requirement for pip). The modules are imported only if the logger is switched on.
@@ -67,12 +68,13 @@ class RunLog:
 
     def __init__(
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
-        settings_file: Path | None = None,
+        settings_file: Path | None = None, provenance: Provenance | None = None,
     ):  # fmt: skip
         """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up.
 
-        The config is written to `settings_file` (default: <directory>/config.json) together with the first row or
-        position, so that a run that fails before then does not bind the next one to its settings.
+        The config is written to `settings_file` (default: <directory>/config.json), and the provenance beside it,
+        together with the first row or position, so that a run that fails before then does not bind the next one to its
+        settings.
 
         Raises:
             ValueError: the file does not match the checkpoint, or Weights & Biases could not be started.
@@ -80,7 +82,7 @@ class RunLog:
         self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at, enabled=hosts.is_first())
         self._limits, self._console, self._followers = config.alarms, console, []
         self._config, self._settings_file = config, settings_file or directory / "config.json"
-        self._has_begun = False
+        self._provenance, self._has_begun = provenance, False
         if not hosts.is_first():
             return
         rows = read_metrics(directory / "metrics.jsonl")
@@ -114,6 +116,8 @@ class RunLog:
 
     def _begin(self) -> None:
         if not self._has_begun:
+            if self._provenance is not None:
+                self._provenance.keep(self._settings_file.parent)
             keep_config(self._config, self._settings_file)
             self._has_begun = True
 

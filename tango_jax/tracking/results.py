@@ -16,6 +16,7 @@ from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
+from tango_jax.tracking.provenance import read_provenance, summary_of
 from tango_jax.tracking.scores import wilson
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
@@ -59,7 +60,7 @@ def write_results(
     seconds: float,
 ) -> dict:
     """Write all files and return the summary. summary.json is written last: it marks the run as finished."""
-    summary = summarize(config, rows, compiles, seconds)
+    summary = summarize(config, rows, compiles, seconds) | {"provenance": summary_of(read_provenance(workdir))}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
     draw_curves(config, rows, workdir)
     write_json_atomic(workdir / "summary.json", summary)

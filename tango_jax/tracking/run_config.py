@@ -13,6 +13,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.manifest import complete_steps
+from tango_jax.tracking.provenance import same_settings_hint
 
 # A run may be resumed on different machines: these settings do not change results beyond rounding.
 ANY_HARDWARE = (
@@ -113,7 +114,7 @@ def check_same_settings(
     if changed:
         raise ValueError(
             f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
-            f"resume with the same ones (--config={path} has them), or choose another --workdir"
+            f"resume with the same ones ({same_settings_hint(path)}), or choose another --workdir"
             f"{_LONGER if any(line.startswith('rl.generator_steps:') for line in changed) else ''}"
         )
 

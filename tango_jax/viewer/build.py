@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tango_jax.arms import DEFAULT_ARM
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.provenance import describe
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, comparison, lines, pack, performance, quality, trust
 from tango_jax.viewer.runs import Run
@@ -149,6 +150,7 @@ def _facts(run: Run) -> dict:
         "task": run.settings["task.name"],
         "turns": max((row["step"] for row in run.rows), default=0),
         "is_finished": run.is_finished,
+        "made_with": describe(run.provenance),
         "loss": loss,
         "own_reward": {role: _short_name(run.settings[f"{role}.reward"]) for role in ("generator", "verifier")},
     }

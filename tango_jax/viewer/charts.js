@@ -283,6 +283,7 @@ function headline(values, fact) {
     { class: "headline" },
     ...cards,
     muted(`${readable(fact.name)} · task ${readable(fact.task)} · arm ${fact.arm} · seed ${fact.seed} · ${state}`),
+    ...fact.made_with.map((line) => muted(readable(line))),
   );
 }
 

@@ -1,7 +1,8 @@
 """Groups the runs of a report into the lines of its comparison: seeds of the same arm and settings are one line.
 
-Takes runs; returns lines, labelled by what differs between them, and warnings. Settings that cannot change a result,
-such as those of the hardware and of monitoring, do not separate lines; neither do the paths of runs to start from, but
+Takes runs; returns lines, labelled by what differs between them, and warnings. Files of the user that change the method
+separate lines like settings. Settings that cannot change a result, such as those of the hardware and of monitoring, do
+not separate lines; neither do the paths of runs to start from, but
 if they lead to different ones, a warning says so.
 """
 
@@ -14,6 +15,7 @@ from tango_jax.arms import ARMS, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILI
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.provenance import method_digests
 from tango_jax.tracking.run_config import ANY_EXPERIMENT, ANY_HARDWARE, ANY_PLACE, ANY_TIME, ANY_WATCHING
 from tango_jax.viewer.runs import Run
 
@@ -53,7 +55,8 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
     """Sentences about runs of a line that are no independent repetitions, or that repeat more than one experiment."""
-    return [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed))]
+    return [text for line in lines
+            for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed), *_other_sources(line))]
 
 
 def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
@@ -85,6 +88,19 @@ def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
     return found
 
 
+def _other_sources(line: Line) -> list[str]:
+    """The package itself may have been edited between two runs, which no setting shows."""
+    by_source: dict[str, list[Run]] = {}
+    for run in line.runs:
+        for source in {attempt["source"] for attempt in run.provenance.get("attempts", ())}:
+            by_source.setdefault(source, []).append(run)
+    if len(by_source) < 2:
+        return []
+    told = "; ".join(f"{source} in {_names(runs)}" for source, runs in by_source.items())
+    return [f"the runs of the line {line.label} were made with different source code of tango_jax ({told}): if a "
+            "change of it concerns the method, leave out all but those with the same source"]
+
+
 def _values(run: Run, keys: Collection[str]) -> tuple[str, ...]:
     return tuple(str(run.settings.get(key)) for key in keys)
 
@@ -99,10 +115,12 @@ def _names(runs: Sequence[Run]) -> str:
 
 
 def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
-    """The settings that must be equal within a line, as JSON: defaults have tuples where stored settings have lists."""
+    """What must be equal within a line: settings as JSON, since defaults have tuples where stored settings have lists;
+    and the digests of the files that change the method."""
+    files = {f"{key} file": json.dumps(digest[:8]) for key, digest in method_digests(run.provenance).items()}
     items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
-    return {key: json.dumps(value, default=list) for key, value in items
-            if not key.startswith(NOT_COMPARED) and key not in as_seed}  # fmt: skip
+    return files | {key: json.dumps(value, default=list) for key, value in items
+                    if not key.startswith(NOT_COMPARED) and key not in as_seed}  # fmt: skip
 
 
 def _short_name(key: str, every: Sequence[str]) -> str:

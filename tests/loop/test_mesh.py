@@ -29,6 +29,7 @@ from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.hosts import PEER_LOST, PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.provenance import read_provenance
 
 ROLES = ("generator", "verifier")
 # What the other processes wait for once one is gone; a thread of its own sends it, also while a process compiles.
@@ -207,6 +208,10 @@ def test_a_lost_coordinator_ends_the_job_and_a_restart_resumes(mesh_train, laid_
     # What waits in host memory is moved by programs where there are several processes: they belong to the warm-up.
     mesh_train.run_two(workdir, *from_base(base), *(f"{role}.mesh.offload=true" for role in ROLES))
     assert_same_run(workdir, base, abstract_states)
+    attempts = read_provenance(workdir)["attempts"]  # one record a start, whatever the number of processes
+    assert [attempt["processes"] for attempt in attempts] == [1, 2, 2]
+    assert all(sum(attempt["devices"].values()) == 8 for attempt in attempts)
+    assert attempts[-1]["command"].startswith("python -m tango_jax.train --config=configs/tiny.py")
 
 
 def test_another_lost_process_ends_the_job_and_one_process_resumes(mesh_train, base, tmp_path, abstract_states):

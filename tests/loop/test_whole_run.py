@@ -16,6 +16,11 @@ ROLES = ("generator", "verifier")
 def test_the_run_ends_with_its_results(tiny_run):
     workdir, stdout = tiny_run
     summary = json.loads((workdir / "summary.json").read_text())
+    provenance = summary.pop("provenance")
+    assert (provenance["files"], provenance["changes"]) == ({}, [])  # a shipped config, and nothing of the user's
+    assert provenance["devices"] == {"cpu": 1} and len(provenance["source"]) == 12
+    [attempt] = json.loads((workdir / "provenance.json").read_text())["attempts"]
+    assert attempt["command"].startswith("python -m tango_jax.train --config=configs/tiny.py --workdir=")
     assert {name: set(value) if isinstance(value, dict) else None for name, value in summary.items()} == {
         "arm": None, "seed": None, "wall_seconds": None, "compiles_after_warmup": None, "logprob_gap_max": None,
         "generator": {"accuracy_initial", "accuracy_final"},

@@ -110,6 +110,22 @@ def test_other_starts_are_warned_of_unless_a_seed_accounts_for_them():
     assert "differ in generator.init_from" in warning
 
 
+def test_other_source_code_of_the_package_is_warned_of():
+    made = {"attempts": [{"source": "aaa"}], "files": {}}
+    runs = [run_of("a")._replace(provenance=made), run_of("b", seed=1)._replace(provenance=made), run_of("c", seed=2)]
+    assert warnings(lines_of(runs)) == []
+    runs[1] = runs[1]._replace(provenance={"attempts": [{"source": "aaa"}, {"source": "bbb"}], "files": {}})
+    (warning,) = warnings(lines_of(runs))
+    assert "different source code of tango_jax (aaa in a and b; bbb in b)" in warning
+
+
+def test_a_function_with_other_content_is_another_line():
+    runs = [run_of(name, seed=seed, generator__reward="my.py:f")._replace(
+        provenance={"attempts": [{"source": "aaa"}], "files": {"generator.reward": {"sha256": digest * 16}}}
+    ) for seed, (name, digest) in enumerate([("a", "0123"), ("b", "4567"), ("c", "0123")])]  # fmt: skip
+    assert labels(runs) == {"reward file=01230123": ["a", "c"], "reward file=45674567": ["b"]}
+
+
 def test_a_start_for_every_data_seed_is_not_warned_of():
     runs = [run_of(f"{start}/{seed}", seed=seed, task__data_seed=start, verifier__init_from=f"stage_one/{start}")
             for start in range(2) for seed in range(2)]  # fmt: skip

@@ -1,0 +1,161 @@
+"""provenance.json: what a start of a run leaves in it, what a later start finds changed, and what is only told."""
+
+import io
+import json
+import re
+
+import pytest
+
+from tango_jax.config import default_config
+from tango_jax.runtime import hosts
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.package_changes import Change, ConfigSource
+from tango_jax.runtime.user_code import source_digest
+from tango_jax.tracking import provenance, user_files
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.provenance import begin, check_method, describe, method_files, read_provenance, summary_of
+
+SILENT = Console(enabled=False)
+
+
+@pytest.fixture(autouse=True)
+def no_config_file(monkeypatch):
+    monkeypatch.setattr(user_files, "executed_configs", lambda: [])
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two files of one name, and a template."""
+    config = default_config()
+    for role in ("generator", "verifier"):
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "own.py").write_text(f"# of the {role}\ndef f(*records):\n    return 0.0\n")
+        config[role].reward = f"{tmp_path / role / 'own.py'}:f"
+    (tmp_path / "template.txt").write_text("{problem}")
+    config.generator.template = str(tmp_path / "template.txt")
+    return config
+
+
+def start(config, workdir, console: Console = SILENT) -> None:
+    """A start of a run up to its first row."""
+    with RunLog(workdir, config, console, resume_at=0, provenance=begin(config, workdir, console)) as log:
+        log.write(0, "eval", {})
+
+
+def test_files_of_one_name_are_copied_apart(config, tmp_path):
+    start(config, tmp_path / "run")
+    files = read_provenance(tmp_path / "run")["files"]
+    assert set(files) == {"generator.reward", "verifier.reward", "generator.template"}
+    for role in ("generator", "verifier"):
+        entry = files[f"{role}.reward"]
+        assert entry["sha256"] == source_digest(config[role].reward) and "changes" not in entry
+        assert re.fullmatch(r"user_files/[0-9a-f]{12}-own\.py", entry["copy"])
+        assert (tmp_path / "run" / entry["copy"]).read_text().startswith(f"# of the {role}")
+    assert method_files(tmp_path / "run") == {key: entry["sha256"] for key, entry in files.items()}
+    assert method_files(tmp_path) == {} and describe({}) == [] and summary_of({}) == {}
+
+
+def test_a_file_that_passes_a_function_on_counts_with_the_one_that_defines_it(config, tmp_path):
+    (tmp_path / "generator" / "passed_on_to_provenance.py").write_text("def f(*records):\n    return 0.0\n")
+    (tmp_path / "generator" / "own.py").write_text("from passed_on_to_provenance import f\n")
+    start(config, tmp_path / "run")
+    key = "generator.reward (passed_on_to_provenance.py)"
+    assert {"generator.reward", key} < set(method_files(tmp_path / "run"))
+    (tmp_path / "generator" / "passed_on_to_provenance.py").write_text("def f(*records):\n    return 1.0\n")
+    with pytest.raises(ValueError, match=r"\(generator\.reward \(passed_on_to_provenance\.py\): .* has changed; "):
+        check_method(config, tmp_path / "run")
+
+
+def test_a_start_that_does_nothing_leaves_nothing(config, tmp_path):
+    begin(config, tmp_path / "run", SILENT)
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_start_is_recorded_once(config, tmp_path):
+    made = begin(config, tmp_path, SILENT)
+    for _ in range(3):  # stage 1 of both roles, and stage 2
+        made.keep(tmp_path)
+    assert len(read_provenance(tmp_path)["attempts"]) == 1
+    other = provenance.Provenance(made.facts | {"time": "2030-01-01T00:00:00+00:00"}, made.files)
+    other.keep(tmp_path)
+    assert [attempt["time"] for attempt in read_provenance(tmp_path)["attempts"]] == [
+        made.facts["time"], "2030-01-01T00:00:00+00:00"
+    ]  # fmt: skip
+
+
+def test_of_several_processes_the_first_writes(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
+    monkeypatch.setattr(hosts, "from_first", lambda value: "")  # the first process found no mistake
+    start(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "provenance.json").exists() and not (tmp_path / "run" / "user_files").exists()
+
+
+def test_an_edited_function_is_refused_once_something_depends_on_it(config, tmp_path):
+    workdir, file = tmp_path / "run", tmp_path / "verifier" / "own.py"
+    begin(config, workdir, SILENT).keep(workdir)
+    file.write_text("def f(*records):\n    return 1.0\n")
+    check_method(config, workdir)  # killed before its first row: nothing depends on it
+    start(config, workdir)
+    file.write_text("def f(*records):\n    return 2.0\n")
+    with pytest.raises(ValueError, match=rf"\(verifier\.reward: {file} has changed; .*/\w+-own\.py is a copy of"):
+        begin(config, workdir, SILENT)
+    (workdir / "provenance.json").rename(workdir / "provenance.1.json")
+    start(config, workdir)
+    check_method(config, workdir)
+
+
+def test_a_template_is_left_to_the_check_of_the_checkpoint(config, tmp_path):
+    start(config, tmp_path / "run")
+    before = method_files(tmp_path / "run")
+    (tmp_path / "template.txt").write_text("{problem}?")
+    start(config, tmp_path / "run")
+    assert method_files(tmp_path / "run") != before
+
+
+def test_a_config_file_that_only_sets_keys_may_change(config, tmp_path, monkeypatch):
+    """As long as the settings are the same, which another check sees to."""
+
+    def started(content: bytes, *changes: Change) -> str:
+        monkeypatch.setattr(user_files, "executed_configs", lambda: [ConfigSource("/x/my.py", content, False, changes)])
+        stream = io.StringIO()
+        start(config, tmp_path / "run", Console(stream=stream))
+        return stream.getvalue()
+
+    assert "my.py" not in started(b"a = 1")
+    assert "/x/my.py has changed since this run began, and the settings are the same" in started(b"a = 2")
+    assert "config" not in method_files(tmp_path / "run")
+    change, table = "tango_jax.rl.credit.CREDITS['mine']", {"mine": 3}
+    with pytest.raises(ValueError, match=r"\(config: /x/my\.py is new, and changes tango_jax\.rl\.credit\.CREDITS"):
+        started(b"a = 2", Change(change, table, "mine", 3))
+    (tmp_path / "run" / "provenance.json").unlink()
+    assert f"/x/my.py changes the package: {change}" in started(b"a = 2", Change(change, table, "mine", 3))
+    with pytest.raises(ValueError, match=r"\(config: /x/my\.py has changed"):  # the same file, another value
+        started(b"a = 2", Change(change, table, "mine", 4))
+
+
+def test_other_versions_and_machines_are_told(config, tmp_path):
+    start(config, tmp_path)
+    stored = json.loads((tmp_path / "provenance.json").read_text())
+    stored["attempts"][0] |= {"jax": "0.0.1", "devices": {"TPU v5e": 4}, "hosts": ["elsewhere"]}
+    (tmp_path / "provenance.json").write_text(json.dumps(stored))
+    stream = io.StringIO()
+    now = f"jax {begin(config, tmp_path, Console(stream=stream)).facts['jax']}, devices 8 x cpu"
+    told = " ".join(stream.getvalue().split())
+    assert f"the last start of this run had jax 0.0.1, devices 4 x TPU v5e; it goes on with {now}" in told
+
+
+def test_what_is_told_of_a_run(config, tmp_path):
+    start(config, tmp_path / "run")
+    stored = read_provenance(tmp_path / "run")
+    first, *files = describe(stored)
+    assert first.startswith("tango_jax 0.1.0") and f"jax {stored['attempts'][0]['jax']}" in first and "8 x cpu" in first
+    digest = stored["files"]["generator.reward"]["sha256"]
+    assert f"generator.reward: own.py, sha256 {digest[:12]}" in files
+    assert summary_of(stored)["files"]["generator.reward"] == digest
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"attempts": [], "files": {}}'])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "provenance.json").write_text(content)
+    with pytest.raises(ValueError, match=r"provenance\.json (cannot be read|is damaged).*; restore it, or delete it"):
+        read_provenance(tmp_path)
