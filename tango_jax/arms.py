@@ -58,6 +58,11 @@ class Arm:
     needs_gold_steps: bool = False  # the task must provide step labels
 
     @property
+    def asks_verifier(self) -> bool:
+        """Whether a turn of the arm has responses of the verifier."""
+        return any(call.role == "verifier" for plan in self.turns.values() for call in plan.calls)
+
+    @property
     def needs_curriculum(self) -> bool:
         """Whether the task must provide a curriculum."""
         return any(plan.problems == "curriculum" for plan in self.turns.values())

@@ -23,7 +23,7 @@ from tango_jax.runtime.checks import cut, require
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.package_changes import executed_configs
 from tango_jax.tasks.registry import make_task, tokenizer_model
-from tango_jax.tracking.evaluations import Evaluation, evaluations_of, write_table
+from tango_jax.tracking.evaluations import Evaluation, evaluations_of, sources_of, write_table
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
@@ -74,7 +74,7 @@ class Results:
         for run in self._plan.runs:
             if run.folder not in self._rows and run.is_finished():
                 metrics = read_metrics(run.folder / "metrics.jsonl")
-                self._rows[run.folder] = evaluations_of(metrics, run.config, run.cell.setting)
+                self._rows[run.folder] = evaluations_of(metrics, run.config, run.cell.setting, sources_of(run.folder))
         rows = [row for run in self._plan.runs for row in self._rows.get(run.folder, ())]
         write_table(rows, self._plan.workdir / TABLE)
         return rows

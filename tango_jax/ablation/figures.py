@@ -1,6 +1,7 @@
 """The figures of an experiment, from the rows of its table alone; PNG files.
 
-    what_it_bought.png            accuracy of every arm over generator steps and over sampled tokens, in one setting
+    what_it_bought.png            accuracy of every arm over generator steps and over sampled tokens, and what the
+                                  method is ahead of the baseline, in one setting
     curves_<task>_<setting>.png   the same over minutes of training as well, for every setting
     map.png                       generator steps to LEVEL against the pass rate at the start, over settings
     verifier_skill.png            the same against the verifier's skill at the start, where settings differ in it
@@ -11,9 +12,10 @@ The last three need settings that differ, and are left out where there are none.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -30,13 +32,21 @@ from tango_jax.ablation.drawing import (
     title_of,
 )
 from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
-from tango_jax.ablation.statistics import Band
-from tango_jax.ablation.summary import in_order
-from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.ablation.statistics import Band, Unit
+from tango_jax.ablation.summary import in_order, outcome_only
+from tango_jax.arms import BLUE, DEFAULT_ARM, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.checks import one_of
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
-from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, curves_by_setting, trains_generator
+from tango_jax.tracking.learning_curve import (
+    LEVEL,
+    Arms,
+    Curves,
+    curves_by_setting,
+    mean_accuracy,
+    same_span,
+    trains_generator,
+)
 from tango_jax.tracking.plots import save_figure
 
 X_LABELS = {"steps": "generator step", "tokens": "sampled tokens, both roles", "seconds": "minutes of training"}
@@ -70,7 +80,7 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
     candidates = {key: arms for key, arms in settings.items() if not setting or key[1] == setting}
     if candidates:
         chosen = max(candidates, key=lambda key: sum(map(len, candidates[key].values())))
-        save("what_it_bought", _curves(candidates[chosen], ("steps", "tokens"), title_of(*chosen)))
+        save("what_it_bought", _curves(candidates[chosen], ("steps", "tokens"), title_of(*chosen), is_compared=True))
     for (task, name), arms in settings.items():
         save("_".join(filter(None, ["curves", _file_name(task), name])),
              _curves(arms, ("steps", "tokens", "seconds"), title_of(task, name)))
@@ -87,26 +97,59 @@ def _has_moved(curves: Curves) -> bool:
     return all(curve.evaluations[-1].generator_step > 0 for curve in curves.values())
 
 
-def _curves(arms: Arms, over: Sequence[str], title: str) -> Figure:
-    figure = make_figure(WIDTH, HEIGHT + 0.4, f"{title}\n{_counts(arms)}")
-    looks, drawn = looks_of(arms), {}
-    for axes, kind in zip(figure.subplots(1, len(over), sharey=True), over, strict=True):
+def _curves(arms: Arms, over: Sequence[str], title: str, is_compared: bool = False) -> Figure:
+    """A panel for each of `over`; with `is_compared` another one for what the method is ahead of the baseline, if both
+    are there."""
+    looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
+    is_compared = is_compared and baseline is not None and bool(
+        arms.get(DEFAULT_ARM, {}).keys() & arms[baseline].keys())  # fmt: skip
+    figure = make_figure(WIDTH + 2.0 * is_compared, HEIGHT + 0.4, f"{title}\n{_counts(arms)}")
+    panels = np.atleast_1d(figure.subplots(1, len(over) + is_compared))
+    for axes, kind in zip(panels, over, strict=False):
         for arm in reversed(arms):  # the first arm is drawn last, on top
             drawn[arm] = _draw_band(axes, _band(arms[arm], kind), looks[arm])
         _finish_curves(axes, kind)
+        axes.tick_params(labelleft=kind == over[0])
+    if is_compared:
+        _draw_ahead(panels[-1], *same_span({arm: arms[arm] for arm in (DEFAULT_ARM, baseline)})[0].values(), looks,
+                    baseline)  # fmt: skip
     figure.axes[0].set_ylabel("greedy accuracy, held out", fontsize=8)
     add_legend(figure, [drawn[arm] for arm in arms], [label_of(arm) for arm in arms])
     return figure
 
 
+def _draw_ahead(axes: Axes, method: Curves, base: Curves, looks: Mapping[str, Look], baseline: str) -> None:
+    """The method's accuracy minus the baseline's, and the mean of that over the run as a title."""
+    _draw_band(axes, statistics.band_of_difference(method, base), looks[DEFAULT_ARM])
+    style(axes)
+    axes.axhline(0.0, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
+    axes.set_xlabel(X_LABELS["steps"], fontsize=8)
+    axes.set_ylabel(f"{DEFAULT_ARM} minus {baseline}, in pairs", fontsize=8)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    mean = statistics.difference(*({unit: mean_accuracy(curve) for unit, curve in curves.items()}
+                                   for curves in (method, base)))  # fmt: skip
+    is_interval = len(method) >= statistics.MIN_FOR_INTERVAL and np.isfinite(mean.low)
+    shown = f" [{mean.low:+.2f}, {mean.high:+.2f}]\nshaded: 95 % interval (t)" if is_interval else "\nshaded: range"
+    axes.set_title(f"mean over the run {mean.value:+.2f}{shown}", fontsize=8)
+
+
 def _counts(arms: Arms) -> str:
     """What is drawn, in words."""
-    counts = sorted({len(curves) for curves in arms.values()})
-    runs = f"{counts[0]} runs" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
-    if counts[-1] < statistics.MIN_FOR_INTERVAL:
-        return "one run of each arm" if counts == [1] else f"mean and range of {runs} of each arm"
-    few = f", or the range of fewer than {statistics.MIN_FOR_INTERVAL} runs"
-    return f"mean of {runs} of each arm, with 95 % intervals{few if counts[0] < statistics.MIN_FOR_INTERVAL else ''}"
+    counts, starts = (sorted({len(set(found)) for found in each}) for each in (
+        arms.values(), ([start for start, _ in curves] for curves in arms.values())))  # fmt: skip
+    runs, of_starts = (f"{found[0]}{f' to {found[-1]}' * (len(found) > 1)} {noun}{'s' * (found[-1] > 1)}"
+                       for found, noun in ((counts, "run"), (starts, "start")))  # fmt: skip
+    if counts == [1]:
+        return "one run of each arm"
+    shades = {_shade(list(curves)) for curves in arms.values()}
+    return f"mean of {runs} from {of_starts} of each arm; shaded: {' or '.join(sorted(shades))}"
+
+
+def _shade(units: Sequence[Unit]) -> str:
+    if statistics.has_interval(units):
+        return "95 % interval (t)"
+    return "range of the starts" if len({start for start, _ in units}) > 1 else "range of the runs"
 
 
 def _band(curves: Curves, kind: str) -> Band:

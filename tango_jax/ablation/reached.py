@@ -1,7 +1,8 @@
 """Generator steps to LEVEL against what the runs start from: a panel for each family of settings.
 
 The mean of an arm whose runs did not all get there is hollow, since it is a lower bound; a lane above the panel counts
-these runs. Where there are too few runs for an interval, each of them is a dot.
+these runs. Where there are too few runs or starts for an interval, each run is a dot. All runs of a setting are cut to
+the generator steps that all of them have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from tango_jax.ablation.statistics import Estimate
 from tango_jax.ablation.summary import in_order, pass_rate_at_start, values_of
 from tango_jax.arms import GREY, Look
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
-from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, Reached, steps_to
+from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, Reached, cut_to_shared_span, steps_to
 
 DODGE = 0.06  # of the width of the axis, between arms with the same x
 LANE_ROW = 0.14  # inches
@@ -39,6 +40,7 @@ class Point(NamedTuple):
     x: float
     steps: Estimate  # the mean; a lower bound if some runs did not get there
     reached: tuple[Reached, ...]  # every run
+    has_interval: bool  # whether there are independent runs or starts enough for one
 
     @property
     def missed(self) -> int:
@@ -47,14 +49,14 @@ class Point(NamedTuple):
 
 
 def points_by_pass_rate(arms: Arms) -> dict[str, Point]:
-    x = pass_rate_at_start(arms)
+    arms, x = cut_to_shared_span(arms), pass_rate_at_start(arms)
     return {arm: _point(curves, x) for arm, curves in arms.items()}
 
 
 def points_by_skill(arms: Arms) -> dict[str, Point]:
     """The arms whose verifier judges live solutions, each at the skill that its own verifier begins with."""
     found = {}
-    for arm, curves in arms.items():
+    for arm, curves in cut_to_shared_span(arms).items():
         is_judged = np.isfinite(np.concatenate([curve.of("verifier_live_step_f1") for curve in curves.values()])).any()
         skills = [[row.verifier_step_f1 for row in curve.evaluations if row.generator_step == 0][-1]
                   for curve in curves.values()]  # fmt: skip
@@ -65,8 +67,8 @@ def points_by_skill(arms: Arms) -> dict[str, Point]:
 
 def _point(curves: Curves, x: float) -> Point:
     reached = {unit: steps_to(curve) for unit, curve in curves.items()}
-    steps = statistics.estimate(*statistics.paired(values_of(reached)))
-    return Point(x, steps, tuple(reached.values()))
+    steps = statistics.estimate(values_of(reached))
+    return Point(x, steps, tuple(reached.values()), statistics.has_interval(list(reached)))
 
 
 def draw_reached(
@@ -125,11 +127,12 @@ def _draw_panel(
         axes.plot(x, y, color=look.colour, linestyle=look.dash, linewidth=1.2, marker=MARKERS[look.marker],
                   markersize=5, label=arm)  # fmt: skip
         for place, point in zip(x, reached, strict=True):
-            if len(point.reached) < statistics.MIN_FOR_INTERVAL:
+            if not point.has_interval:
                 runs = [found.x for found in point.reached]
                 axes.plot([place] * len(runs), runs, ".", color=look.colour, markersize=3, alpha=0.6)
             elif np.isfinite(point.steps.low):
-                axes.plot([place] * 2, [point.steps.low, point.steps.high], color=look.colour, linewidth=1)
+                low = max(point.steps.low, min(1.0, point.steps.value))  # the axis may be logarithmic
+                axes.plot([place] * 2, [low, point.steps.high], color=look.colour, linewidth=1)
             if point.missed:  # a lower bound
                 axes.plot(place, point.steps.value, color=look.colour, marker=MARKERS[look.marker], markersize=5,
                           markerfacecolor="white", zorder=3)  # fmt: skip

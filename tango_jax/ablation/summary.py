@@ -15,7 +15,9 @@ from tango_jax.tracking.learning_curve import (
     Curves,
     Reached,
     curves_by_setting,
+    cut_to_shared_span,
     mean_accuracy,
+    same_span,
     steps_to,
     tokens_to,
     trains_generator,
@@ -25,10 +27,10 @@ METHODS = f"""\
 Accuracy is greedy, on held-out problems; its mean is over generator steps (the area under the curve). Steps and tokens
 (of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations. A
 run that does not reach it counts with all that it had: the mean of its arm is then a lower bound (≥), and a ratio to it
-an upper one (≤); where runs of both arms do not reach it, the ratio is no bound (~). Square brackets hold 95 %
-intervals of a bootstrap with {statistics.RESAMPLES:,} resamples, paired by start and seed where arms are compared. With
-several starts, starts are drawn and then seeds within them; few starts make such intervals too narrow, and with a
-single one they say nothing about others. Where there are fewer than {MIN_FOR_INTERVAL} runs, each stands in round
+an upper one (≤); where runs of both arms do not reach it, the ratio is no bound (~). Runs of different lengths are cut
+to the generator steps that all of them have, and the table says to which. Square brackets hold 95 % intervals, paired
+by start and seed where arms are compared: Student's t over the means of the starts or, of a single start, over its
+seeds, which says nothing about other starts. Where there are fewer than {MIN_FOR_INTERVAL} runs, each stands in round
 brackets instead."""
 
 
@@ -36,7 +38,8 @@ def summarize(rows: Sequence[Evaluation]) -> str:
     """Markdown with a section for every setting of every task."""
     parts = [METHODS]
     for (task, setting), arms in curves_by_setting(rows).items():
-        parts += [heading(task, setting, arms), _start(arms), _arms_table(arms), *_comparisons(arms)]
+        parts += [heading(task, setting, arms), _start(arms), *_other_methods(arms), *_arms_table(arms),
+                  *_comparisons(arms)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,7 +102,23 @@ def _start(arms: Arms) -> str:
     return f"Start: {', '.join(shown)}{told}."
 
 
-def _arms_table(arms: Arms) -> str:
+def _other_methods(arms: Arms) -> list[str]:
+    """A line about arms that differ in more than the arm."""
+    by_method: dict[str, list[str]] = {}
+    for arm in in_order(arms):
+        for method in {curve.evaluations[0].method for curve in arms[arm].values()} - {""}:
+            by_method.setdefault(method, []).append(arm)
+    if len(by_method) < 2:
+        return []
+    return [f"Other settings differ as well, such as a schedule, a reward, a loss or a learning rate, between "
+            f"{' and '.join(', '.join(names) for names in by_method.values())}: these arms do not compare as arms."]
+
+
+def _arms_table(arms: Arms) -> list[str]:
+    """The table of the arms, over the generator steps that all runs have, and a line that names these if some have
+    more."""
+    ends = {arm: sorted({curve.last_step for curve in curves.values()}) for arm, curves in arms.items()}
+    span, arms = min(found[0] for found in ends.values()), cut_to_shared_span(arms)
     titles = ("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
               "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled")  # fmt: skip
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
@@ -116,7 +135,10 @@ def _arms_table(arms: Arms) -> str:
                  _mean_reached(tokens), _score(curves, "verifier_step_f1"), _score(curves, "verifier_outcome_f1"),
                  _live(curves)]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    if all(found == [span] for found in ends.values()):
+        return ["\n".join(lines)]
+    told = ", ".join(f"{arm} {'/'.join(map(str, ends[arm]))}" for arm in in_order(ends))
+    return [f"Over the first {span} generator steps, which all runs have (to their ends: {told}).", "\n".join(lines)]
 
 
 def _comparisons(arms: Arms) -> list[str]:
@@ -133,46 +155,47 @@ def _comparisons(arms: Arms) -> list[str]:
 
 
 def _comparison_table(arms: Arms, pairs: Sequence[tuple[str, str]], bound: str | None) -> str:
-    """Each row compares two arms; with a bound also by the share of the gap to it that the first closes."""
+    """Each row compares two arms over the steps that their common units have; with a bound also by the share of the gap
+    to it that the first closes."""
     if not pairs:
         return ""
-    titles = ["arm / arm", "pairs", "steps, ratio", "tokens, ratio", "mean accuracy, difference"]
+    titles = ["arm / arm", "pairs", "over steps", "steps, ratio", "tokens, ratio", "mean accuracy, difference"]
     titles += [f"share of the gap from {pairs[0][1]} to {bound}"] if bound else []
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for first, second in pairs:
-        count = len(arms[first].keys() & arms[second].keys())
+        both, span = same_span({arm: arms[arm] for arm in (first, second)})
+        count = len(both[first])
         if not count:
             continue
-        mean = {arm: {unit: mean_accuracy(curve) for unit, curve in arms[arm].items()}
-                for arm in (first, second, bound) if arm}  # fmt: skip
-        cells = [f"{first} / {second}", str(count)]
+        cells = [f"{first} / {second}", str(count), str(span)]
         for measure_fn in (steps_to, tokens_to):
-            cells.append(_ratio(*({unit: measure_fn(curve) for unit, curve in arms[arm].items()}
+            cells.append(_ratio(*({unit: measure_fn(curve) for unit, curve in both[arm].items()}
                                   for arm in (first, second))))  # fmt: skip
-        cells.append(_figure(statistics.difference(mean[first], mean[second]), count, sign="+"))
+        cells.append(_figure(statistics.difference(*_means(both).values()), count, sign="+"))
         if bound:
-            cells.append(_gap_share(mean[first], mean[second], mean[bound], count) if first != bound else "1")
+            cells.append(_gap_share(arms, (first, second, bound), count, span) if first != bound else "1")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _gap_share(
-    arm: Mapping[Unit, float], low: Mapping[Unit, float], high: Mapping[Unit, float], pairs: int
-) -> str:
-    """With the number of units that all three arms have, where it is not that of the pairs."""
-    common = len(arm.keys() & low.keys() & high.keys())
+def _means(arms: Arms) -> dict[str, dict[Unit, float]]:
+    return {arm: {unit: mean_accuracy(curve) for unit, curve in curves.items()} for arm, curves in arms.items()}
+
+
+def _gap_share(arms: Arms, names: tuple[str, str, str], pairs: int, steps: int) -> str:
+    """The share of the gap from the second arm to the third that the first closes; with the number of units and steps
+    that all three have, where these are not those of the pair."""
+    three, span = same_span({arm: arms[arm] for arm in names})
+    common = len(three[names[0]])
     if not common:
         return "no common runs"
-    shown = _figure(statistics.gap_share(arm, low, high), common)
-    return shown if common == pairs else f"{shown} (of {common})"
+    shown = _figure(statistics.gap_share(*_means(three).values()), common)
+    other = [f"of {common}"] * (common != pairs) + [f"over {span} steps"] * (span != steps)
+    return f"{shown} ({', '.join(other)})" if other else shown
 
 
 def _last(curves: Curves, name: str) -> dict[Unit, float | None]:
     return {unit: getattr(curve.evaluations[-1], name) for unit, curve in curves.items()}
-
-
-def _estimate(values: Mapping[Unit, float]) -> Estimate:
-    return statistics.estimate(*statistics.paired(values))
 
 
 def _mean(values: Mapping[Unit, float | None]) -> str:
@@ -180,7 +203,7 @@ def _mean(values: Mapping[Unit, float | None]) -> str:
         return ""
     if len(values) < MIN_FOR_INTERVAL:
         return f"{np.mean(list(values.values())):.3f} ({', '.join(f'{value:.2f}' for value in values.values())})"
-    return _figure(_estimate(values), len(values))
+    return _figure(statistics.estimate(values, most=1.0), len(values))
 
 
 def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
@@ -190,7 +213,7 @@ def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
     if len(values) < MIN_FOR_INTERVAL:
         shown = ", ".join(f"{'' if found.is_reached else '>'}{_short(found.x)}" for found in reached.values())
         return f"{'≥ ' * is_bound}{_short(np.mean(list(values.values())))} ({shown})"
-    return "≥ " * is_bound + _figure(_estimate(values), len(values), _short)
+    return "≥ " * is_bound + _figure(statistics.estimate(values), len(values), _short)
 
 
 def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:

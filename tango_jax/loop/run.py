@@ -137,7 +137,7 @@ def run_all(
     if hosts.is_first():
         rows, seconds = read_metrics(workdir / "metrics.jsonl"), time.monotonic() - began
         summary = write_results(
-            config, workdir, rows, final.solutions, final.verifications, compiles.after_warmup, seconds
+            config, workdir, rows, final.solutions, final.verifications, compiles.after_warmup, seconds, fingerprints
         )
     if compiles.after_warmup:
         console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")

@@ -1,23 +1,36 @@
 """The table of an experiment: one row for every evaluation of every run, as CSV.
 
 Figures, statistics and summaries are made from these rows alone, so a committed file reproduces them. Tables of several
-experiments can be read together.
+experiments can be read together. Five columns hold digests that say which runs compare; an empty one is of a table that
+did not record it, and compares with all.
 """
 
 import csv
 import hashlib
 import io
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import ARMS
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.provenance import method_files
+from tango_jax.tracking.run_config import (
+    ANY_EXPERIMENT,
+    ANY_HARDWARE,
+    ANY_PLACE,
+    ANY_TIME,
+    ANY_WATCHING,
+    ONLY_ROUNDING,
+)
+from tango_jax.weights.source import NUMERICS
 
 TURNS = ("warmup", "generator", "verifier")  # phases of rows that are no evaluations
 
@@ -42,27 +55,54 @@ class Evaluation(NamedTuple):
     verifier_live_step_f1: float | None = None  # sampled judgements of these solutions; not before a warm-up to come
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
-    setup: str = ""  # `setup_of` the run; empty: made by a version without it
+    # Digests. Runs that stand side by side have the same `setup`; those of one start and seed also the same problems
+    # and the same weights at the start of reinforcement learning; those that are seeds of one arm the same `method`.
+    setup: str = ""  # `setup_of` the run
+    method: str = ""  # `method_of` the run
+    problems: str = ""  # what is in the files of problems and of prompts
+    generator_start: str = ""  # the weights that the generator starts from
+    verifier_start: str = ""
 
 
-_TEXTS = ("task", "setting", "arm", "setup")
-_SETUP = ("task.", *(f"{role}.{group}" for role in ROLES for group in ("model.", "sft.", "template")),
-          "rl.prompts_per_step", "rl.samples_per_prompt")  # fmt: skip
-_NOT_SETUP = ("task.data_seed",)  # is the start
+class Sources(NamedTuple):
+    """What a run was made of beside its settings."""
+
+    start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
+    files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
+
+
+_NO_SOURCES = Sources()
+_DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start")
+_TEXTS = ("task", "setting", "arm", *_DIGESTS)
+# Settings that columns of their own tell, or that no result depends on but for rounding.
+_NOT_COMPARED = ("arm", "seed", "task.data_seed", *ANY_PLACE, *ANY_HARDWARE, *ANY_WATCHING, *ANY_TIME, *ANY_EXPERIMENT,
+                 *ONLY_ROUNDING)  # fmt: skip
+_SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
+          *(f"{role}.{group}" for role in ROLES for group in (
+              "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))  # fmt: skip
+SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, eval.*, "
+                  "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
+                  "use_chat, max_prompt or max_response)")  # fmt: skip
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
 
 
-def evaluations_of(metrics: Sequence[Mapping], config: ConfigDict, setting: str) -> list[Evaluation]:
+def evaluations_of(
+    metrics: Sequence[Mapping], config: ConfigDict, setting: str, sources: Sources = _NO_SOURCES
+) -> list[Evaluation]:
     """The rows of one run.
 
     Args:
         metrics: all rows of its metrics.jsonl, in their order.
         config: its settings.
         setting: the name of its cell, without its start.
+        sources: see `sources_of`.
     """
     found, tokens, seconds = [], 0, 0.0
+    contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
+    digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
+               *(sources.start.get(role, "")[:12] for role in ROLES))  # fmt: skip
     for index, row in enumerate(metrics):
         if row["phase"] in TURNS:
             tokens += sum(row.get(f"{role}/tokens_sampled") or 0 for role in ("generator", "verifier"))
@@ -75,18 +115,54 @@ def evaluations_of(metrics: Sequence[Mapping], config: ConfigDict, setting: str)
             row["generator_step"], int(tokens), seconds, row["generator/accuracy"], row.get("verifier/pool/step_f1"),
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
-            turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), setup_of(config),
+            turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), *digests,
         ))  # fmt: skip
     return found
 
 
-def setup_of(config: ConfigDict) -> str:
-    """A digest of the settings that problems, stage 1 and the size of a turn depend on, of those that are not defaults.
-    Runs with different ones are no runs of one experiment; start, seed, arm and losses may differ in one."""
+def sources_of(workdir: Path) -> Sources:
+    """What a finished run was made of, from the files in its workdir."""
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
+    return Sources(summary.get("start", {}), method_files(workdir))
+
+
+def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
+    """A digest of what must be equal in runs that stand side by side: the settings that problems, prompts, models,
+    stage 1 and the size of a turn depend on, with the user's functions among them. Start, seed and arm do not count."""
+    return _digest_of_settings(config, files, is_setup=True)
+
+
+def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
+    """A digest of all other settings and functions that results depend on, such as schedules, rewards, losses and
+    learning rates: runs with different ones are not seeds of the same arm."""
+    return _digest_of_settings(config, files, is_setup=False)
+
+
+def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: bool) -> str:
+    """Of settings that are not defaults, so that a key that is added later changes nothing."""
     defaults = flatten(default_config())
-    changed = {key: value for key, value in sorted(flatten(config).items())
-               if key.startswith(_SETUP) and key not in _NOT_SETUP and value != defaults.get(key)}  # fmt: skip
-    return hashlib.sha256(repr(changed).encode()).hexdigest()[:12]
+    changed = {key: _without_folder(value) for key, value in flatten(config).items()
+               if key.startswith(_SETUP) == is_setup and not key.startswith(_NOT_COMPARED)
+               and value != defaults.get(key) and _is_used(config, key)}  # fmt: skip
+    functions = {f"file of {key}": digest for key, digest in files.items() if key.startswith(_SETUP) == is_setup}
+    return _digest(sorted((changed | functions).items()))
+
+
+def _is_used(config: ConfigDict, key: str) -> bool:
+    """Whether a setting counts: the sizes of a model are read from its checkpoint, if it has one."""
+    role, _, field = key.partition(".model.")
+    return not field or field in NUMERICS or not config[role].checkpoint
+
+
+def _without_folder(value: Any) -> Any:
+    """The last part of a path or hub id, without a commit: the same file may lie elsewhere. Other columns tell what is
+    in the files."""
+    is_path = isinstance(value, str) and "/" in value and not set(value) & set("\n{")
+    return PurePath(value).name.partition("@")[0] if is_path else value
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def _turn_beside(metrics: Sequence[Mapping], index: int) -> Mapping:
@@ -114,9 +190,9 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
 
     Raises:
         ValueError: a file does not exist, has no rows, lacks a column or holds what is no number; or an evaluation
-            stands in the tables twice, or runs of one setting were made with other problems or another stage 1.
+            stands in the tables twice, or runs stand side by side that do not compare.
     """
-    rows, places, setups = [], {}, {}
+    rows, places, first = [], {}, {}
     for path in paths:
         for line, row in _read_table(local_path(name, path)):
             key = (row.task, row.setting, row.start, row.arm, row.seed, row.turn)
@@ -125,13 +201,30 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
                 raise ValueError(f"{place} is the same evaluation as {places[key]} (setting {row.setting!r}, start "
                                  f"{row.start}, arm {row.arm}, seed {row.seed}, turn {row.turn}): leave one out")
             places[key] = place
-            setup, first = setups.setdefault((row.task, row.setting), (row.setup, place)) if row.setup else ("", "")
-            if row.setup != setup:
-                raise ValueError(f"{place} and {first} are both of task {row.task} and setting {row.setting!r}, but "
-                                 "the runs had other problems, another stage 1 or turns of another size: draw them "
-                                 "apart")
+            for facts, digest, difference in _must_be_alike(row):
+                other, its_place = first.setdefault(facts, (digest, place)) if digest else ("", "")
+                if other != digest:
+                    raise ValueError(f"{place} and {its_place} are both of task {row.task} and setting "
+                                     f"{row.setting!r}, but the runs {difference}: draw them apart")
             rows.append(row)
     return rows
+
+
+def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
+    """(what a digest must be equal for, the digest, what the runs have otherwise) of each digest of a row."""
+    side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
+    found = [
+        (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
+        (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} had other settings beside the seed, such "
+         "as a schedule, a reward, a loss or a learning rate, or another version of a user's function"),
+        (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with other contents"),
+        (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with other "
+         "weights of the generator, and are no pair"),
+    ]  # fmt: skip
+    if row.arm not in ARMS or ARMS[row.arm].asks_verifier:
+        found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
+                      "with other weights of the verifier, and are no pair"))  # fmt: skip
+    return found
 
 
 def _read_table(path: Path) -> list[tuple[int, Evaluation]]:

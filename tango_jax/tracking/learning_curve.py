@@ -1,9 +1,11 @@
 """The learning curve of one run, and how far and how soon it rises.
 
-Takes a run's evaluations (evaluations.py); returns numbers. Used after runs, to compare them.
+Takes a run's evaluations (evaluations.py); returns numbers. Used after runs, to compare them. A mean over a longer run
+says something else than one over a shorter run, so curves are cut to the generator steps that all of them have
+(`same_span`) before they are compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,26 @@ class Curve(NamedTuple):
         accuracy = {row.generator_step: row.accuracy for row in self.evaluations}
         return np.array(list(accuracy), float), np.array(list(accuracy.values()), float)
 
+    @property
+    def last_step(self) -> int:
+        """The generator step of the last evaluation."""
+        return self.evaluations[-1].generator_step
+
+    def until(self, step: int) -> "Curve":
+        """The curve up to a generator step, which must not be before its first evaluation. Where no evaluation was made
+        at that step, the last one is interpolated, with the columns that grow or are shares; the others are None."""
+        kept = tuple(row for row in self.evaluations if row.generator_step <= step)
+        assert kept, f"no evaluation up to generator step {step}"
+        if kept[-1].generator_step in (step, self.last_step):
+            return Curve(kept)
+        before, after = kept[-1], self.evaluations[len(kept)]
+        share = (step - before.generator_step) / (after.generator_step - before.generator_step)
+        between = {name: (1 - share) * getattr(before, name) + share * getattr(after, name)
+                   for name in ("sampled_tokens", "seconds", "accuracy")}  # fmt: skip
+        unknown = dict.fromkeys(("verifier_step_f1", "verifier_outcome_f1", "sampled_accuracy", "verifier_live_step_f1",
+                                 "groups_without_signal", "alpha"))  # fmt: skip
+        return Curve((*kept, before._replace(generator_step=step, **between, **unknown)))
+
 
 Curves = dict[tuple[int, int], Curve]  # (start, seed) -> curve, of one arm
 Arms = dict[str, Curves]
@@ -55,6 +77,27 @@ def trains_generator(arm: str) -> bool:
     taken for one that does. Generator steps do not tell: where the generator is fixed, they are those that it would
     have made."""
     return arm not in ARMS or "generator" in ARMS[arm].turns
+
+
+def shared_span(curves: Iterable[Curve]) -> int:
+    """The last generator step that all of the curves have."""
+    return min(curve.last_step for curve in curves)
+
+
+def cut_to_shared_span(arms: Mapping[str, Curves]) -> Arms:
+    """All curves of the arms, cut to the generator steps that all of them have."""
+    span = shared_span(curve for curves in arms.values() for curve in curves.values())
+    return {arm: {unit: curve.until(span) for unit, curve in curves.items()} for arm, curves in arms.items()}
+
+
+def same_span(arms: Mapping[str, Curves]) -> tuple[Arms, int]:
+    """The units that all arms have, with curves cut to the generator steps that all of these have; and their number."""
+    units = [unit for unit in next(iter(arms.values())) if all(unit in curves for curves in arms.values())]
+    common = {arm: {unit: curves[unit] for unit in units} for arm, curves in arms.items()}
+    if not units:
+        return common, 0
+    cut = cut_to_shared_span(common)
+    return cut, next(iter(next(iter(cut.values())).values())).last_step
 
 
 def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:

@@ -3,7 +3,7 @@
 Takes the run's metrics rows and its final solutions and verifications; runs once, after the last turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -22,7 +22,9 @@ from tango_jax.tracking.scores import wilson
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 
 
-def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
+def summarize(
+    config: ConfigDict, rows: list[dict], compiles: int, seconds: float, start: Mapping[str, str] = {}
+) -> dict:
     """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
@@ -39,6 +41,7 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
     return {
         "arm": config.arm,
         "seed": config.seed,
+        "start": dict(start),
         "wall_seconds": seconds,
         "compiles_after_warmup": compiles,
         "generator": {
@@ -58,9 +61,17 @@ def write_results(
     verifications: Sequence[Verification],
     compiles: int,
     seconds: float,
+    start: Mapping[str, str] = {},
 ) -> dict:
-    """Write all files and return the summary. summary.json is written last: it marks the run as finished."""
-    summary = summarize(config, rows, compiles, seconds) | {"provenance": summary_of(read_provenance(workdir))}
+    """Write all files and return the summary. summary.json is written last: it marks the run as finished.
+
+    Args:
+        compiles: programs compiled after the warm-up.
+        seconds: duration of the run.
+        start: digests of what the run started from (loop/resume.py fingerprints_of).
+    """
+    summary = summarize(config, rows, compiles, seconds, start)
+    summary |= {"provenance": summary_of(read_provenance(workdir))}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
     draw_curves(config, rows, workdir)
     write_json_atomic(workdir / "summary.json", summary)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import default_config, flatten
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.manifest import complete_steps
@@ -30,6 +30,17 @@ ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes", "compare_with")
 ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s", "task.grader_timeout_s")
 # What other runs an experiment has may change, too.
 ANY_EXPERIMENT = ("ablation.",)
+# These change no result but for rounding, or decide only when something is written. A run keeps them to its end, so
+# that it can be repeated to the bit, but runs that differ in them compare.
+ONLY_ROUNDING = (
+    "checkpoint.", "compile_cache", "generate.", "transcripts", "eval.every",
+    *(f"{role}.{name}" for role in ROLES for name in (
+        "prompt_buckets", "cache_buckets", "row_buckets", "cache_tokens", "share_prompts", "pack_length",
+        "rows_per_micro_batch", "prompts_per_micro_batch", "logp_chunk", "model.remat", "model.unroll",
+        "sft.pack_length", "sft.rows_per_micro_batch", "sft.eval_every", "sft.eval_examples", "sft.max_heldout_loss",
+        "sft.checkpoint_every",
+    )),
+)  # fmt: skip
 _LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
            "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")  # fmt: skip
 

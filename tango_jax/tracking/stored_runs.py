@@ -2,7 +2,7 @@
 
 In: the run's evaluations, and the table that `compare_with` names (see evaluations.py; tango_jax.ablate writes them).
 Out: comparison.png, and lines for the console. Compared are the runs of the same task, start (`task.data_seed`) and
-seed, if they had the same problems and stage 1. Runs after the last turn, once the results are written.
+seed, if they had the same problems, models and stage 1. Runs after the last turn, once the results are written.
 """
 
 import math
@@ -11,11 +11,12 @@ from pathlib import Path
 from matplotlib.ticker import EngFormatter
 from ml_collections import ConfigDict
 
-from tango_jax.arms import GREY
+from tango_jax.arms import ARMS, GREY
+from tango_jax.config import ROLES
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
-from tango_jax.tracking.evaluations import evaluations_of, read_tables
+from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, read_tables, sources_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Curve,
@@ -43,13 +44,14 @@ def compare(config: ConfigDict, workdir: Path) -> list[str]:
     try:
         picture.unlink(missing_ok=True)  # it may be of another table
         stored = stored_curves(config)
-        own = Curve(tuple(evaluations_of(read_metrics(workdir / "metrics.jsonl"), config, "")))
-        setups = {row.setup for curve in (own, *stored.values()) for row in curve.evaluations} - {""}
-        if len(setups) > 1:
-            name = on_one_line(Path(config.compare_with).name)
-            return [f"this run is not compared with those in {name}: it has other problems, another stage 1 or turns "
-                    "of another size (task.*, ROLE.model.*, ROLE.sft.*, ROLE.template, rl.prompts_per_step, "
-                    "rl.samples_per_prompt)"]
+        metrics = read_metrics(workdir / "metrics.jsonl")
+        own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
+        name = on_one_line(Path(config.compare_with).name)
+        if _differ("setup", own, stored):
+            return [f"this run is not compared with those in {name}: it has {SETUP_IN_WORDS}"]
+        if _differ("problems", own, stored):
+            return [f"this run is not compared with those in {name}: its files of problems or prompts have other "
+                    "contents"]
         if stored:
             draw_comparison(config, own, stored, picture)
     except (ValueError, OSError) as error:
@@ -82,16 +84,44 @@ def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
     if not is_paired(own, stored):
         starts = dict.fromkeys(_describe_start(curve) for curve in runs.values())
-        lines.append("these are not paired: this run began with " + ", the stored ones with ".join(starts) + ". On "
-                     "another kind of processor or number of cores, stage 1 sums in another order and ends in another "
-                     "start")  # fmt: skip
+        told = (f"this run began with {', the stored ones with '.join(starts)}" if len(starts) > 1 else
+                "they began with other weights and the same scores")  # fmt: skip
+        lines.append(f"these are not paired: {told}. {_why_other_start(config)}")
+    if _differ("method", own, stored):
+        lines.append("beside the arm they differ in other settings, such as a schedule, a reward, a loss or a learning "
+                     "rate")  # fmt: skip
     return lines
 
 
+def _why_other_start(config: ConfigDict) -> str:
+    """What may have made another start of the same settings."""
+    roles = [role for role in ROLES if config[role].checkpoint or config[role].init_from]
+    if roles:
+        keys = [f"{role}.{key}" for role in roles for key in ("checkpoint", "init_from") if config[role][key]]
+        return f"{' and '.join(keys)} may hold other weights than they had"
+    return "On another kind of processor or number of cores, stage 1 sums in another order and ends in another start"
+
+
 def is_paired(own: Curve, stored: dict[str, Curve]) -> bool:
-    """Whether all runs began with the same scores, up to the digits that a table has."""
-    pairs = [pair for curve in stored.values() for pair in zip(_start(own), _start(curve), strict=True)]
-    return all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5) for a, b in pairs)
+    """Whether all runs began with the same weights; of those whose table does not tell, with the same scores, up to the
+    digits that a table has."""
+    return not any(_is_other_start(own, curve) for curve in stored.values())
+
+
+def _is_other_start(own: Curve, curve: Curve) -> bool:
+    first, other = own.evaluations[0], curve.evaluations[0]
+    asks = [row.arm not in ARMS or ARMS[row.arm].asks_verifier for row in (first, other)]
+    weights = [(first.generator_start, other.generator_start)]
+    weights += [(first.verifier_start, other.verifier_start)] * all(asks)
+    if all(a and b for a, b in weights):
+        return any(a != b for a, b in weights)
+    return not all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5)
+                   for a, b in zip(_start(own), _start(curve), strict=True))  # fmt: skip
+
+
+def _differ(name: str, own: Curve, stored: dict[str, Curve]) -> bool:
+    """Whether the runs have different digests of this name, of those that have any."""
+    return len({getattr(row, name) for curve in (own, *stored.values()) for row in curve.evaluations} - {""}) > 1
 
 
 def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:

@@ -105,6 +105,8 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
     caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a run's accuracy "
                "over its problems; and the settings that differ.")  # fmt: skip
+    if len({at for _, _, at, *_ in rows if at}) > 1:
+        caption += " The rows end at different generator steps: compare the curves where they overlap, not the rows."
     return {"caption": caption, "head": head, "rows": body}
 
 

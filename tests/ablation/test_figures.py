@@ -50,7 +50,8 @@ def test_all_figures_are_drawn(tmp_path):
         "curves_last_letter_words=16,verifier=weak.png", "curves_last_letter_words=16,alpha=constant.png", "map.png",
         "verifier_skill.png", "alpha.png",
     ])  # fmt: skip
-    assert all(png_size(path)[0] == 1200 for path in files)
+    # With a panel for what the method is ahead of the baseline, where both are there.
+    assert {path.name: png_size(path)[0] for path in files if png_size(path)[0] != 1200} == {"what_it_bought.png": 1500}
 
 
 @pytest.mark.filterwarnings("error")
@@ -141,7 +142,10 @@ def test_schedules_of_alpha_are_compared_arm_by_arm(drawn, tmp_path):
 def test_the_first_figure_is_of_the_setting_that_is_asked_for(drawn, tmp_path):
     draw_figures(table(), tmp_path, "words=16")
     assert drawn["what_it_bought.png"].get_suptitle().startswith("last_letter, words=16\n")
-    assert [len(axes.lines) for axes in drawn["what_it_bought.png"].axes] == [3, 3]  # two arms and the level
+    *by_arm, ahead = drawn["what_it_bought.png"].axes
+    assert [len(axes.lines) for axes in by_arm] == [3, 3]  # two arms and the level
+    assert lines_of(ahead)[0] == ([0, 10, 20], pytest.approx([0.0, 0.3, 0.7]))  # SLOW minus NEVER
+    assert ahead.get_title() == "mean over the run +0.32\nshaded: range"
     with pytest.raises(ValueError, match=r"--setting='words=5' is not one of words=4, words=16"):
         draw_figures(table(), tmp_path, "words=5")
 
@@ -153,3 +157,27 @@ def test_families_are_alike_but_for_some_axes():
         ("t", "words=8"): {"words=8": "as configured", "words=8,verifier=weak": "verifier=weak"}
     }
     assert families(settings, lambda axis: axis == "words") == {("t", ""): {"words=4": "words=4", "words=8": "words=8"}}
+
+
+def test_a_few_starts_are_drawn_as_a_range_and_the_difference_with_an_interval(drawn, tmp_path):
+    rows = []
+    for start in (1, 2, 3):
+        for seed in (0, 1):
+            gain = 0.1 * start
+            rows += run_rows("tango", (0.0, gain, gain), start=start, seed=seed)
+            rows += run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed)
+    draw_figures(rows, tmp_path)
+    figure = drawn["what_it_bought.png"]
+    assert figure.get_suptitle().endswith("mean of 6 runs from 3 starts of each arm; shaded: range of the starts")
+    # 0.075, 0.15 and 0.225 over the run: deviation 0.075, and 4.3027 for two degrees of freedom.
+    assert figure.axes[-1].get_title() == "mean over the run +0.15 [-0.04, +0.34]\nshaded: 95 % interval (t)"
+
+
+def test_the_map_cuts_runs_to_the_steps_that_all_have(drawn, tmp_path):
+    rows = []
+    for words in ("4", "8"):
+        facts = {"setting": f"words={words}", "sampled_accuracy": 0.8 / int(words)}
+        rows += run_rows("tango", (0.0, 0.4), **facts) + run_rows("grpo", (0.0, 0.4, 0.8), **facts)
+    draw_figures(rows, tmp_path)
+    lane, _ = drawn["map.png"].subfigs[0].axes
+    assert len(lane.texts) == 4  # over 10 steps, neither arm gets there in either setting

@@ -5,18 +5,24 @@ import pytest
 
 from support.ablation_cases import curve, evaluation, run_rows
 from tango_jax.ablation.statistics import (
-    RESAMPLES,
+    band_of_difference,
     band_over,
     band_over_steps,
     difference,
     estimate,
     gap_share,
     paired,
-    percentile_interval,
     ratio,
-    resampled_weights,
 )
-from tango_jax.tracking.learning_curve import Curve, Reached, curves_by_setting, mean_accuracy, steps_to, tokens_to
+from tango_jax.tracking.learning_curve import (
+    Curve,
+    Reached,
+    curves_by_setting,
+    mean_accuracy,
+    same_span,
+    steps_to,
+    tokens_to,
+)
 
 # ------------------------------------------------------------------------------------------------ of one curve
 
@@ -53,6 +59,27 @@ def test_of_several_evaluations_at_a_step_the_last_counts():
     assert (steps.tolist(), accuracy.tolist()) == ([0, 10], [0.2, 0.6])
 
 
+def test_a_curve_is_cut_to_a_step_by_interpolation():
+    rows = (evaluation(0, 0.1, turn=0), evaluation(0, 0.2, turn=5), evaluation(10, 0.4, turn=15, alpha=0.5),
+            evaluation(20, 0.8, turn=25))  # fmt: skip
+    assert Curve(rows).until(20) == Curve(rows).until(30) == Curve(rows)
+    assert Curve(rows).until(10) == Curve(rows[:3])
+    assert Curve(rows).until(0) == Curve(rows[:2])
+    *kept, between = Curve(rows).until(15).evaluations
+    assert tuple(kept) == rows[:3]
+    assert (between.generator_step, between.accuracy, between.sampled_tokens) == (15, pytest.approx(0.6), 1500)
+    assert between.alpha is between.verifier_step_f1 is None  # not measured there
+
+
+def test_curves_of_other_lengths_are_compared_over_what_they_share():
+    """Two identical curves of 60 and of 30 steps differ in nothing."""
+    long, short = ({(0, 0): curve({step: step / 60 for step in range(0, end + 1, 10)})} for end in (60, 30))
+    assert mean_accuracy(long[0, 0]) - mean_accuracy(short[0, 0]) == pytest.approx(0.25)  # the fallacy
+    cut, span = same_span({"long": long, "short": short})
+    assert span == 30 and mean_accuracy(cut["long"][0, 0]) == pytest.approx(mean_accuracy(cut["short"][0, 0]))
+    assert same_span({"long": long, "other": {(1, 1): short[0, 0]}}) == ({"long": {}, "other": {}}, 0)
+
+
 def test_curves_are_found_by_setting_arm_and_unit():
     rows = [*run_rows("grpo", (0.1, 0.2), start=1, seed=5), *run_rows("tango", (0.3, 0.4), start=1, seed=5),
             *run_rows("grpo", (0.5, 0.6), start=1, seed=5, setting="words=4")]  # fmt: skip
@@ -63,46 +90,46 @@ def test_curves_are_found_by_setting_arm_and_unit():
     assert np.isnan(found["last_letter", ""]["grpo"][1, 5].of("alpha")).all()
 
 
-# ----------------------------------------------------------------------------------------------- resamples
+# ----------------------------------------------------------------------------------------------- intervals
 
 
 ONE_START = tuple((0, seed) for seed in range(8))
 THREE_STARTS = tuple((start, seed) for start in range(3) for seed in range(4))
 
 
-def test_with_one_start_seeds_are_drawn():
-    weights_RU = resampled_weights(ONE_START)
-    assert weights_RU.shape == (RESAMPLES, 8)
-    assert (weights_RU.sum(axis=1) == 8).all()
-    np.testing.assert_allclose(weights_RU.var(axis=0), 8 * (1 / 8) * (7 / 8), rtol=0.1)  # of a multinomial draw
+def test_with_one_start_the_interval_is_that_of_the_seeds():
+    found = estimate({unit: float(number) for number, unit in enumerate(ONE_START, 1)})
+    # 1 to 8: variance 6; Student's t with 7 degrees of freedom has 2.5 % above 2.3646.
+    half = 2.3646 * np.sqrt(6 / 8)
+    assert found == pytest.approx((4.5, 4.5 - half, 4.5 + half), rel=1e-4)
 
 
-def test_with_several_starts_these_are_drawn_first():
-    weights_RU = resampled_weights(THREE_STARTS)
-    per_start_RS = weights_RU.reshape(RESAMPLES, 3, 4).sum(axis=2)
-    assert (per_start_RS.sum(axis=1) == 12).all() and (per_start_RS % 4 == 0).all()  # whole starts
-    # All three draws of starts fall on one start in 3 of 27 cases.
-    assert np.mean(per_start_RS.max(axis=1) == 12) == pytest.approx(3 / 27, abs=0.01)
-    assert len({tuple(row) for row in weights_RU[:, :4]}) > 50  # and seeds within them
+def test_with_several_starts_the_interval_is_that_of_their_means():
+    values = {(start, seed): 10.0 * start + seed for start, seed in THREE_STARTS}  # means 1.5, 11.5 and 21.5
+    half = 4.3027 * 10 / np.sqrt(3)
+    assert difference(values, dict.fromkeys(values, 0.0)) == pytest.approx((11.5, 11.5 - half, 11.5 + half), rel=1e-4)
+    apart = {(number, 0): value for number, value in enumerate(values.values())}
+    assert estimate(apart).high - estimate(apart).low < 2 * half  # runs alone would pretend to know more
 
 
-def test_the_interval_of_a_mean_is_that_of_its_spread():
-    """The standard error of a mean of 8: half the interval's width is about 1.96 of them."""
-    values = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
-    found = estimate(ONE_START, values[:, None])
-    error = values.std() / np.sqrt(8)
-    assert found.value == 4.5
-    assert found.high - found.value == pytest.approx(1.96 * error, rel=0.1)
-    assert found.value - found.low == pytest.approx(1.96 * error, rel=0.1)
-    assert estimate(ONE_START, values[:, None]) == found  # the seed is fixed
+@pytest.mark.parametrize("starts, seeds", [(3, 4), (5, 2), (1, 6)])
+def test_intervals_hold_for_few_starts(starts, seeds):
+    """In nine to ten of ten experiments, about 95 %, the interval has the true mean; a bootstrap of three starts has it
+    in 82 %."""
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(2000):
+        own = rng.normal(size=starts) * (starts > 1)  # what the starts have in common, which one alone cannot tell
+        values = {(start, seed): own[start] + 0.3 * rng.normal() for start in range(starts) for seed in range(seeds)}
+        _, low, high = difference(values, dict.fromkeys(values, 0.0))
+        held.append(low <= 0.0 <= high)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.02)
 
 
-def test_starts_that_differ_widen_the_interval():
-    by_start = {unit: float(unit[0]) for unit in THREE_STARTS}
-    ignoring = estimate(tuple((0, number) for number in range(12)), paired(by_start)[1])
-    found = estimate(*paired(by_start))
-    assert found.high - found.low > 1.5 * (ignoring.high - ignoring.low)
-    assert (found.low, found.high) == (0.0, 2.0)  # all draws on the lowest or highest start: 1 in 27 each
+def test_no_interval_leaves_the_range_of_its_measure():
+    values = {(start, 0): value for start, value in enumerate((0.1, 0.9, 0.95))}
+    found = estimate(values, most=1.0)
+    assert (found.low, found.high) == (0.0, 1.0)
 
 
 def test_pairing_takes_out_what_arms_have_in_common():
@@ -111,7 +138,7 @@ def test_pairing_takes_out_what_arms_have_in_common():
     found = difference(easier, hard)
     assert found.value == pytest.approx(-3.125)
     assert -3.25 <= found.low < found.high <= -3.0
-    apart = estimate(*paired(hard))
+    apart = estimate(hard)
     assert apart.high - apart.low > 30
 
 
@@ -124,7 +151,9 @@ def test_only_units_that_all_arms_have_are_compared():
 def test_a_ratio_is_one_of_means():
     found = ratio({(0, 0): 10.0, (0, 1): 20.0}, {(0, 0): 20.0, (0, 1): 80.0})
     assert found.value == pytest.approx(15 / 50)  # and not the mean of 0.5 and 0.25
-    assert (found.low, found.high) == pytest.approx((0.25, 0.5))  # both draws on one unit
+    # Residuals 10 - 0.3 * 20 = 4 and 20 - 0.3 * 80 = -4 over the mean of 50: 0.08 and -0.08, standard error 0.08.
+    half = 12.7062 * 0.08 / 0.3
+    assert (found.low, found.high) == pytest.approx((0.3 * np.exp(-half), 0.3 * np.exp(half)), rel=1e-3)
 
 
 def test_the_share_of_a_gap():
@@ -133,16 +162,24 @@ def test_the_share_of_a_gap():
     middle = {unit: low[unit] + 0.75 * (high[unit] - low[unit]) for unit in ONE_START}
     found = gap_share(middle, low, high)
     assert found.value == pytest.approx(0.75)
-    assert np.isnan(found.low)  # all resamples say the same, which is no certainty
+    assert np.isnan(found.low)  # all runs say the same, which is no certainty
     assert np.isnan(gap_share(middle, low, {unit: value + 0.01 * (-1) ** unit[1] for unit, value in low.items()}).value)
 
 
+def test_a_gap_that_may_be_none_has_no_share_where_runs_are_enough_to_tell():
+    low = {unit: 0.2 for unit in ONE_START}
+    high = {unit: 0.2 + 0.1 * (-1) ** unit[1] + 0.01 for unit in ONE_START}
+    assert np.isnan(gap_share(high, low, high).value)
+    few = ONE_START[:3]  # of which no interval is shown
+    assert gap_share({unit: high[unit] for unit in few}, low, high).value == pytest.approx(1.0)
+
+
 def test_no_interval_without_variation():
-    assert np.isnan(percentile_interval(np.full(10, 0.3))).all()
-    assert np.isnan(percentile_interval(np.array([0.3, np.inf]))).all()
-    one = estimate([(0, 0)], np.array([[2.0]]))
+    alike = estimate(dict.fromkeys(ONE_START, 0.3))
+    assert alike.value == pytest.approx(0.3) and np.isnan([alike.low, alike.high]).all()
+    one = estimate({(0, 0): 2.0})
     assert one.value == 2.0 and np.isnan(one.low)
-    assert np.isnan(estimate([], np.empty((0, 1)))).all()
+    assert np.isnan(estimate({})).all()
 
 
 # -------------------------------------------------------------------------------------------------- bands
@@ -159,8 +196,24 @@ def test_a_band_over_steps_is_of_the_steps_that_all_runs_have():
 def test_a_band_of_many_runs_is_an_interval():
     curves = {(0, seed): curve({0: 0.0, 10: 0.1 * seed}) for seed in range(8)}
     band = band_over_steps(curves)
-    expected = estimate(list(curves), np.array([[0.1 * seed] for seed in range(8)]))
+    expected = estimate({(0, seed): 0.1 * seed for seed in range(8)})
     np.testing.assert_allclose([band.low[1], band.mean[1], band.high[1]], [expected.low, 0.35, expected.high])
+
+
+def test_a_band_of_few_starts_is_their_range():
+    curves = {(start, seed): curve({0: 0.0, 10: 0.1 * start + 0.02 * seed}) for start in range(3) for seed in range(3)}
+    band = band_over_steps(curves)
+    np.testing.assert_allclose([band.low[1], band.mean[1], band.high[1]], [0.02, 0.12, 0.22])  # means of the starts
+
+
+def test_a_band_of_differences_is_of_pairs_and_has_an_interval():
+    base = {(start, seed): curve({0: 0.0, 10: 0.2 * seed, 20: 0.5}) for start in range(3) for seed in range(2)}
+    more = {unit: curve({0: 0.0, 10: 0.2 * unit[1] + 0.1 * unit[0], 20: 0.5}) for unit in base}
+    band = band_of_difference(more, base | {(9, 9): curve({0: 0.0})})
+    assert band.x.tolist() == [0, 10, 20]
+    half = 4.3027 * 0.1 / np.sqrt(3)
+    np.testing.assert_allclose([band.low[1], band.mean[1], band.high[1]], [0.1 - half, 0.1, 0.1 + half], rtol=1e-4)
+    assert (band.low[2], band.high[2]) == (0.0, 0.0)
 
 
 def test_a_band_over_tokens_ends_with_the_shortest_run():

@@ -44,30 +44,33 @@ def test_few_runs_are_shown_one_by_one():
 def test_arms_are_compared_with_the_baseline_and_its_gap_to_the_upper_bound():
     summary = summarize(experiment(2))
     assert "share of the gap from grpo to gold_steps" in summary
-    _, pairs, steps, tokens, more, share = cells(summary, "tango / grpo")
-    assert (pairs, more) == ("2", "+0.250")
+    _, pairs, over, steps, tokens, more, share = cells(summary, "tango / grpo")
+    assert (pairs, over, more) == ("2", "20", "+0.250")
     assert steps == "≤ 0.836"  # 16.72 of the 20 steps that grpo had without reaching it
     assert tokens == "≤ 2.508"
     assert share == f"{0.25 / 0.45:.3f}"  # from 0.2 to 0.65 over the run
     assert cells(summary, "gold_steps / grpo")[-1] == "1"
-    assert cells(summary, "tango / gold_steps")[2] == "1.672"  # 16.72 to 10
+    assert cells(summary, "tango / gold_steps")[3] == "1.672"  # 16.72 to 10
 
 
 def test_many_runs_have_intervals():
     summary = summarize(experiment(3, starts=(1, 2)))
     assert "## last_letter: 2 starts (1, 2), 3 seeds (0, 1, 2)" in summary
-    assert re.fullmatch(r"0\.44[78] \[0\.44\d, 0\.4[45]\d\]", cells(summary, "tango")[2])
-    # 16.67, 16.78 and 16.90 of 20 steps.
-    assert re.fullmatch(r"≤ 0\.839 \[0\.83\d, 0\.84\d\]", cells(summary, "tango / grpo")[2])
+    # Both starts have the same mean, which is no certainty; of one start the seeds' interval is shown.
+    assert cells(summary, "tango")[2] == "0.448"
+    summary = summarize(experiment(6))
+    # 0.4500, 0.4475 ... 0.4375: mean 0.44375, deviation 0.00468, and 2.5706 for five degrees of freedom.
+    assert cells(summary, "tango")[2] == "0.444 [0.439, 0.449]"
+    assert re.fullmatch(r"≤ 0\.848 \[0\.83\d, 0\.86\d\]", cells(summary, "tango / grpo")[3])
 
 
 def test_a_ratio_of_censored_arms_is_marked():
     rows = [*run_rows("tango", BASELINE), *run_rows("grpo", BASELINE)]
-    assert cells(summarize(rows), "tango / grpo")[2] == "neither reaches it"
+    assert cells(summarize(rows), "tango / grpo")[3] == "neither reaches it"
     rows += [*run_rows("tango", GOLD, seed=1), *run_rows("grpo", GOLD, seed=1)]
-    assert cells(summarize(rows), "tango / grpo")[2] == "~ 1.000"
+    assert cells(summarize(rows), "tango / grpo")[3] == "~ 1.000"
     rows = [*run_rows("tango", BASELINE), *run_rows("grpo", GOLD)]
-    assert cells(summarize(rows), "tango / grpo")[2] == "≥ 2.000"
+    assert cells(summarize(rows), "tango / grpo")[3] == "≥ 2.000"
 
 
 def test_settings_have_a_section_each_with_their_start():
@@ -113,4 +116,30 @@ def test_a_share_of_the_gap_counts_the_runs_that_all_three_arms_have():
 
 def test_a_level_that_both_arms_begin_at_has_no_ratio():
     rows = [row for arm in ("tango", "grpo") for seed in range(2) for row in run_rows(arm, (0.9, 0.95, 1.0), seed=seed)]
-    assert cells(summarize(rows), "tango / grpo")[2:4] == ["both begin there"] * 2
+    assert cells(summarize(rows), "tango / grpo")[3:5] == ["both begin there"] * 2
+
+
+def test_runs_of_other_lengths_are_compared_over_the_steps_that_they_share():
+    rows = [*run_rows("tango", (0.0, 0.2)), *run_rows("grpo", (0.0, 0.2, 0.8)), *run_rows("gold_steps", GOLD)]
+    summary = summarize(rows)
+    assert "Over the first 10 generator steps, which all runs have (to their ends: tango 10, grpo 20, gold_steps 20)." \
+        in summary
+    assert cells(summary, "grpo")[2:4] == ["0.100 (0.10)", "0.200 (0.20)"]
+    # tango and grpo are alike as far as both go; the gap to gold_steps is 0.1 to 0.4 there.
+    _, pairs, over, *_, more, share = cells(summary, "tango / grpo")
+    assert (pairs, over, more, share) == ("1", "10", "+0.000", "0.000")
+    assert cells(summary, "gold_steps / grpo")[2] == "20"
+    assert "which all runs have" not in summarize(experiment(1))
+
+
+def test_a_share_says_over_which_steps_it_is_where_the_bound_is_shorter():
+    rows = [*run_rows("tango", METHOD), *run_rows("grpo", BASELINE), *run_rows("gold_steps", GOLD[:2])]
+    assert cells(summarize(rows), "tango / grpo")[-1] == f"{(0.2 - 0.1) / (0.4 - 0.1):.3f} (over 10 steps)"
+
+
+def test_arms_that_differ_in_other_settings_are_named():
+    rows = [*run_rows("tango", METHOD, method="aa"), *run_rows("grpo", BASELINE, method="bb"),
+            *run_rows("gold_steps", GOLD, method="aa"), *run_rows("my_arm", GOLD)]  # fmt: skip
+    assert "Other settings differ as well, such as a schedule, a reward, a loss or a learning rate, between tango, " \
+        "gold_steps and grpo: these arms do not compare as arms." in summarize(rows)
+    assert "Other settings" not in summarize([row._replace(method="aa") for row in rows])

@@ -10,6 +10,7 @@ from tango_jax import ablate, export, generate, plan, sft, train
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
 from tango_jax.config import flatten
+from tango_jax.tracking.evaluations import method_of, setup_of
 from tango_jax.tracking.stored_runs import stored_curves
 
 ROOT = Path(tango_jax.__file__).parents[1]
@@ -151,4 +152,7 @@ def test_what_a_config_file_needs_or_does_not_take_is_named(arguments, tmp_path)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_quickstart_has_stored_runs_to_stand_beside(seed):
     config = load_config("last_letter", [f"seed={seed}", f"compare_with={ROOT / 'configs/last_letter.csv'}"])
-    assert set(stored_curves(config)) >= {"grpo", "gold_steps"}
+    stored = stored_curves(config)
+    assert set(stored) >= {"grpo", "gold_steps"}
+    found = {(row.setup, row.method) for curve in stored.values() for row in curve.evaluations}
+    assert found == {(setup_of(config), method_of(config))}

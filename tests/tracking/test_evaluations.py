@@ -3,8 +3,16 @@
 import pytest
 
 from support.ablation_cases import evaluation, run_rows
-from tango_jax.config import default_config
-from tango_jax.tracking.evaluations import Evaluation, evaluations_of, read_tables, setup_of, write_table
+from tango_jax.config import default_config, flatten
+from tango_jax.tracking.evaluations import (
+    Evaluation,
+    Sources,
+    evaluations_of,
+    method_of,
+    read_tables,
+    setup_of,
+    write_table,
+)
 
 
 def turn(step: int, phase: str, tokens: dict[str, int], seconds: float, **metrics) -> dict:
@@ -59,7 +67,9 @@ def test_rows_of_a_run_by_hand():
 def test_a_run_without_verifier_pool_or_generator_turns_has_empty_columns():
     metrics = [{"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.5}]
     [row] = evaluations_of(metrics, default_config(), "")
-    assert row[-7:-1] == (None,) * 6 and (row.accuracy, row.sampled_tokens, row.seconds) == (0.5, 0, 0.0)
+    assert (row.sampled_accuracy, row.verifier_live_step_f1, row.alpha, row.verifier_step_f1) == (None,) * 4
+    assert (row.problems, row.generator_start) == ("", "") and row.setup and row.method
+    assert (row.accuracy, row.sampled_tokens, row.seconds) == (0.5, 0, 0.0)
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
@@ -82,18 +92,130 @@ def test_tables_are_read_together(tmp_path):
         read_tables([tmp_path / "a.csv", tmp_path / "a.csv"])
 
 
-def test_runs_of_other_problems_are_not_read_as_more_seeds(tmp_path):
+def with_values(**values):
     config = default_config()
-    config.task.rl_words = (9, 9)
-    config.seed, config.task.data_seed, config.arm, config.generator.loss.algorithm = 5, 6, "grpo", "rloo"
-    setups = [setup_of(config), setup_of(default_config())]
-    config.task.rl_words = default_config().task.rl_words
-    assert setups[0] != setups[1] == setup_of(config)  # seed, start, arm and loss are none of it
-    for name, seed, setup in (("a", 0, setups[0]), ("b", 1, setups[1]), ("c", 2, "")):
-        write_table([evaluation(0, 0.5, seed=seed, setup=setup)], tmp_path / f"{name}.csv")
-    assert len(read_tables([tmp_path / "a.csv", tmp_path / "c.csv"])) == 2  # of a version without it
-    with pytest.raises(ValueError, match=r"b.csv, line 2 and .*a.csv, line 2 are both of task last_letter and setting"):
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    return config
+
+
+@pytest.mark.parametrize("key, value", [
+    ("task.rl_words", (9, 9)), ("task.grader", "my.py:grade"), ("eval.problems", 5), ("rl.samples_per_prompt", 7),
+    ("generator.checkpoint", "models/SmolLM2"), ("generator.use_chat", True), ("verifier.max_prompt", 77),
+    ("generator.max_response", 55), ("verifier.sft.steps", 3), ("generator.model.compute_dtype", "bfloat16"),
+    ("verifier.template", "last_letter"), ("generator.model.width", 64),
+])  # fmt: skip
+def test_what_must_be_equal_side_by_side_is_in_the_setup(key, value):
+    config, default = with_values(**{key: value}), default_config()
+    assert setup_of(config) != setup_of(default) and method_of(config) == method_of(default)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("rl.alpha_initial", 0.3), ("rl.generator_steps", 7), ("generator.loss.algorithm", "rloo"),
+    ("verifier.temperature", 0.7), ("generator.optimizer.lr", 0.1), ("generator.reward", "my.py:reward"),
+    ("rl.warmup_steps", 3),
+])  # fmt: skip
+def test_what_makes_another_method_is_no_other_setup(key, value):
+    config, default = with_values(**{key: value}), default_config()
+    assert setup_of(config) == setup_of(default) and method_of(config) != method_of(default)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("seed", 5), ("task.data_seed", 6), ("arm", "grpo"), ("task.grader_timeout_s", 5),
+    ("generator.model.attention", "xla"),
+    ("verifier.model.decode_attention", "auto"), ("generator.init_from", "runs/sft"), ("checkpoint.every", 3),
+    ("verifier.row_buckets", (8,)), ("alarms.window", 3), ("compare_with", "x.csv"), ("generator.mesh.tensor", 2),
+    ("generator.model.remat", "none"), ("notes", "hello"), ("ablation.workers", 2), ("eval.every", 3),
+    ("generator.reward_timeout_s", 5), ("verifier.logp_chunk", 64), ("loggers.wandb", "x"),
+])  # fmt: skip
+def test_what_changes_no_result_but_for_rounding_is_in_no_digest(key, value):
+    config, default = with_values(**{key: value}), default_config()
+    assert (setup_of(config), method_of(config)) == (setup_of(default), method_of(default))
+
+
+def test_every_key_is_in_one_digest_or_in_none_on_purpose():
+    """A key that is forgotten would let runs stand side by side that do not compare."""
+    default = default_config()
+    unseen = [key for key, value in flatten(default).items()
+              if all(digest_of(with_values(**{key: changed(value)})) == digest_of(default)
+                     for digest_of in (setup_of, method_of))]  # fmt: skip
+    assert {key.split(".", 1)[-1] if key.startswith(("generator.", "verifier.")) else key.split(".")[0]
+            for key in unseen} == {
+        "seed", "arm", "notes", "task", "generate", "checkpoint", "rollouts", "distributed", "alarms", "loggers",
+        "compile_cache", "compare_with", "transcripts", "ablation", "eval", "init_from", "reward_timeout_s",
+        "model.attention", "model.decode_attention", "model.remat", "model.unroll", "prompt_buckets", "cache_buckets",
+        "row_buckets", "cache_tokens", "share_prompts", "pack_length", "rows_per_micro_batch",
+        "prompts_per_micro_batch", "logp_chunk", "sft.pack_length", "sft.rows_per_micro_batch",
+        "sft.eval_every", "sft.eval_examples",
+        "sft.max_heldout_loss", "sft.checkpoint_every", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor",
+        "mesh.offload", "mesh.grad_reduce_dtype",
+    }  # fmt: skip
+    assert {key for key in unseen if key.startswith(("task.", "eval."))} == {
+        "task.data_seed", "task.grader_timeout_s", "eval.every"}  # fmt: skip
+
+
+def changed(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return (7, 9) if isinstance(value, tuple) else {"seed": [1]} if isinstance(value, dict) else f"{value}x"
+
+
+def test_a_path_counts_by_its_last_part_and_a_model_by_its_checkpoint():
+    def setup(**values):
+        return setup_of(with_values(**values))
+
+    assert setup(generator__checkpoint="a/SmolLM2") == setup(generator__checkpoint="b/SmolLM2@c0ffee")
+    assert setup(generator__checkpoint="a/SmolLM2") != setup(generator__checkpoint="a/Qwen")
+    sizes = {"generator__checkpoint": "a/SmolLM2", "generator__model__width": 64}  # read from the checkpoint
+    assert setup(**sizes) == setup(generator__checkpoint="a/SmolLM2")
+    one_line = "Solve 1/2: {problem}"
+    assert setup(generator__template=one_line) != setup(generator__template="Solve 3/2: {problem}")
+
+
+def test_an_edited_function_makes_other_digests():
+    config = with_values(generator__reward="my.py:reward", task__grader="my.py:grade")
+    files = [{"generator.reward": reward, "task.grader": grader}
+             for reward, grader in (("a", "a"), ("b", "a"), ("a", "b"))]  # fmt: skip
+    assert [setup_of(config, each) == setup_of(config, files[0]) for each in files] == [True, True, False]
+    assert [method_of(config, each) == method_of(config, files[0]) for each in files] == [True, False, True]
+
+
+def test_what_a_run_started_from_is_in_its_rows():
+    start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p", "templates": "t"}
+    [first, *_] = evaluations_of(METRICS, default_config(), "", Sources(start, {}))
+    assert (first.generator_start, first.verifier_start) == ("a" * 12, "b" * 12)
+    [other, *_] = evaluations_of(METRICS, default_config(), "", Sources(start | {"templates": "u"}, {}))
+    assert first.problems != other.problems != ""
+
+
+@pytest.mark.parametrize("digests, others, message", [
+    ({"setup": "1"}, {"seed": 1, "setup": "2"}, "had other problems, another model, stage 1 or prompt, or turns"),
+    ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo had other settings beside the seed"),
+    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with other contents"),
+    ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
+     "of start 3 and seed 0 began with other weights of the generator"),
+    ({"arm": "fixed_verifier", "verifier_start": "1"}, {"arm": "tango", "verifier_start": "2"},
+     "began with other weights of the verifier"),
+])  # fmt: skip
+def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, others, message):
+    write_table([evaluation(0, 0.5, **digests)], tmp_path / "a.csv")
+    write_table([evaluation(0, 0.5, **others)], tmp_path / "b.csv")
+    both = r"b.csv, line 2 and .*a.csv, line 2 are both of task last_letter and .*"
+    with pytest.raises(ValueError, match=both + message):
         read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])
+    unknown = {name: "" for name in ("setup", "method", "problems", "generator_start", "verifier_start")}
+    write_table([evaluation(0, 0.5, **(others | unknown))], tmp_path / "b.csv")  # of a table that did not record it
+    assert len(read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
+
+
+def test_runs_that_compare_are_read_together(tmp_path):
+    """Another method in another arm, other weights of another seed, and a verifier that one arm does not ask."""
+    rows = [evaluation(0, 0.5, method="1", generator_start="1", verifier_start="1"),
+            evaluation(0, 0.5, arm="tango", method="2", generator_start="1", verifier_start="2"),
+            evaluation(0, 0.5, seed=1, method="1", generator_start="2", verifier_start="3")]  # fmt: skip
+    write_table(rows, tmp_path / "a.csv")
+    assert read_tables([tmp_path / "a.csv"]) == rows
 
 
 def test_columns_that_came_later_may_be_missing(tmp_path):

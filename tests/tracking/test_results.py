@@ -9,6 +9,7 @@ from support.ablation_cases import evaluation
 from tango_jax.config import default_config
 from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
+from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
 from tango_jax.tracking.evaluations import setup_of, write_table
@@ -84,7 +85,25 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     *_, last = compare(config, tmp_path)  # stage 1 ended in another start
     assert last.startswith("these are not paired: this run began with an accuracy of 0.000, the stored ones with an "
                            "accuracy of 0.250")  # fmt: skip
+    start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p"}
+    write_json_atomic(tmp_path / "summary.json", summary | {"start": start})
+    write_table([row._replace(generator_start="a" * 12) for row in stored], config.compare_with)
+    assert len(compare(config, tmp_path)) == 4
+    write_table([row._replace(generator_start="c" * 12, verifier_step_f1=None) for row in stored], config.compare_with)
+    *_, last = compare(config, tmp_path)  # the same scores are no proof of the same weights
+    assert last.startswith("these are not paired: they began with other weights and the same scores. On another kind")
+    config.generator.init_from = "runs/sft"
+    *_, last = compare(config, tmp_path)
+    assert last.endswith("and the same scores. generator.init_from may hold other weights than they had")
+    config.generator.init_from = ""
+    write_table([row._replace(problems="q") for row in stored], config.compare_with)
+    assert compare(config, tmp_path) == [
+        "this run is not compared with those in stored.csv: its files of problems or prompts have other contents"]
+    write_table([row._replace(method="another") for row in stored], config.compare_with)
+    assert compare(config, tmp_path)[-1].startswith("beside the arm they differ in other settings, such as a schedule")
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
+    config.generator.model.attention, config.task.grader_timeout_s = "xla", 5  # which may change at any time
+    assert len(compare(config, tmp_path)) == 4
     config.task.rl_words = (9, 9)
     [line] = compare(config, tmp_path)
     assert line.startswith("this run is not compared with those in stored.csv: it has other problems, ")

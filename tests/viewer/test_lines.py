@@ -90,6 +90,17 @@ def test_the_table_says_of_how_many_problems_an_accuracy_is():
     assert shown == [["3", "96", "0.500 (0.50, 0.50)"], ["3", "100", "0.500 [0.40, 0.60]"]]
 
 
+def test_the_table_says_that_rows_of_other_lengths_do_not_compare():
+    def evaluated(name: str, steps: int, **changed):
+        row = {"step": steps, "phase": "eval", "generator_step": steps, "generator/accuracy": 0.5}
+        return run_of(name, **changed)._replace(rows=[row])
+
+    said = "The rows end at different generator steps: compare the curves where they overlap, not the rows."
+    captions = [comparison.table(lines_of([evaluated("a", 18, arm="grpo"), evaluated("b", steps)]))["caption"]
+                for steps in (18, 24)]  # fmt: skip
+    assert [said in caption for caption in captions] == [False, True]
+
+
 def test_equal_seeds_are_warned_of():
     runs = [run_of("a"), run_of("b"), run_of("c", seed=1), run_of("d", arm="grpo")]
     (warning,) = warnings(lines_of(runs))
