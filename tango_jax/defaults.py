@@ -1,8 +1,21 @@
 """Every key of the configuration with its default and meaning. Config files start from `default_config()`."""
 
-from ml_collections import ConfigDict
+from typing import Any
+
+import ml_collections
 
 from tango_jax.arms import ARMS, DEFAULT_ARM
+from tango_jax.runtime.user_code import NAMES_A_FUNCTION
+
+
+class ConfigDict(ml_collections.ConfigDict):
+    """A group of keys, which says in one line what a key takes where a function is assigned to it."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if callable(value) and not isinstance(value, ml_collections.FieldReference):
+            name = getattr(value, "__name__", type(value).__name__)
+            raise ValueError(f"{key}={name}: {NAMES_A_FUNCTION}, not the function itself")
+        super().__setitem__(key, value)
 
 
 def optimizer_config(lr: float) -> ConfigDict:

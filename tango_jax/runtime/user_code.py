@@ -184,8 +184,6 @@ def what_failed(file: str, line: int | None, error: BaseException) -> str:
         # The text of a KeyError is the repr of its argument.
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         line, text = lines[-1] if lines else line, on_one_line(message or "no message")
-    if isinstance(error, TypeError) and re.search(r"type <class '\w*function\w*'> and cannot be casted", text):
-        text += f"; {NAMES_A_FUNCTION}"  # of a ConfigDict, where a setting is a text
     if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
         text, _, keys = text.partition(" Other fields present")
         text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))

@@ -718,3 +718,11 @@ def test_printed_sizes_of_a_model_with_a_checkpoint_say_that_they_are_not_used(s
 def test_a_run_is_in_the_folder_of_its_configs_name_by_default(small):
     assert parse_command_line("train", "doc", [f"--config={small}"], "runs/NAME")[1] == Path("runs/small")
     assert parse_command_line("train", "doc", ["--config=last_letter"], "runs/NAME")[1] == Path("runs/last_letter")
+
+
+@pytest.mark.parametrize("group, key", [("generator", "reward"), ("verifier", "reward"), ("task", "grader")])
+def test_a_function_that_is_assigned_to_a_key_is_answered_in_one_line(group, key):
+    config = default_config()
+    for one in (config, config.copy_and_resolve_references()):
+        with pytest.raises(ValueError, match=rf"^{key}=len: a setting takes the name of a function, FILE\.py:name or"):
+            one[group][key] = len
