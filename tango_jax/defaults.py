@@ -5,7 +5,8 @@ from typing import Any
 import ml_collections
 
 from tango_jax.arms import ARMS, DEFAULT_ARM
-from tango_jax.runtime.user_code import NAMES_A_FUNCTION
+
+NAMES_A_FUNCTION = "a setting takes the name of a function, FILE.py:name or package.module:name"
 
 
 class ConfigDict(ml_collections.ConfigDict):

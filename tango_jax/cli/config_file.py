@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten
+from tango_jax.defaults import NAMES_A_FUNCTION
 from tango_jax.runtime.checks import Mistakes, cut, local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.package_changes import watched
-from tango_jax.runtime.user_code import MAX_PATH, NAMES_A_FUNCTION, run_file, what_failed
+from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 from tango_jax.tracking.provenance import check_stored_changes
 
 # What a config file may change in the package. Loaded before one is executed, so that its changes are seen.

@@ -31,7 +31,6 @@ from tango_jax.runtime.model_text import on_one_line
 MAX_PATH, MAX_TEXT = 300, 500  # characters of a path, and of the text of an error, in a message
 _numbers = itertools.count()  # for the names of modules
 _running = contextvars.ContextVar("_running", default=())  # files that are being run
-NAMES_A_FUNCTION = "a setting takes the name of a function, FILE.py:name or package.module:name"
 GUARD = 'under `if __name__ == "__main__":`'
 
 
