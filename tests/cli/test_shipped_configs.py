@@ -9,7 +9,11 @@ import tango_jax
 from tango_jax import ablate, export, generate, plan, sft, train
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
-from tango_jax.config import flatten
+from tango_jax.config import ROLES, flatten
+from tango_jax.loop.imitation import sft_pairs
+from tango_jax.rl.policy import make_policies
+from tango_jax.rl.schedule import make_schedule
+from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.evaluations import method_of, setup_of
 from tango_jax.tracking.stored_runs import stored_curves
 
@@ -156,3 +160,33 @@ def test_the_quickstart_has_stored_runs_to_stand_beside(seed):
     assert set(stored) >= {"grpo", "gold_steps"}
     found = {(row.setup, row.method) for curve in stored.values() for row in curve.evaluations}
     assert found == {(setup_of(config), method_of(config))}
+
+
+def test_the_two_minutes_config_fills_its_batches_and_cuts_no_text():
+    config = load_config("last_letter_mini", [f"{role}.mesh.fsdp=1" for role in ROLES])
+    rows = config.rl.prompts_per_step * config.rl.samples_per_prompt
+    assert rows == 48 and config.eval.problems % rows == config.eval.pool % rows == 0
+    assert config.generator.row_buckets == (config.rl.prompts_per_step, rows)
+    assert config.verifier.row_buckets == (rows,)
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    for policy in policies.values():
+        assert len(sft_pairs(policy, task, "train", 0, 300)) == 300  # those that do not fit are left out
+    assert {task.test_problem(index).size for index in range(50)} == {4, 5}
+    assert {task.train_problem(index).size for index in range(50)} == {4, 5}
+    assert {task.verifier_problem(index).size for index in range(50)} == {2, 3}
+
+
+def test_the_two_minutes_config_does_less_than_the_quickstart():
+    """Its time is given by comparison with the quickstart's: responses sampled in RL, tokens of stage 1."""
+    mini, quickstart = load_config("last_letter_mini"), load_config("last_letter")
+
+    def sampled(config):
+        return make_schedule(config).num_turns * config.rl.prompts_per_step * config.rl.samples_per_prompt
+
+    def imitated(config):
+        return sum(role.sft.steps * role.sft.batch_size * role.sft.pack_length
+                   for role in (config.generator, config.verifier))  # fmt: skip
+
+    assert make_schedule(mini).num_turns == 6 + 24 + 8
+    assert sampled(mini) < sampled(quickstart) / 3 and imitated(mini) < imitated(quickstart)
