@@ -87,7 +87,7 @@ def test_an_arm_of_ones_own_is_planned(config):
 OTHER_MEANINGS = {
     "grpo": {"rl/advantages.py", "defaults.py", "bench.py"},
     "gold_steps": {
-        "evaluation/command.py", "tasks/user_task.py", "tracking/rollout_rows.py", "viewer/pack.py", "viewer/quality.py"
+        "evaluation/output.py", "tasks/user_task.py", "tracking/rollout_rows.py", "viewer/pack.py", "viewer/quality.py"
     },  # fmt: skip
 }
 

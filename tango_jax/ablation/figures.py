@@ -11,6 +11,7 @@ The last three need settings that differ, and are left out where there are none.
 `verifier` and with `alpha` say what the last two compare; the map takes all others for how hard the task is.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,40 +19,42 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from tango_jax.ablation import statistics
-from tango_jax.ablation.drawing import (
-    HEIGHT,
-    WIDTH,
-    Settings,
-    add_legend,
-    families,
-    make_figure,
-    style,
-    title_of,
-)
+from tango_jax.ablation.families import Settings, families, title_of
 from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
-from tango_jax.ablation.statistics import Band, Unit
 from tango_jax.ablation.summary import in_order, outcome_only
 from tango_jax.arms import BLUE, DEFAULT_ARM, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.checks import one_of
-from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.curves import label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
+from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Unit, difference, has_interval
 from tango_jax.tracking.learning_curve import (
-    LEVEL,
     Arms,
+    Band,
     Curves,
+    band_of_difference,
+    band_over,
+    band_over_steps,
     curves_by_setting,
     mean_accuracy,
     same_span,
     trains_generator,
 )
-from tango_jax.tracking.plots import save_figure
+from tango_jax.tracking.plots import (
+    HEIGHT,
+    OVER,
+    WIDTH,
+    add_legend,
+    draw_band,
+    make_figure,
+    make_grid,
+    save_figure,
+    style,
+    style_accuracy,
+)
 
-X_LABELS = {"steps": "generator step", "tokens": "sampled tokens, both roles", "seconds": "minutes of training"}
 VERIFIER, ALPHA = "verifier", "alpha"  # how axes of the grid begin that compare one of these
-MAX_MARKERS = 12
 PALETTE = (Look(VERMILION, "-", "circle"), Look(BLUE, "--", "square"), Look(GREEN, "-.", "triangle-up"),
            Look(ORANGE, ":", "diamond"), Look(PURPLE, "--", "cross"))  # fmt: skip
 
@@ -103,33 +106,32 @@ def _curves(arms: Arms, over: Sequence[str], title: str, is_compared: bool = Fal
     looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
     is_compared = is_compared and baseline is not None and bool(
         arms.get(DEFAULT_ARM, {}).keys() & arms[baseline].keys())  # fmt: skip
-    figure = make_figure(WIDTH + 2.0 * is_compared, HEIGHT + 0.4, f"{title}\n{_counts(arms)}")
+    figure = make_figure(f"{title}\n{_counts(arms)}", WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
     panels = np.atleast_1d(figure.subplots(1, len(over) + is_compared))
     for axes, kind in zip(panels, over, strict=False):
         for arm in reversed(arms):  # the first arm is drawn last, on top
-            drawn[arm] = _draw_band(axes, _band(arms[arm], kind), looks[arm])
-        _finish_curves(axes, kind)
+            drawn[arm] = draw_band(axes, _band(arms[arm], kind), looks[arm])
+        style_accuracy(axes, kind)
         axes.tick_params(labelleft=kind == over[0])
     if is_compared:
         _draw_ahead(panels[-1], *same_span({arm: arms[arm] for arm in (DEFAULT_ARM, baseline)})[0].values(), looks,
                     baseline)  # fmt: skip
     figure.axes[0].set_ylabel("greedy accuracy, held out", fontsize=8)
-    add_legend(figure, [drawn[arm] for arm in arms], [label_of(arm) for arm in arms])
+    add_legend(figure, {label_of(arm): drawn[arm] for arm in arms})
     return figure
 
 
 def _draw_ahead(axes: Axes, method: Curves, base: Curves, looks: Mapping[str, Look], baseline: str) -> None:
     """The method's accuracy minus the baseline's, and the mean of that over the run as a title."""
-    _draw_band(axes, statistics.band_of_difference(method, base), looks[DEFAULT_ARM])
+    draw_band(axes, band_of_difference(method, base), looks[DEFAULT_ARM])
     style(axes)
     axes.axhline(0.0, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
-    axes.set_xlabel(X_LABELS["steps"], fontsize=8)
+    axes.set_xlabel(OVER["steps"][1], fontsize=8)
     axes.set_ylabel(f"{DEFAULT_ARM} minus {baseline}, in pairs", fontsize=8)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    mean = statistics.difference(*({unit: mean_accuracy(curve) for unit, curve in curves.items()}
-                                   for curves in (method, base)))  # fmt: skip
-    is_interval = len(method) >= statistics.MIN_FOR_INTERVAL and np.isfinite(mean.low)
+    mean = difference(*({unit: mean_accuracy(curve) for unit, curve in curves.items()} for curves in (method, base)))
+    is_interval = len(method) >= MIN_FOR_INTERVAL and np.isfinite(mean.low)
     shown = f" [{mean.low:+.2f}, {mean.high:+.2f}]\nshaded: 95 % interval (t)" if is_interval else "\nshaded: range"
     axes.set_title(f"mean over the run {mean.value:+.2f}{shown}", fontsize=8)
 
@@ -147,35 +149,16 @@ def _counts(arms: Arms) -> str:
 
 
 def _shade(units: Sequence[Unit]) -> str:
-    if statistics.has_interval(units):
+    if has_interval(units):
         return "95 % interval (t)"
     return "range of the starts" if len({start for start, _ in units}) > 1 else "range of the runs"
 
 
 def _band(curves: Curves, kind: str) -> Band:
     if kind == "steps":
-        return statistics.band_over_steps(curves)
-    band = statistics.band_over(curves, {"tokens": "sampled_tokens"}.get(kind, kind))
+        return band_over_steps(curves)
+    band = band_over(curves, OVER[kind][0])
     return band._replace(x=band.x / 60) if kind == "seconds" else band
-
-
-def _draw_band(axes: Axes, band: Band, look: Look, label: str | None = None):
-    axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
-    every = max(1, len(band.x) // MAX_MARKERS)
-    [line] = axes.plot(band.x, band.mean, color=look.colour, linestyle=look.dash, marker=MARKERS[look.marker],
-                       markevery=every, markersize=3.5, linewidth=1.6, label=label)  # fmt: skip
-    return line
-
-
-def _finish_curves(axes: Axes, kind: str) -> None:
-    style(axes)
-    axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
-    axes.set_xlabel(X_LABELS[kind], fontsize=8)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=kind == "steps"))
-    if kind == "tokens":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
 
 
 def _alphas(settings: Settings) -> Figure | None:
@@ -190,23 +173,14 @@ def _alphas(settings: Settings) -> Figure | None:
                 panels.append((title_of(task, common), arm, bands))
     if not panels:
         return None
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = make_figure(WIDTH, lines * HEIGHT + 0.25, "")
-    grid = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
-    for axes, (title, arm, bands) in zip(grid, panels, strict=False):
-        for look, (own, curves) in zip(_palette(len(bands)), bands.items(), strict=True):
-            _draw_band(axes, statistics.band_over_steps(curves), look, own)
-        _finish_curves(axes, "steps")
+    figure, grid = make_grid(len(panels), min(3, len(panels)), WIDTH, HEIGHT, 0.25, sharey=True)
+    for axes, (title, arm, bands) in zip(grid, panels, strict=True):
+        for look, (own, curves) in zip(itertools.cycle(PALETTE), bands.items(), strict=False):
+            draw_band(axes, band_over_steps(curves), look, own)
+        style_accuracy(axes, "steps")
         axes.set_title(f"{title}\n{label_of(arm)}", fontsize=9)
         axes.legend(fontsize=7, frameon=False, loc="best")
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
     return figure
-
-
-def _palette(count: int) -> list[Look]:
-    return [PALETTE[index % len(PALETTE)] for index in range(count)]
 
 
 def _file_name(task: str) -> str:

@@ -13,22 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, SymmetricalLogLocator
 
-from tango_jax.ablation import statistics
-from tango_jax.ablation.drawing import (
-    HEIGHT,
-    WIDTH,
-    Settings,
-    add_legend,
-    families,
-    make_figure,
-    style,
-    title_of,
-)
-from tango_jax.ablation.statistics import Estimate
+from tango_jax.ablation.families import Settings, families, title_of
 from tango_jax.ablation.summary import in_order, pass_rate_at_start, values_of
 from tango_jax.arms import GREY, Look
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.intervals import Estimate, estimate, has_interval
 from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, Reached, cut_to_shared_span, steps_to
+from tango_jax.tracking.plots import HEIGHT, WIDTH, add_legend, make_figure, style
 
 DODGE = 0.06  # of the width of the axis, between arms with the same x
 LANE_ROW = 0.14  # inches
@@ -67,8 +58,7 @@ def points_by_skill(arms: Arms) -> dict[str, Point]:
 
 def _point(curves: Curves, x: float) -> Point:
     reached = {unit: steps_to(curve) for unit, curve in curves.items()}
-    steps = statistics.estimate(values_of(reached))
-    return Point(x, steps, tuple(reached.values()), statistics.has_interval(list(reached)))
+    return Point(x, estimate(values_of(reached)), tuple(reached.values()), has_interval(list(reached)))
 
 
 def draw_reached(
@@ -96,13 +86,13 @@ def draw_reached(
     arms = in_order({arm: None for points in panels.values() for by_arm in points.values() for arm in by_arm})
     looks = looks_of(arms)
     lane = LANE_ROW * (len(arms) + 1)
-    figure = make_figure(max(WIDTH, len(panels) * WIDTH / 2), HEIGHT + lane + 0.6, "")
+    figure = make_figure(width=max(WIDTH, len(panels) * WIDTH / 2), height=HEIGHT + lane + 0.6)
     parts = figure.subfigures(1, len(panels), squeeze=False)[0]
     for part, (title, points) in zip(parts, panels.items(), strict=True):
         _draw_panel(part, title, points, looks, lane / HEIGHT, is_log)
         part.axes[-1].set_xlabel(x_label, fontsize=8)
     shown = {line.get_label(): line for part in parts for line in part.axes[-1].lines}
-    add_legend(figure, [shown[arm] for arm in arms if arm in shown], [label_of(arm) for arm in arms if arm in shown])
+    add_legend(figure, {label_of(arm): shown[arm] for arm in arms if arm in shown})
     return figure
 
 

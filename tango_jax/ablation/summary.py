@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tango_jax.ablation import statistics
-from tango_jax.ablation.statistics import MIN_FOR_INTERVAL, Estimate, Unit
 from tango_jax.arms import ARMS, DEFAULT_ARM
 from tango_jax.tracking.evaluations import Evaluation
+from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, difference, estimate, gap_share, ratio
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Arms,
@@ -171,7 +170,7 @@ def _comparison_table(arms: Arms, pairs: Sequence[tuple[str, str]], bound: str |
         for measure_fn in (steps_to, tokens_to):
             cells.append(_ratio(*({unit: measure_fn(curve) for unit, curve in both[arm].items()}
                                   for arm in (first, second))))  # fmt: skip
-        cells.append(_figure(statistics.difference(*_means(both).values()), count, sign="+"))
+        cells.append(_figure(difference(*_means(both).values()), count, sign="+"))
         if bound:
             cells.append(_gap_share(arms, (first, second, bound), count, span) if first != bound else "1")
         lines.append("| " + " | ".join(cells) + " |")
@@ -189,7 +188,7 @@ def _gap_share(arms: Arms, names: tuple[str, str, str], pairs: int, steps: int) 
     common = len(three[names[0]])
     if not common:
         return "no common runs"
-    shown = _figure(statistics.gap_share(*_means(three).values()), common)
+    shown = _figure(gap_share(*_means(three).values()), common)
     other = [f"of {common}"] * (common != pairs) + [f"over {span} steps"] * (span != steps)
     return f"{shown} ({', '.join(other)})" if other else shown
 
@@ -203,7 +202,7 @@ def _mean(values: Mapping[Unit, float | None]) -> str:
         return ""
     if len(values) < MIN_FOR_INTERVAL:
         return f"{np.mean(list(values.values())):.3f} ({', '.join(f'{value:.2f}' for value in values.values())})"
-    return _figure(statistics.estimate(values, most=1.0), len(values))
+    return _figure(estimate(values, most=1.0), len(values))
 
 
 def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
@@ -213,7 +212,7 @@ def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
     if len(values) < MIN_FOR_INTERVAL:
         shown = ", ".join(f"{'' if found.is_reached else '>'}{_short(found.x)}" for found in reached.values())
         return f"{'≥ ' * is_bound}{_short(np.mean(list(values.values())))} ({shown})"
-    return "≥ " * is_bound + _figure(statistics.estimate(values), len(values), _short)
+    return "≥ " * is_bound + _figure(estimate(values), len(values), _short)
 
 
 def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
@@ -225,7 +224,7 @@ def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
         return "both begin there"
     is_over, is_under = (all(reached[unit].is_reached for unit in units) for reached in (over, under))
     bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ ", (False, False): "~ "}[is_over, is_under]
-    return bound + _figure(statistics.ratio(values_of(over), values_of(under)), len(units))
+    return bound + _figure(ratio(values_of(over), values_of(under)), len(units))
 
 
 def _score(curves: Curves, name: str) -> str:
@@ -242,7 +241,7 @@ def _live(curves: Curves) -> str:
     if not all(values.size > 1 for values in found.values()):
         return ""
     first, last = ({unit: values[place] for unit, values in found.items()} for place in (0, -1))
-    change = _figure(statistics.difference(last, first), len(found), sign="+")
+    change = _figure(difference(last, first), len(found), sign="+")
     return f"{np.mean(list(first.values())):.3f} to {np.mean(list(last.values())):.3f}: {change}"
 
 

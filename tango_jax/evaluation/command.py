@@ -4,36 +4,31 @@ Takes settings; writes the folder `settings.out` with rows, tables and, for seve
 weights are freed before the verifier's are loaded. Stage of the loop: after training, on any checkpoint.
 """
 
-import dataclasses
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config
-from tango_jax.evaluation.figures import plot_samples
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
-from tango_jax.evaluation.lengths import check_prompt_lengths
-from tango_jax.evaluation.results import SetResult, averages, judge_result, solve_result
+from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
+from tango_jax.evaluation.output import write_rows, write_tables
 from tango_jax.evaluation.sets import EvalSet, JudgeSet, SolveSet, grader_name, open_sets
-from tango_jax.evaluation.settings import Settings, check_settings, save_settings
-from tango_jax.evaluation.shards import JudgedRow, Shard, SolvedRow, complete_shards
-from tango_jax.evaluation.tables import csv_text, markdown, percent
-from tango_jax.evaluation.verifier import first_wrong, judge_shard, read_judged
+from tango_jax.evaluation.settings import Settings, check_settings, models_of, save_settings
+from tango_jax.evaluation.shards import Shard, complete_shards
+from tango_jax.evaluation.verifier import judge_shard, read_judged
 from tango_jax.grading import check_grader
+from tango_jax.records import Problem
 from tango_jax.runtime import hosts
-from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, open_checkpoint_sampler
 from tango_jax.tasks.own_grader import load_grader, try_grader
+from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import read_config
 
-SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
-           "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip
-TABLES = ("tables.md", "tables.csv")
+_NO_LIMIT = 1 << 30
 
 
 def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]:
@@ -42,31 +37,30 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     Raises:
         ValueError: the sets, a checkpoint or the output folder cannot be used; this is raised before any model is run.
     """
-    is_correct = load_grader("--grader", settings.grader or "")
-    sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed, is_correct)
-    for kind in {eval_set.grade_kind for eval_set in sets if isinstance(eval_set, SolveSet)}:
-        check_grader(kind)
-    # Only what is needed: a hub id is downloaded when it is opened.
-    needs_solver = any(isinstance(eval_set, SolveSet) for eval_set in sets)
-    needs_judge = not all(isinstance(eval_set, SolveSet) for eval_set in sets) or settings.verifier is not None
-    names = {"generator": settings.checkpoint if needs_solver else None,
-             "verifier": settings.judge if needs_judge else None}  # fmt: skip
-    samplers = {
-        role: open_checkpoint_sampler(role, name, settings.sampler(role)) for role, name in names.items() if name
-    }
-    for note in grader_notes(settings, sets):
-        console.log(note)
-    check_prompt_lengths(sets, samplers, are_solutions_judged=settings.verifier is not None)
-    console.log(f"machine: {describe_machine()}")
-    for eval_set in sets:
-        count = len(eval_set.problems) if isinstance(eval_set, SolveSet) else len(eval_set.claims)
-        what = "problems to solve" if isinstance(eval_set, SolveSet) else "solutions to judge"
-        graded = f", graded by {grader_name(eval_set)}" if eval_set.is_correct else ""
-        console.log(f"{eval_set.name}: {count} {what}, from {eval_set.source}{graded}")
-    check_settings(settings)
-
-    solve_shards, solved = solve_all(sets, samplers, settings, console)
-    judge_shards, judged = judge_all(sets, solve_shards, solved, samplers, settings, console)
+    sets, samplers = _open(settings, console)
+    solve_shards = _shards_of(sets, SolveSet, "solved", settings)
+    solved = complete_shards(
+        "Solving",
+        solve_shards,
+        read_fn=lambda shard: read_solved(shard, samples_of(settings)),
+        open_fn=lambda: _load_weights(samplers["generator"], settings),
+        work_fn=lambda sampler, shard: solve_shard(sampler, shard, settings),
+        console=console,
+    )
+    judge_shards = _shards_of(sets, JudgeSet, "judged", settings)
+    if settings.verifier is not None:  # it also judges the generator's solutions
+        judge_shards += [
+            Shard(shard.set, claims_of(shard.set, rows), settings.out, "judged", shard.index)
+            for shard, rows in zip(solve_shards, solved, strict=True)
+        ]
+    judged = complete_shards(
+        "Judging",
+        judge_shards,
+        read_fn=lambda shard: read_judged(shard, settings.votes),
+        open_fn=lambda: _load_weights(samplers["verifier"], settings),
+        work_fn=lambda sampler, shard: judge_shard(sampler, shard, settings),
+        console=console,
+    )
     results = []
     for eval_set in sets:
         rows, verifications = _rows_of(eval_set, solve_shards, solved), _rows_of(eval_set, judge_shards, judged)
@@ -79,6 +73,28 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
     if hosts.is_first():
         write_tables(settings, results, console)
     return results
+
+
+def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str, CheckpointSampler]]:
+    """The sets, and a sampler without weights for each role that has work: whatever can be wrong is found here."""
+    is_correct = load_grader("--grader", settings.grader or "")
+    sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed, is_correct)
+    for kind in {eval_set.grade_kind for eval_set in sets if isinstance(eval_set, SolveSet)}:
+        check_grader(kind)
+    samplers = {
+        role: open_checkpoint_sampler(role, name, settings.sampler(role)) for role, name in models_of(settings).items()
+    }
+    for note in grader_notes(settings, sets):
+        console.log(note)
+    check_prompt_lengths(sets, samplers, are_solutions_judged=settings.verifier is not None)
+    console.log(f"machine: {describe_machine()}")
+    for eval_set in sets:
+        count = len(eval_set.problems) if isinstance(eval_set, SolveSet) else len(eval_set.claims)
+        what = "problems to solve" if isinstance(eval_set, SolveSet) else "solutions to judge"
+        graded = f", graded by {grader_name(eval_set)}" if eval_set.is_correct else ""
+        console.log(f"{eval_set.name}: {count} {what}, from {eval_set.source}{graded}")
+    check_settings(settings)
+    return sets, samplers
 
 
 def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
@@ -94,64 +110,42 @@ def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
     return notes
 
 
-def solve_all(
-    sets: Sequence[EvalSet], samplers: dict[str, CheckpointSampler], settings: Settings, console: Console
-) -> tuple[list[Shard], list[list[SolvedRow]]]:
-    """Solve every problem; return the shards and the rows of each."""
-    shards = [
-        Shard(eval_set, items, settings.out, "solved", index)
-        for eval_set in sets if isinstance(eval_set, SolveSet)
+def check_prompt_lengths(
+    sets: Iterable[EvalSet], samplers: dict[str, CheckpointSampler], are_solutions_judged: bool
+) -> None:
+    """Raises ValueError where not one problem of a set is within the limit of a role that gets to see it."""
+    solving = ("generator", "verifier") if are_solutions_judged else ("generator",)
+    for eval_set in sets:
+        if isinstance(eval_set, SolveSet):
+            roles, problems = solving, [problem for _, problem in eval_set.problems]
+        else:
+            roles, problems = ("verifier",), [claim.solution.problem for claim in eval_set.claims]
+        for role in roles:
+            sampler, shortest = samplers[role], _NO_LIMIT
+            for problem in problems:  # the first is likely to do
+                shortest = min(shortest, _num_tokens(role, sampler, problem))
+                if shortest <= sampler.max_prompt:
+                    break
+            else:
+                flag = {"generator": "--max_prompt", "verifier": "--verifier_max_prompt"}[role]
+                raise ValueError(f"{flag}={sampler.max_prompt} is too short for every problem of {eval_set.name}: "
+                                 f"the shortest makes a prompt of {shortest} tokens; raise it to that at least")
+
+
+def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:
+    """Tokens of a problem's prompt; a verifier's, of the shortest solution there is."""
+    if role == "generator":
+        return len(generator_prompt(sampler.template, sampler.tokenizer, problem))
+    return len(verifier_prompt(sampler.template, sampler.tokenizer, problem, "", 1, _NO_LIMIT)[0])
+
+
+def _shards_of(sets: Sequence[EvalSet], kind: type, stage: str, settings: Settings) -> list[Shard]:
+    """The shards of the sets of one kind, in order."""
+    return [
+        Shard(eval_set, items, settings.out, stage, index)
+        for eval_set in sets if isinstance(eval_set, kind)
         for index, items in enumerate(eval_set.shards(settings.shard))
     ]  # fmt: skip
-    rows = complete_shards(
-        "Solving",
-        shards,
-        read_fn=lambda shard: read_solved(shard, samples_of(settings)),
-        open_fn=lambda: _load_weights(samplers["generator"], settings),
-        work_fn=lambda sampler, shard: solve_shard(sampler, shard, settings),
-        shown_fn=lambda rows: {
-            "correct": sum(row.is_correct for row in rows) / len(rows),
-            "truncated": sum(row.is_truncated for row in rows) / len(rows),
-            "tokens": sum(row.num_tokens for row in rows) / len(rows),
-        },
-        console=console,
-    )
-    return shards, rows
-
-
-def judge_all(
-    sets: Sequence[EvalSet],
-    solve_shards: Sequence[Shard],
-    solved: Sequence[list[SolvedRow]],
-    samplers: dict[str, CheckpointSampler],
-    settings: Settings,
-    console: Console,
-) -> tuple[list[Shard], list[list[JudgedRow]]]:
-    """Judge the given solutions and, if a verifier is named, those of the generator; return shards and rows."""
-    shards = [
-        Shard(eval_set, claims, settings.out, "judged", index)
-        for eval_set in sets if isinstance(eval_set, JudgeSet)
-        for index, claims in enumerate(eval_set.shards(settings.shard))
-    ]  # fmt: skip
-    if settings.verifier is not None:
-        shards += [
-            Shard(shard.set, claims_of(shard.set, rows), settings.out, "judged", shard.index)
-            for shard, rows in zip(solve_shards, solved, strict=True)
-        ]
-    rows = complete_shards(
-        "Judging",
-        shards,
-        read_fn=lambda shard: read_judged(shard, settings.votes),
-        open_fn=lambda: _load_weights(samplers["verifier"], settings),
-        work_fn=lambda sampler, shard: judge_shard(sampler, shard, settings),
-        shown_fn=lambda rows: {
-            "correct": sum(row.verdict == "CORRECT" for row in rows) / len(rows),
-            "aligned": sum(row.is_aligned for row in rows) / len(rows),
-            "tokens": sum(row.num_tokens for row in rows) / len(rows),
-        },
-        console=console,
-    )
-    return shards, rows
 
 
 def _load_weights(sampler: CheckpointSampler, settings: Settings) -> CheckpointSampler:
@@ -164,49 +158,6 @@ def _load_weights(sampler: CheckpointSampler, settings: Settings) -> CheckpointS
 def _rows_of(eval_set: EvalSet, shards: Sequence[Shard], rows: Sequence[list]) -> list:
     """The rows of one set, in order."""
     return [row for shard, part in zip(shards, rows, strict=True) if shard.set is eval_set for row in part]
-
-
-def write_rows(
-    settings: Settings, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]
-) -> None:
-    """One line per solution with its verifications, for people and for other programs."""
-    by_claim: dict[tuple[int, int], list[dict]] = {}
-    for row in judged:
-        fields = {key: value for key, value in dataclasses.asdict(row).items() if key not in ("number", "sample")}
-        by_claim.setdefault((row.number, row.sample), []).append(fields | {"first_wrong": first_wrong(row)})
-    if isinstance(eval_set, SolveSet):
-        lines = [dataclasses.asdict(row) for row in rows]
-    else:
-        lines = [
-            {"number": claim.number, "sample": claim.sample, "problem_id": claim.solution.problem.id,
-             "question": claim.solution.problem.question, "steps": claim.solution.steps,
-             "is_correct": claim.solution.is_correct, "gold_steps": claim.solution.gold_steps,
-             "gold_first_wrong": claim.first_wrong}
-            for claim in eval_set.claims
-        ]  # fmt: skip
-    for line in lines:
-        line["verifications"] = by_claim.get((line["number"], line["sample"]), [])
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomically(settings.out / "rows" / f"{eval_set.name}.jsonl", text)
-
-
-def write_tables(settings: Settings, results: Sequence[SetResult], console: Console) -> None:
-    means = averages(results)
-    texts = (markdown(settings, results, means), csv_text(results, means))
-    for name, text in zip(TABLES, texts, strict=True):
-        write_atomically(settings.out / name, text)
-    figure = plot_samples(results, settings.out / "samples.png")
-    console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), [_summary_row(one) for one in results])
-    console.log("files:")
-    for path in (*(settings.out / name for name in TABLES), *[settings.out / "samples.png"] * figure,
-                 settings.out / "rows"):  # fmt: skip
-        console.log(f"  {path}")
-
-
-def _summary_row(result: SetResult) -> list[str]:
-    """Return each figure of SUMMARY for one set, with the largest number of samples."""
-    found = {metric.name: metric.estimate for metric in result.metrics}  # metrics ascend in k
-    return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
 
 
 def process_config(settings: Settings) -> ConfigDict:

@@ -111,6 +111,15 @@ def check(settings: Settings) -> None:
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
 
 
+def models_of(settings: Settings) -> dict[str, str]:
+    """The model of each role that has work. The others are not opened: they need neither weights nor a template."""
+    is_judged = [name.partition(":")[0] in _JUDGED_SETS for name in settings.sets]
+    models = {} if all(is_judged) else {"generator": settings.checkpoint}
+    if any(is_judged) or settings.verifier is not None:
+        models["verifier"] = settings.judge
+    return models
+
+
 def check_settings(settings: Settings) -> None:
     """Check that the settings of an earlier attempt in the output folder, if any, are the same; write nothing.
 
@@ -155,22 +164,13 @@ def _comparable(settings: Settings) -> dict:
     fields["sets"] = list(settings.sets)
     # A run that goes on training between two attempts is another model, as are other weights in the same place, and an
     # edited template is another prompt.
-    for role, name in _models(settings).items():
+    for role, name in models_of(settings).items():
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)
         if step is not None:
             fields["checkpoint_step" if role == "generator" else "verifier_step"] = step
         template = template_of(prompting_of(name, role), settings.sampler(role))
         fields[f"{role}_template_digest"] = digest(load_template(role, template))
     return fields
-
-
-def _models(settings: Settings) -> dict[str, str]:
-    """The model of each role that has work: the others are not opened, and so need neither weights nor a template."""
-    is_judged = [name.partition(":")[0] in _JUDGED_SETS for name in settings.sets]
-    models = {} if all(is_judged) else {"generator": settings.checkpoint}
-    if any(is_judged) or settings.verifier is not None:
-        models["verifier"] = settings.judge
-    return models
 
 
 def _parser(doc: str) -> Parser:

@@ -41,6 +41,11 @@ class SolvedRow:
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
     graded_by: str = ""  # digest of the user's grader that decided `is_correct`; empty: answers were compared
 
+    @property
+    def shown(self) -> dict[str, float]:
+        """What the progress bar shows the mean of."""
+        return {"correct": self.is_correct, "truncated": self.is_truncated, "tokens": self.num_tokens}
+
 
 @dataclasses.dataclass(frozen=True)
 class JudgedRow:
@@ -59,6 +64,11 @@ class JudgedRow:
     num_tokens: int
     is_shortened: bool  # the solution was cut to fit the prompt
     is_too_long: bool  # not even the problem fits, or there was nothing to judge: no verdict
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """What the progress bar shows the mean of."""
+        return {"correct": self.verdict == "CORRECT", "aligned": self.is_aligned, "tokens": self.num_tokens}
 
 
 class Shard(NamedTuple):
@@ -98,7 +108,6 @@ def complete_shards(
     read_fn: Callable[[Shard], list | None],
     open_fn: Callable[[], Any],
     work_fn: Callable[[Any, Shard], list],
-    shown_fn: Callable[[list], dict[str, float]],
     console: Console,
 ) -> list[list]:
     """Return the rows of every shard, including those of an earlier attempt; compute those that are missing.
@@ -107,7 +116,6 @@ def complete_shards(
         read_fn: a shard's rows from its file, or None.
         open_fn: makes what `work_fn` needs: a sampler with its weights.
         work_fn: does a shard.
-        shown_fn: a few numbers of a shard for the progress bar.
     """
     # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
     found = hosts.from_first([read_fn(shard) for shard in shards])
@@ -119,9 +127,10 @@ def complete_shards(
     with console.stage(title, done + sum(len(shards[index].items) for index in own), done) as progress:
         for index in own:
             shard = shards[index]
-            found[index] = work_fn(ready, shard)
-            write_part(shard.path, found[index])
-            progress.advance(len(shard.items), phase=shard.set.name, **shown_fn(found[index]))
+            rows = found[index] = work_fn(ready, shard)
+            write_part(shard.path, rows)
+            means = {name: sum(row.shown[name] for row in rows) / len(rows) for name in rows[0].shown}
+            progress.advance(len(shard.items), phase=shard.set.name, **means)
     for index, rows in hosts.gather([(index, found[index]) for index in own]):
         found[index] = rows
     return found

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.evaluation.statistics import pass_at_k
 from tango_jax.grading import grade_many
 
 RIGHT = 0  # the class of every answer that the grader accepts
@@ -109,3 +108,18 @@ def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
         values[f"best_of_by_{name}"] = best_of(ballot, score_n, k)
         values[f"vote_by_{name}"] = weighted_vote(ballot, score_n, k)
     return values
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the probability that k of n samples, drawn without replacement, include a correct one.
+
+    It is 1 - C(n-c, k) / C(n, k), the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
+    """
+    assert 0 <= num_correct <= num_samples and 1 <= k <= num_samples, (num_samples, num_correct, k)
+    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def reported_sample_counts(num_samples: int) -> tuple[int, ...]:
+    """The numbers of samples that are reported: 1, 2, 4, ... and all."""
+    powers = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples]
+    return (*powers, num_samples)

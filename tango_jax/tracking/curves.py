@@ -17,6 +17,7 @@ MARKERS = {
 }  # fmt: skip
 SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
 SMOOTHING_SHARE = 12  # the smoothing window is one twelfth of a curve's points
+LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat
 
 
 def label_of(arm: str) -> str:
@@ -52,6 +53,14 @@ def smooth(y: np.ndarray) -> np.ndarray:
     middle = np.arange(len(y))
     reach = np.minimum(half, np.minimum(middle, len(y) - 1 - middle))
     return (sums[middle + reach + 1] - sums[middle - reach]) / (2 * reach + 1)
+
+
+def score_range(low: float, high: float, least_margin: float = 0.0) -> tuple[float, float]:
+    """Axis range for scores from `low` to `high`: never beyond 0 and 1, and never so narrow that noise looks like
+    progress."""
+    spare = max(LEAST_SPAN - (high - low), least_margin) / 2
+    # Near 0 or 1, extend the range at the other end instead.
+    return max(min(low - spare, 1.02 - LEAST_SPAN), -0.02), min(max(high + spare, LEAST_SPAN - 0.02), 1.02)
 
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,13 @@
-"""The learning curve of one run, and how far and how soon it rises.
+"""The learning curve of one run, how far and how soon it rises, and the mean curve of many runs.
 
 Takes a run's evaluations (evaluations.py); returns numbers. Used after runs, to compare them. A mean over a longer run
 says something else than one over a shorter run, so curves are cut to the generator steps that all of them have
 (`same_span`) before they are compared.
+
+A run that never reaches a level is censored: it would have needed more than it had. It counts with what it had, steps
+or tokens, at its end, so that its arm's mean is a lower bound; with the same number of steps in all runs that is the
+restricted mean of survival analysis. A ratio of two such means is an upper bound of the true one if only runs of the
+denominator are censored, and a lower bound if only runs of the numerator are.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.arms import ARMS
+from tango_jax.tracking.curves import Series, at_common_x
 from tango_jax.tracking.evaluations import Evaluation
+from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Unit, has_interval, independent_means, t_interval
 
 LEVEL = 0.8  # accuracy that counts as having learned the task
 
@@ -32,10 +39,10 @@ class Curve(NamedTuple):
         """The values of a column, float [evaluations]; NaN where there are none."""
         return np.array([np.nan if (value := getattr(row, name)) is None else value for row in self.evaluations], float)
 
-    def by_step(self) -> tuple[np.ndarray, np.ndarray]:
-        """(generator steps, accuracy there): of several evaluations at a step, the last."""
+    def by_step(self) -> Series:
+        """Accuracy at generator steps: of several evaluations at a step, the last."""
         accuracy = {row.generator_step: row.accuracy for row in self.evaluations}
-        return np.array(list(accuracy), float), np.array(list(accuracy.values()), float)
+        return Series(np.array(list(accuracy), float), np.array(list(accuracy.values()), float))
 
     @property
     def last_step(self) -> int:
@@ -58,7 +65,7 @@ class Curve(NamedTuple):
         return Curve((*kept, before._replace(generator_step=step, **between, **unknown)))
 
 
-Curves = dict[tuple[int, int], Curve]  # (start, seed) -> curve, of one arm
+Curves = dict[Unit, Curve]  # of one arm
 Arms = dict[str, Curves]
 
 
@@ -127,3 +134,44 @@ def mean_accuracy(curve: Curve) -> float:
     steps, accuracy = curve.by_step()
     span = steps[-1] - steps[0]
     return float(np.trapezoid(accuracy, steps) / span) if span else float(accuracy[-1])
+
+
+class Band(NamedTuple):
+    """A mean curve with its 95 % interval at every point; of too few independent observations (`has_interval`), such as
+    three starts, their range, which tells how far they differ and not where the mean of all starts may be."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def band_over_steps(curves: Curves) -> Band:
+    """Accuracy at the generator steps that all runs were evaluated at."""
+    return _band(list(curves), *at_common_x(curve.by_step() for curve in curves.values()))
+
+
+def band_over(curves: Curves, name: str, points: int = 100) -> Band:
+    """Accuracy over another cumulative column, as far as all runs got; interpolated between evaluations."""
+    end = min(curve.of(name)[-1] for curve in curves.values())
+    x = np.linspace(0.0, end, points)
+    values_UX = np.array([np.interp(x, curve.of(name), curve.of("accuracy")) for curve in curves.values()])
+    return _band(list(curves), x, values_UX)
+
+
+def band_of_difference(more: Curves, less: Curves) -> Band:
+    """Accuracy of one arm minus that of another, paired, at the generator steps that all of their common runs were
+    evaluated at; with the 95 % interval from MIN_FOR_INTERVAL runs on, however few starts they have."""
+    units = [unit for unit in more if unit in less]
+    steps, values_VX = at_common_x(curves[unit].by_step() for curves in (more, less) for unit in units)
+    values_UX = values_VX[: len(units)] - values_VX[len(units) :]
+    return _band(units, steps, values_UX, is_interval=len(units) >= MIN_FOR_INTERVAL)
+
+
+def _band(units: list[Unit], x: np.ndarray, values_UX: np.ndarray, is_interval: bool | None = None) -> Band:
+    observations_OX = independent_means(units, values_UX)
+    mean, low, high = t_interval(observations_OX)
+    if not (has_interval(units) if is_interval is None else is_interval):
+        return Band(x, mean, observations_OX.min(axis=0), observations_OX.max(axis=0))
+    low, high = (np.where(np.isnan(bound), mean, bound) for bound in (low, high))  # where all are alike: no width
+    return Band(x, mean, low, high)

@@ -14,10 +14,10 @@ from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
+from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
 from tango_jax.tracking.provenance import read_provenance, summary_of
-from tango_jax.tracking.scores import wilson
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 

@@ -5,27 +5,10 @@ after parsing and grading.
 """
 
 from collections.abc import Sequence
-from math import sqrt
 
 import numpy as np
 
 from tango_jax.records import Solution, Verification
-
-Z_95 = 1.959963984540054  # of the normal distribution
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share among `count` independent outcomes, at 95 %.
-
-    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
-    """
-    if count == 0:
-        return float("nan"), float("nan")
-    shrink = 1 + Z_95**2 / count
-    middle = (share + Z_95**2 / (2 * count)) / shrink
-    half = Z_95 * sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / shrink
-    # At 0 and at 1 the bound is exact, but for rounding.
-    return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
 def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:

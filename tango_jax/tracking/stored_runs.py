@@ -5,17 +5,17 @@ Out: comparison.png, and lines for the console. Compared are the runs of the sam
 seed, if they had the same problems, models and stage 1. Runs after the last turn, once the results are written.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
-from matplotlib.ticker import EngFormatter
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS, GREY
+from tango_jax.arms import ARMS
 from tango_jax.config import ROLES
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.curves import Series, label_of, looks_of
 from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, read_tables, sources_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
@@ -27,10 +27,9 @@ from tango_jax.tracking.learning_curve import (
     trains_generator,
 )
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import finish_axes, make_figure, save_figure
+from tango_jax.tracking.plots import OVER, add_legend, draw_line, make_figure, save_figure, style_accuracy
 
 PICTURE = "comparison.png"
-NUM_PANELS = 2
 
 
 def compare(config: ConfigDict, workdir: Path) -> list[str]:
@@ -127,26 +126,24 @@ def _differ(name: str, own: Curve, stored: dict[str, Curve]) -> bool:
 def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:
     """Draw accuracy over generator steps, and over the tokens that both roles sampled."""
     others = "stored ones" if is_paired(own, stored) else "stored ones from another start"
-    figure, panels = make_figure(f"{config.task.name}, seed {config.seed}: this run beside {others}", NUM_PANELS)
+    figure = make_figure(f"{config.task.name}, seed {config.seed}: this run beside {others}")
+    panels = figure.subplots(1, 2)
     looks, drawn = looks_of([config.arm, *stored]), {}
-    for axes, name in zip(panels, ("generator_step", "sampled_tokens"), strict=True):
-        for arm, curve in [*reversed(stored.items()), (config.arm, own)]:  # the run itself on top
-            is_own = arm == config.arm
-            look, width = looks[arm], 1.6 if is_own else 1.2
-            [line] = axes.plot(curve.of(name), curve.of("accuracy"), linestyle="-" if is_own else look.dash,
-                               color=look.colour, marker=MARKERS[look.marker], linewidth=width)  # fmt: skip
-            drawn[f"{label_of(arm)}{' (this run)' if is_own else ''}"] = line
-        axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
-    panels[0].set_xlabel("generator step")
+    for axes, over in zip(panels, ("steps", "tokens"), strict=True):
+        for arm, curve in reversed(stored.items()):
+            drawn[label_of(arm)] = draw_line(axes, _points(curve, over), looks[arm], width=1.2)
+        # The run itself on top.
+        drawn[f"{label_of(config.arm)} (this run)"] = draw_line(
+            axes, _points(own, over), dataclasses.replace(looks[config.arm], dash="-")
+        )
+        style_accuracy(axes, over)
     panels[0].set_ylabel("greedy accuracy, held out", fontsize=8)
-    panels[1].set_xlabel("sampled tokens, both roles")
-    for axes in panels:
-        finish_axes(axes)
-        axes.set_ylim(-0.02, 1.02)
-    panels[1].xaxis.set_major_formatter(EngFormatter(sep=" "))
-    figure.legend(list(drawn.values())[::-1], list(drawn)[::-1], fontsize=8, loc="outside lower center", frameon=False,
-                  ncols=min(len(drawn), 3), handlelength=3.4)  # fmt: skip
+    add_legend(figure, dict(reversed(drawn.items())))
     save_figure(figure, path)
+
+
+def _points(curve: Curve, over: str) -> Series:
+    return Series(curve.of(OVER[over][0]), curve.of("accuracy"))
 
 
 def _start(curve: Curve) -> tuple[float, float | None]:

@@ -5,7 +5,7 @@ Curves of metrics that a run did not log are missing, and panels without curves 
 
 from tango_jax.arms import BLUE, GREEN, GREY, VERMILION
 from tango_jax.tracking.curves import Series, series
-from tango_jax.tracking.scores import wilson
+from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer.panels import line, noisy, panel, share, with_content
 from tango_jax.viewer.runs import Run
 

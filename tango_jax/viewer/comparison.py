@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.tracking.curves import Series, at_common_x, over_seeds, series, smooth
-from tango_jax.tracking.scores import wilson
+from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer.lines import Line
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run

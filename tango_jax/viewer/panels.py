@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from tango_jax.tracking.curves import Series, smooth
-from tango_jax.tracking.scores import wilson
+from tango_jax.tracking.curves import Series, score_range, smooth
+from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer.quality import Rates
 
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
-LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat
 FEW = 20  # cases; a rate of fewer is drawn small and pale
 
 
@@ -15,7 +14,8 @@ def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", sco
     """A chart with a title and a caption. `score`: the values are shares, and the y axis is limited to 0 and 1."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     if score:
-        axes["yaxis"]["range"] = _score_range([value for trace in traces for value in _extent(trace)])
+        values = [value for trace in traces for value in _extent(trace)]
+        axes["yaxis"]["range"] = list(score_range(min(values), max(values), 0.05)) if values else [-0.02, 1.02]
     return {"title": title, "caption": caption, "traces": traces, "layout": axes | layout}
 
 
@@ -112,13 +112,3 @@ def _extent(trace: dict) -> list[float]:
         return values
     ends = zip(values, trace["error_y"]["array"], trace["error_y"]["arrayminus"], strict=True)
     return [end for value, above, below in ends for end in (value + above, value - below)]
-
-
-def _score_range(values: list[float]) -> list[float]:
-    """Axis range: never beyond 0 and 1, and never so narrow that noise looks like progress."""
-    if not values:
-        return [-0.02, 1.02]
-    low, high = min(values), max(values)
-    spare = max(LEAST_SPAN - (high - low), 0.05) / 2
-    # Near 0 or 1, extend the range at the other end instead.
-    return [max(min(low - spare, 1.02 - LEAST_SPAN), -0.02), min(max(high + spare, LEAST_SPAN - 0.02), 1.02)]

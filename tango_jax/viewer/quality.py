@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.tracking.scores import class_scores, wilson
+from tango_jax.tracking.intervals import wilson
+from tango_jax.tracking.scores import class_scores
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 LEAST_OF_CLASS = 5  # minimum number per class for an F1: with fewer, the value is 0, 1 or chance

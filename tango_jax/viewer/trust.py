@@ -6,7 +6,7 @@ the captions name. Panels without curves, and tables without cases, are left out
 
 from tango_jax.arms import BLUE, GREEN, GREY, SKY, VERMILION
 from tango_jax.tracking.curves import Series, series
-from tango_jax.tracking.scores import wilson
+from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer import quality
 from tango_jax.viewer.charts import TURN, responses_of_a_turn, warmup_shade
 from tango_jax.viewer.panels import FEW, bars, noisy, panel, rated, with_content

@@ -6,7 +6,7 @@ import pytest
 
 from support.ablation_cases import evaluation, run_rows
 from tango_jax.ablation import figures
-from tango_jax.ablation.drawing import families, pairs_of
+from tango_jax.ablation.families import families, pairs_of
 from tango_jax.ablation.figures import draw_figures
 
 FAST, SLOW, NEVER = (0.0, 0.9, 1.0), (0.0, 0.4, 0.9), (0.0, 0.1, 0.2)

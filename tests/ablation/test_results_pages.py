@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax.ablation import statistics
 from tango_jax.ablation.summary import METHODS, summarize
 from tango_jax.tracking.evaluations import read_tables
+from tango_jax.tracking.intervals import difference, gap_share
 from tango_jax.tracking.learning_curve import curves_by_setting, mean_accuracy
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +39,9 @@ def test_the_first_screens_numbers_are_those_of_the_table():
     mean = {arm: {unit: mean_accuracy(curve) for unit, curve in curves.items()} for arm, curves in arms.items()}
     readme = one_line((ROOT / "README.md").read_text())
     ahead, share, fixed = (
-        statistics.difference(mean["tango"], mean["grpo"]),
-        statistics.gap_share(mean["tango"], mean["grpo"], mean["gold_steps"]),
-        statistics.difference(mean["tango"], mean["fixed_verifier"]))  # fmt: skip
+        difference(mean["tango"], mean["grpo"]),
+        gap_share(mean["tango"], mean["grpo"], mean["gold_steps"]),
+        difference(mean["tango"], mean["fixed_verifier"]))  # fmt: skip
     assert "{:+.2f} [{:+.2f}, {:+.2f}]".format(*ahead) in readme
     assert "closes {:.2f} [{:.2f}, {:.2f}] of the gap".format(*share) in readme
     assert "a verifier never trained by RL by {:.2f} [{:.2f}, {:.2f}]".format(*fixed) in readme

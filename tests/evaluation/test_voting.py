@@ -12,6 +12,8 @@ from tango_jax.evaluation.voting import (
     answer_classes,
     best_of,
     majority,
+    pass_at_k,
+    reported_sample_counts,
     selection_accuracies,
     weighted_vote,
 )
@@ -91,3 +93,15 @@ def test_equal_answers_share_a_class():
 ])  # fmt: skip
 def test_classes_are_those_of_the_set_s_own_grader(kind, answers, classes):
     assert answer_classes([answers], [[False] * len(answers)], kind) == [classes]
+
+
+@pytest.mark.parametrize("n, c, k, expected", [
+    (4, 1, 1, 1 / 4), (4, 1, 2, 1 / 2), (4, 1, 4, 1), (5, 2, 3, 9 / 10), (6, 3, 2, 4 / 5), (8, 0, 8, 0), (3, 3, 1, 1),
+    (10, 8, 3, 1),
+])  # fmt: skip
+def test_pass_at_k(n, c, k, expected):
+    assert pass_at_k(n, c, k) == pytest.approx(expected)
+
+
+def test_the_axis_doubles_and_ends_with_all():
+    assert [reported_sample_counts(n) for n in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]

@@ -17,7 +17,7 @@ from rich.console import Console as RichConsole
 from support.paths import ROOT
 from support.processes import HANG_S
 from tango_jax import sample
-from tango_jax.evaluation.tables import table
+from tango_jax.evaluation.output import table
 from tango_jax.grading import parse_verification
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem, Verification

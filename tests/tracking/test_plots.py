@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from tango_jax.tracking import curves
+from tango_jax.tracking import curves, plots
 from tango_jax.tracking.plots import plot_ablation, plot_curves
 
 
@@ -69,3 +69,11 @@ def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
 def test_ablation_is_drawn_whatever_is_missing(tmp_path, runs):
     plot_ablation(runs, tmp_path / "ablation.png")
     assert png_size(tmp_path / "ablation.png")[0] == 1200
+
+
+@pytest.mark.parametrize("accuracy, limits", [(0.0, (-0.02, 0.18)), (1.0, (0.82, 1.02)), (0.5, (0.4, 0.6))])
+def test_the_axis_of_a_flat_score_stays_within_0_and_1(monkeypatch, tmp_path, accuracy, limits):
+    drawn = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    plot_curves([eval_row(0, accuracy), eval_row(5, accuracy)], tmp_path / "curves.png", "a run")
+    assert drawn[0].axes[0].get_ylim() == pytest.approx(limits)

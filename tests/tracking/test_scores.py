@@ -1,30 +1,13 @@
 """Agreement of verifications with the facts, against counts made by hand."""
 
 import dataclasses
-from math import nan
 
-import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from tango_jax.records import Problem, Solution, Verification
-from tango_jax.tracking.scores import Z_95, class_scores, generator_scores, verifier_scores, wilson
+from tango_jax.tracking.scores import class_scores, generator_scores, verifier_scores
 
 T, F, N = True, False, None
-
-
-def test_wilson():
-    z2 = Z_95**2
-    assert wilson(0.0, 30) == pytest.approx((0, z2 / (30 + z2)))  # 0 to 11.4 %
-    assert wilson(1.0, 30) == pytest.approx((30 / (30 + z2), 1))
-    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert np.isnan(wilson(nan, 0)).all()
-
-
-@pytest.mark.parametrize("num_true, count", [(0, 30), (30, 30), (3, 10), (1, 1), (499, 500)])
-def test_wilson_is_that_of_scipy(num_true, count):
-    expected = binomtest(num_true, count).proportion_ci(0.95, method="wilson")
-    assert wilson(num_true / count, count) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("predicted, actual, f1_correct, f1_incorrect, balanced_accuracy", [

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tango_jax.config import default_config, flatten
-from tango_jax.tracking.scores import wilson
+from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer import quality, trust
 from tango_jax.viewer.panels import panel, rated
 from tango_jax.viewer.quality import Judged

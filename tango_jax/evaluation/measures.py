@@ -14,21 +14,20 @@ from tango_jax.evaluation.generator import claims_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, comparable
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, grader_name
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
-from tango_jax.evaluation.statistics import (
+from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
+from tango_jax.evaluation.voting import Ballot, reported_sample_counts, selection_accuracies
+from tango_jax.records import Solution
+from tango_jax.tracking.intervals import (
     Estimate,
     bootstrap_means,
     estimate_from_sums,
     jeffreys_draws,
     mean_over_sets,
     paired_differences,
-    reported_sample_counts,
     resample,
     share_draws,
     share_of,
 )
-from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
-from tango_jax.evaluation.voting import Ballot, selection_accuracies
-from tango_jax.records import Solution
 from tango_jax.tracking.scores import generator_scores, verifier_scores
 
 AVERAGE = "average"

@@ -1,22 +1,16 @@
-"""Measures of curves and their intervals, against numbers worked by hand."""
+"""Measures of learning curves, and mean curves with bands, against numbers worked by hand."""
 
 import numpy as np
 import pytest
 
 from support.ablation_cases import curve, evaluation, run_rows
-from tango_jax.ablation.statistics import (
-    band_of_difference,
-    band_over,
-    band_over_steps,
-    difference,
-    estimate,
-    gap_share,
-    paired,
-    ratio,
-)
+from tango_jax.tracking.intervals import estimate
 from tango_jax.tracking.learning_curve import (
     Curve,
     Reached,
+    band_of_difference,
+    band_over,
+    band_over_steps,
     curves_by_setting,
     mean_accuracy,
     same_span,
@@ -90,99 +84,7 @@ def test_curves_are_found_by_setting_arm_and_unit():
     assert np.isnan(found["last_letter", ""]["grpo"][1, 5].of("alpha")).all()
 
 
-# ----------------------------------------------------------------------------------------------- intervals
-
-
-ONE_START = tuple((0, seed) for seed in range(8))
-THREE_STARTS = tuple((start, seed) for start in range(3) for seed in range(4))
-
-
-def test_with_one_start_the_interval_is_that_of_the_seeds():
-    found = estimate({unit: float(number) for number, unit in enumerate(ONE_START, 1)})
-    # 1 to 8: variance 6; Student's t with 7 degrees of freedom has 2.5 % above 2.3646.
-    half = 2.3646 * np.sqrt(6 / 8)
-    assert found == pytest.approx((4.5, 4.5 - half, 4.5 + half), rel=1e-4)
-
-
-def test_with_several_starts_the_interval_is_that_of_their_means():
-    values = {(start, seed): 10.0 * start + seed for start, seed in THREE_STARTS}  # means 1.5, 11.5 and 21.5
-    half = 4.3027 * 10 / np.sqrt(3)
-    assert difference(values, dict.fromkeys(values, 0.0)) == pytest.approx((11.5, 11.5 - half, 11.5 + half), rel=1e-4)
-    apart = {(number, 0): value for number, value in enumerate(values.values())}
-    assert estimate(apart).high - estimate(apart).low < 2 * half  # runs alone would pretend to know more
-
-
-@pytest.mark.parametrize("starts, seeds", [(3, 4), (5, 2), (1, 6)])
-def test_intervals_hold_for_few_starts(starts, seeds):
-    """In nine to ten of ten experiments, about 95 %, the interval has the true mean; a bootstrap of three starts has it
-    in 82 %."""
-    rng = np.random.default_rng(0)
-    held = []
-    for _ in range(2000):
-        own = rng.normal(size=starts) * (starts > 1)  # what the starts have in common, which one alone cannot tell
-        values = {(start, seed): own[start] + 0.3 * rng.normal() for start in range(starts) for seed in range(seeds)}
-        _, low, high = difference(values, dict.fromkeys(values, 0.0))
-        held.append(low <= 0.0 <= high)
-    assert np.mean(held) == pytest.approx(0.95, abs=0.02)
-
-
-def test_no_interval_leaves_the_range_of_its_measure():
-    values = {(start, 0): value for start, value in enumerate((0.1, 0.9, 0.95))}
-    found = estimate(values, most=1.0)
-    assert (found.low, found.high) == (0.0, 1.0)
-
-
-def test_pairing_takes_out_what_arms_have_in_common():
-    hard = {unit: 10.0 * number for number, unit in enumerate(ONE_START)}
-    easier = {unit: value - 3.0 - 0.25 * (number % 2) for number, (unit, value) in enumerate(hard.items())}
-    found = difference(easier, hard)
-    assert found.value == pytest.approx(-3.125)
-    assert -3.25 <= found.low < found.high <= -3.0
-    apart = estimate(hard)
-    assert apart.high - apart.low > 30
-
-
-def test_only_units_that_all_arms_have_are_compared():
-    units, values_UK = paired({(0, 0): 1.0, (0, 1): 2.0, (0, 2): 3.0}, {(0, 2): 6.0, (0, 0): 8.0})
-    assert units == [(0, 0), (0, 2)] and values_UK.tolist() == [[1.0, 8.0], [3.0, 6.0]]
-    assert ratio({(0, 0): 1.0, (0, 1): 9.0}, {(0, 0): 4.0}).value == 0.25
-
-
-def test_a_ratio_is_one_of_means():
-    found = ratio({(0, 0): 10.0, (0, 1): 20.0}, {(0, 0): 20.0, (0, 1): 80.0})
-    assert found.value == pytest.approx(15 / 50)  # and not the mean of 0.5 and 0.25
-    # Residuals 10 - 0.3 * 20 = 4 and 20 - 0.3 * 80 = -4 over the mean of 50: 0.08 and -0.08, standard error 0.08.
-    half = 12.7062 * 0.08 / 0.3
-    assert (found.low, found.high) == pytest.approx((0.3 * np.exp(-half), 0.3 * np.exp(half)), rel=1e-3)
-
-
-def test_the_share_of_a_gap():
-    low = {unit: 0.2 + 0.01 * unit[1] for unit in ONE_START}
-    high = {unit: 0.6 + 0.02 * unit[1] for unit in ONE_START}
-    middle = {unit: low[unit] + 0.75 * (high[unit] - low[unit]) for unit in ONE_START}
-    found = gap_share(middle, low, high)
-    assert found.value == pytest.approx(0.75)
-    assert np.isnan(found.low)  # all runs say the same, which is no certainty
-    assert np.isnan(gap_share(middle, low, {unit: value + 0.01 * (-1) ** unit[1] for unit, value in low.items()}).value)
-
-
-def test_a_gap_that_may_be_none_has_no_share_where_runs_are_enough_to_tell():
-    low = {unit: 0.2 for unit in ONE_START}
-    high = {unit: 0.2 + 0.1 * (-1) ** unit[1] + 0.01 for unit in ONE_START}
-    assert np.isnan(gap_share(high, low, high).value)
-    few = ONE_START[:3]  # of which no interval is shown
-    assert gap_share({unit: high[unit] for unit in few}, low, high).value == pytest.approx(1.0)
-
-
-def test_no_interval_without_variation():
-    alike = estimate(dict.fromkeys(ONE_START, 0.3))
-    assert alike.value == pytest.approx(0.3) and np.isnan([alike.low, alike.high]).all()
-    one = estimate({(0, 0): 2.0})
-    assert one.value == 2.0 and np.isnan(one.low)
-    assert np.isnan(estimate({})).all()
-
-
-# -------------------------------------------------------------------------------------------------- bands
+# ------------------------------------------------------------------------------------------------------ bands
 
 
 def test_a_band_over_steps_is_of_the_steps_that_all_runs_have():

@@ -1,18 +1,33 @@
-"""Tables for people: takes results; returns one Markdown page and one CSV file, with published figures for comparison.
+"""The files of an evaluation: takes results; writes a Markdown page, a CSV file, rows and, with samples, a figure.
 
-The page gives percentages; the CSV file gives shares between 0 and 1, one figure per line.
+The page gives percentages, with published figures for comparison; the CSV file gives shares between 0 and 1, one figure
+per line.
 """
 
 import csv
+import dataclasses
 import io
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
+
+from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.evaluation.measures import AVERAGE, Metric, SetResult, averages, value_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, rows_for
-from tango_jax.evaluation.results import AVERAGE, Metric, SetResult, value_of
+from tango_jax.evaluation.sets import EvalSet, SolveSet
 from tango_jax.evaluation.settings import Settings
-from tango_jax.evaluation.statistics import Estimate
+from tango_jax.evaluation.shards import JudgedRow, SolvedRow
+from tango_jax.evaluation.verifier import first_wrong
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import markdown_cell, markdown_code
+from tango_jax.tracking.curves import Series
+from tango_jax.tracking.intervals import Estimate
+from tango_jax.tracking.plots import add_legend, draw_line, make_grid, save_figure
 
 LABELS = {
     "pass": "pass@k: an oracle picks (upper bound)",
@@ -32,7 +47,63 @@ VERDICTS_AND_STEPS = (
     "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned", "verifier_format",
 )  # fmt: skip
 VERIFIER = (*FIRST_WRONG, *VERDICTS_AND_STEPS)
+SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
+           "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip
+# Colour, line and marker each tell the rules apart.
+LOOKS = {
+    "pass": ("oracle", Look(GREY, ":", "x")),
+    "majority": ("majority vote", Look(BLUE, "--", "square")),
+    "best_of_by_verdict": ("best of k by verdict", Look(VERMILION, "-", "circle")),
+    "best_of_by_steps": ("best of k by steps", Look(ORANGE, "-", "triangle-up")),
+    "vote_by_verdict": ("vote weighted by verdict", Look(GREEN, "-.", "diamond")),
+    "vote_by_steps": ("vote weighted by steps", Look(PURPLE, "-.", "triangle-down")),
+}
+PANEL_INCHES, MAX_COLUMNS = (3.6, 3.2), 4
+TABLES = ("tables.md", "tables.csv")
 CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high", "from")
+
+
+def write_rows(
+    settings: Settings, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]
+) -> None:
+    """One line per solution with its verifications, for people and for other programs."""
+    by_claim: dict[tuple[int, int], list[dict]] = {}
+    for row in judged:
+        fields = {key: value for key, value in dataclasses.asdict(row).items() if key not in ("number", "sample")}
+        by_claim.setdefault((row.number, row.sample), []).append(fields | {"first_wrong": first_wrong(row)})
+    if isinstance(eval_set, SolveSet):
+        lines = [dataclasses.asdict(row) for row in rows]
+    else:
+        lines = [
+            {"number": claim.number, "sample": claim.sample, "problem_id": claim.solution.problem.id,
+             "question": claim.solution.problem.question, "steps": claim.solution.steps,
+             "is_correct": claim.solution.is_correct, "gold_steps": claim.solution.gold_steps,
+             "gold_first_wrong": claim.first_wrong}
+            for claim in eval_set.claims
+        ]  # fmt: skip
+    for line in lines:
+        line["verifications"] = by_claim.get((line["number"], line["sample"]), [])
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomically(settings.out / "rows" / f"{eval_set.name}.jsonl", text)
+
+
+def write_tables(settings: Settings, results: Sequence[SetResult], console: Console) -> None:
+    means = averages(results)
+    texts = (markdown(settings, results, means), csv_text(results, means))
+    for name, text in zip(TABLES, texts, strict=True):
+        write_atomically(settings.out / name, text)
+    has_figure = plot_samples(results, settings.out / "samples.png")
+    console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), [_summary_row(one) for one in results])
+    console.log("files:")
+    for path in (*(settings.out / name for name in TABLES), *[settings.out / "samples.png"] * has_figure,
+                 settings.out / "rows"):  # fmt: skip
+        console.log(f"  {path}")
+
+
+def _summary_row(result: SetResult) -> list[str]:
+    """Return each figure of SUMMARY for one set, with the largest number of samples."""
+    found = {metric.name: metric.estimate for metric in result.metrics}  # metrics ascend in k
+    return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
 
 
 def markdown(settings: Settings, results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
@@ -182,3 +253,45 @@ def _set_table(results: Sequence[SetResult]) -> list[str]:
 
 def _digits(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
+
+
+# The figure.
+
+
+def plot_samples(results: Sequence[SetResult], path: Path) -> bool:
+    """Plot accuracy against the number of samples, a panel for each set that has several; write no file and return
+    False if there are none."""
+    curves = {result.name: _curves(result) for result in results}
+    curves = {name: by_rule for name, by_rule in curves.items() if by_rule}
+    if not curves:
+        return False
+    columns, (width, height) = min(MAX_COLUMNS, len(curves)), PANEL_INCHES
+    figure, panels = make_grid(len(curves), columns, max(2, columns) * width, height, 0.9)
+    for axes, (name, by_rule) in zip(panels, curves.items(), strict=True):
+        _draw(axes, title_of(name), by_rule)
+    handles, labels = panels[0].get_legend_handles_labels()
+    add_legend(figure, dict(zip(labels, handles, strict=True)))
+    save_figure(figure, path)
+    return True
+
+
+def _draw(axes: Axes, title: str, by_rule: dict[str, list[tuple[int, float, float, float]]]) -> None:
+    for rule, points in by_rule.items():
+        label, look = LOOKS[rule]
+        ks, values, lows, highs = np.array(points).T
+        draw_line(axes, Series(ks, values), look, label)
+        if rule == "majority":  # one band: six of them would hide each other
+            axes.fill_between(ks, lows, highs, color=look.colour, alpha=0.12, linewidth=0, label="its 95 % interval")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [f"{k:g}" for k in ks])
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("samples of a problem")
+    axes.set_ylabel("accuracy, %")
+    axes.grid(alpha=0.25)
+
+
+def _curves(result: SetResult) -> dict[str, list[tuple[int, float, float, float]]]:
+    """Return (k, percent, low, high) by rule, without rules that have fewer than two numbers of samples."""
+    curves = {rule: [(m.k, *(100 * part for part in m.estimate)) for m in result.metrics if m.name == rule]
+              for rule in LOOKS}
+    return {rule: points for rule, points in curves.items() if len(points) > 1}

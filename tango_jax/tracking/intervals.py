@@ -1,0 +1,240 @@
+"""Estimates with 95 % intervals, of two kinds that answer two questions. Takes outcomes or measures, returns estimates.
+
+**Over problems** (`share_of`, `bootstrap_means`, ...): how much would a figure of one model vary with another draw of
+problems? A share of yes-or-no outcomes gets Wilson's interval, which is accurate near 0 and 1 and for as few as 30
+problems; everything else gets the percentile bootstrap over problems with a fixed seed, so that the same rows always
+give the same table. An average over sets takes draws of each; where a set's outcomes are all alike, and resampling
+shows no spread, they come from Jeffreys' posterior.
+
+**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with
+another draw of starts and seeds? A run is known by its unit, (start, seed): arms of one unit have the same stage 1 and
+see the same problems, so arms are compared unit by unit, in pairs.
+
+With several starts, an interval is Student's t interval of the means over each start's seeds, with one degree of
+freedom less than there are starts: runs of one start have more in common than others, so starts and not runs are the
+independent observations. It holds for as few as three starts, where a bootstrap of starts is too narrow. With one start
+it is the t interval of the seeds, which says nothing about other starts. A ratio of means is linearised about its value
+(the delta method), that of steps or tokens on a logarithmic scale. A mean is the mean of its starts' means, each of
+which counts alike; no interval leaves the range that its measure has.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+Z_95 = 1.959963984540054  # of the normal distribution
+RESAMPLES = 2000
+_CHUNK = 100  # resamples computed at once: 15,000 problems x 2,000 resamples would take 240 MB
+_SEED = 0
+MIN_FOR_INTERVAL = 5  # with fewer runs every one of them is shown instead
+Unit = tuple[int, int]  # (start, seed)
+
+
+class Estimate(NamedTuple):
+    """A figure with its 95 % interval; NaN where the rows or runs do not determine it, or its bounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+_UNKNOWN = Estimate(*[float("nan")] * 3)
+
+
+# Over problems.
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's score interval of a share among `count` independent outcomes, at 95 %.
+
+    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
+    """
+    if count == 0:
+        return float("nan"), float("nan")
+    shrink = 1 + Z_95**2 / count
+    middle = (share + Z_95**2 / (2 * count)) / shrink
+    half = Z_95 * sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / shrink
+    # At 0 and at 1 the bound is exact, but for rounding.
+    return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
+
+
+def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
+    """The share of True among yes-or-no outcomes."""
+    outcomes = np.asarray(outcomes, bool)
+    if not outcomes.size:
+        return _UNKNOWN
+    return Estimate(float(outcomes.mean()), *wilson(float(outcomes.mean()), outcomes.size))
+
+
+def bootstrap_means(values_NC: np.ndarray) -> list[Estimate]:
+    """The mean of each column: one number per problem, between 0 and 1 in all of them."""
+    count, columns = values_NC.shape
+    if not count:
+        return [_UNKNOWN] * columns
+    draws_RC = resample(values_NC, lambda sums_RC: sums_RC / count)
+    estimates = []
+    for c in range(columns):
+        mean = float(values_NC[:, c].mean())
+        # Without spread resampling shows none, and 0 of 30 does not mean never.
+        is_constant = np.ptp(values_NC[:, c]) == 0
+        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else percentile_interval(draws_RC[:, c]))))
+    return estimates
+
+
+def paired_differences(values_NC: np.ndarray, baseline_N: np.ndarray) -> list[Estimate]:
+    """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
+    gaps_NC = values_NC - baseline_N[:, None]
+    draws_RC = resample(gaps_NC, lambda sums_RC: sums_RC / len(gaps_NC))
+    return [
+        Estimate(float(gaps_NC[:, c].mean()), *percentile_interval(draws_RC[:, c])) for c in range(gaps_NC.shape[1])
+    ]
+
+
+def estimate_from_sums(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+    """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_R."""
+    if not len(columns_NC):
+        return _UNKNOWN
+    value = statistic_fn(np.asarray(columns_NC, float).sum(axis=0, keepdims=True))[0]
+    return Estimate(float(value), *percentile_interval(resample(columns_NC, statistic_fn)))
+
+
+def resample(columns_NC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the statistic of R bootstrap resamples of the rows, computed from their column sums."""
+    columns_NC = np.asarray(columns_NC, float)
+    rng, count = np.random.default_rng(_SEED), len(columns_NC)
+    parts = []
+    for _ in range(0, RESAMPLES, _CHUNK):
+        times_RN = rng.multinomial(count, np.full(count, 1.0 / count), size=_CHUNK)
+        parts.append(statistic_fn(times_RN @ columns_NC))
+    return np.concatenate(parts)
+
+
+def percentile_interval(draws_R: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
+
+    NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
+    """
+    draws_R = draws_R[np.isfinite(draws_R)]
+    if not draws_R.size or np.ptp(draws_R) == 0:
+        return float("nan"), float("nan")
+    low, high = np.percentile(draws_R, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def share_draws(outcomes: Sequence[bool] | np.ndarray) -> np.ndarray:
+    """Draws of the share of True among yes-or-no outcomes, for `mean_over_sets`."""
+    outcomes = np.asarray(outcomes, float)
+    if np.ptp(outcomes) == 0:
+        return jeffreys_draws(outcomes)[0]
+    return resample(outcomes[:, None], lambda sums_RC: sums_RC[:, 0] / outcomes.size)
+
+
+def jeffreys_draws(*outcomes: Sequence[bool] | np.ndarray) -> list[np.ndarray]:
+    """For each of several lists of yes-or-no outcomes, independent draws of the share of True, given a Beta(1/2, 1/2)
+    prior."""
+    rng = np.random.default_rng(_SEED)
+    return [rng.beta(np.sum(each) + 0.5, np.sum(np.logical_not(each)) + 0.5, RESAMPLES) for each in outcomes]
+
+
+def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
+    """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
+    rng = np.random.default_rng(_SEED)
+    # Every set was resampled with the same seed: without a new order they would rise and fall together.
+    mixed_R = np.mean([rng.permutation(draws_R) for draws_R in draws], axis=0)
+    mean, (low, high) = float(np.mean(values)), percentile_interval(mixed_R)
+    # Jeffreys' interval of 0 of n begins at 0, although no draw is 0.
+    return Estimate(mean, min(low, mean), max(high, mean))
+
+
+# Over starts.
+
+
+def paired(*measures: Mapping[Unit, float]) -> tuple[list[Unit], np.ndarray]:
+    """The units that all arms have, and the measure of each arm there, float [units, arms]."""
+    units = [unit for unit in measures[0] if all(unit in measure for measure in measures)]
+    return units, np.array([[measure[unit] for measure in measures] for unit in units], float)
+
+
+def independent_means(units: Sequence[Unit], values_UX: np.ndarray) -> np.ndarray:
+    """The independent observations among values of U units, float [observations, X]: the mean over each start's units,
+    or with one start the units themselves."""
+    starts = np.array([start for start, _ in units])
+    if len(set(starts.tolist())) < 2:
+        return values_UX
+    return np.array([values_UX[starts == start].mean(axis=0) for start in dict.fromkeys(starts.tolist())])
+
+
+def t_interval(observations_OX: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over O independent observations and the bounds of its 95 % t interval, float [X] each.
+
+    Bounds are NaN with one observation, or where all are alike: identical runs do not mean certainty.
+    """
+    count, mean_X = len(observations_OX), observations_OX.mean(axis=0)
+    if count < 2:
+        return mean_X, np.full_like(mean_X, np.nan), np.full_like(mean_X, np.nan)
+    deviation_X = observations_OX.std(axis=0, ddof=1)
+    # Rounding alone makes the means of identical runs differ.
+    is_alike_X = np.ptp(observations_OX, axis=0) <= 1e-9 * np.abs(observations_OX).max(axis=0)
+    half_X = np.where(is_alike_X, np.nan, special.stdtrit(count - 1, 0.975) * deviation_X / np.sqrt(count))
+    return mean_X, mean_X - half_X, mean_X + half_X
+
+
+def estimate(values: Mapping[Unit, float], most: float = np.inf) -> Estimate:
+    """The mean over units, with its interval, of a measure in [0, most]."""
+    value, low, high = _mean(*paired(values), lambda means_OK: means_OK[:, 0])
+    return Estimate(value, float(np.maximum(low, 0.0)), float(np.minimum(high, most)))
+
+
+def difference(more: Mapping[Unit, float], less: Mapping[Unit, float]) -> Estimate:
+    """Mean of one arm's measure minus the mean of another's, paired."""
+    return _mean(*paired(more, less), lambda means_OK: means_OK[:, 0] - means_OK[:, 1])
+
+
+def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
+    """Mean of one arm's measure over the mean of another's, paired; both are positive."""
+    units, values_UK = paired(over, under)
+    if not units:
+        return _UNKNOWN
+    value, low, high = _ratio(units, values_UK[:, :1], values_UK[:, 1:])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Estimate(value, *(float(value * np.exp(bound / value - 1)) for bound in (low, high)))
+
+
+def gap_share(
+    arm: Mapping[Unit, float], low: Mapping[Unit, float], high: Mapping[Unit, float]
+) -> Estimate:
+    """Share of the gap between two arms that a third closes, (arm - low) / (high - low), of mean measures, paired.
+
+    NaN where the gap is 0, or where there are runs enough for an interval and that of the gap includes 0.
+    """
+    units, values_UK = paired(arm, low, high)
+    gap = _mean(units, values_UK, lambda means_OK: means_OK[:, 2] - means_OK[:, 1])
+    if not units or gap.value == 0 or (len(units) >= MIN_FOR_INTERVAL and gap.low <= 0 <= gap.high):
+        return _UNKNOWN
+    return _ratio(units, values_UK[:, :1] - values_UK[:, 1:2], values_UK[:, 2:] - values_UK[:, 1:2])
+
+
+def _mean(
+    units: Sequence[Unit], values_UK: np.ndarray, contrast_fn: Callable[[np.ndarray], np.ndarray]
+) -> Estimate:
+    """The mean of a contrast of K measures over the independent observations."""
+    if not len(units):
+        return _UNKNOWN
+    return Estimate(*(float(bound) for bound in t_interval(contrast_fn(independent_means(units, values_UK)))))
+
+
+def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> Estimate:
+    """Ratio of means, with the interval of its linear approximation, value + (over - value * under) / mean(under)."""
+    over_O, under_O = (independent_means(units, part_U1)[:, 0] for part_U1 in (over_U1, under_U1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = over_O.mean() / under_O.mean()
+        _, low, high = t_interval((over_O - value * under_O) / under_O.mean() + value)
+    return Estimate(float(value), float(low), float(high))
+
+
+def has_interval(units: Sequence[Unit]) -> bool:
+    """Whether there are independent observations enough for a band or a bar to show an interval, not their range."""
+    return len(independent_means(units, np.zeros((len(units), 1)))) >= MIN_FOR_INTERVAL
