@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
@@ -27,44 +28,50 @@ _SAMPLED = SAMPLED_TEMPERATURE._replace(
     why=": the greedy attempt is made without being asked for, and one vote is greedy"
 )
 _JUDGED_SETS = ("processbench", *GROUPS["processbench"], *SYNTHETIC_STEPS)  # that need no solver
-RANGES = {
-    "samples": Range(0, MAX_SAMPLES), "votes": Range(1, MAX_SAMPLES), "temperature": _SAMPLED,
-    "verifier_temperature": _SAMPLED, "top_p": SHARE_ABOVE_ZERO, "problems": COUNT_OR_NONE, "seed": SEED,
-    "max_prompt": COUNT_OR_NONE, "max_new": COUNT_OR_NONE, "verifier_max_prompt": COUNT_OR_NONE,
-    "verifier_max_new": COUNT_OR_NONE, "shard": COUNT, "rows": COUNT, "decode_tensor": COUNT,
-}  # fmt: skip
-MAY_CHANGE = ("out", "rows", "distributed", "decode_tensor")  # settings that a resumed evaluation may have anew
+MAY_CHANGE = ("out", "rows", "distributed", "decode_tensor")  # settings that a resumed evaluation may change
+
+
+def _option(default: Any, help: str, within: Range | None = None, names: Sequence[str] = (), **argument) -> Any:
+    """A field of Settings that is an option of the command line: its range, other names, and what argparse takes."""
+    metadata = {"help": help, "within": within, "names": names, "argument": argument}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _tokens(what: str, default: int) -> Any:
+    return _option(0, f"tokens of {what}; 0: {default}, or as in the run", COUNT_OR_NONE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of one evaluation."""
+    """The settings of one evaluation: the options of the command, in the order of its help."""
 
-    checkpoint: str | None  # what solves problems
-    verifier: str | None  # what judges solutions
-    sets: tuple[str, ...]  # names, each with ":SOURCE" behind it if it is not the usual one
-    out: Path
-    samples: int  # per problem, besides the greedy one
-    temperature: float
-    top_p: float
-    skip_greedy: bool
-    votes: int  # verifications of each solution
-    verifier_temperature: float
-    problems: int  # of each set, drawn by `seed`; 0: all
-    max_prompt: int
-    max_new: int
-    verifier_max_prompt: int
-    verifier_max_new: int
-    grader: str | None  # a user's function, FILE.py:name; None: answers are compared
-    template: str | None
-    verifier_template: str | None
-    use_chat: bool
-    dtype: str
-    seed: int
-    shard: int
-    rows: int
-    decode_tensor: int
-    distributed: bool
+    checkpoint: str | None = _option(None, "what solves the problems, and judges if there is no --verifier")
+    verifier: str | None = _option(None, "what judges: every solution of --checkpoint, and the sets made for it")
+    sets: tuple[str, ...] = _option((), "names, separated by commas; NAME:SOURCE takes other rows", required=True)
+    out: Path = _option("runs/eval", "folder of the results", names=("--workdir",))
+    samples: int = _option(0, "sampled solutions of each problem; 0: greedy alone", Range(0, MAX_SAMPLES))
+    temperature: float = _option(1.0, "of the sampled solutions", _SAMPLED)
+    top_p: float = _option(1.0, "nucleus sampling; 1 (default): every token", SHARE_ABOVE_ZERO)
+    skip_greedy: bool = _option(False, "sampled solutions alone")
+    votes: int = _option(1, "verifications of a solution; 1: greedy, more: sampled", Range(1, MAX_SAMPLES))
+    verifier_temperature: float = _option(1.0, "of several votes", _SAMPLED)
+    problems: int = _option(0, "of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
+    grader: str | None = _option(None, "a function (problem, answer) -> bool that decides what is right, as "
+                                 "task.grader does in training (default: answers are compared)",
+                                 metavar="FILE.py:NAME")  # fmt: skip
+    max_prompt: int = _tokens("the generator", 2048)
+    max_new: int = _tokens("a response", 2048)
+    template: str | None = _option(None, "name or file (default: math, or as in the run)")
+    verifier_max_prompt: int = _tokens("the verifier", VERIFIER_TOKENS)
+    verifier_max_new: int = _tokens("a response", VERIFIER_TOKENS)
+    verifier_template: str | None = _option(None, "name or file (default: math, or as in the run)")
+    use_chat: bool = _option(False, "prompts in the checkpoint's chat template (default: as in the run)")
+    dtype: str = _option("float32", "default: %(default)s", choices=("float32", "bfloat16"))
+    seed: int = _option(0, "of the problems drawn and of the sampling; default: 0", SEED)
+    shard: int = _option(64, "problems done at once: what an interruption costs", COUNT)
+    rows: int = _option(64, "responses decoded at once; limited by memory", COUNT)
+    decode_tensor: int = _option(1, "devices of a process that share the weights", COUNT)
+    distributed: bool = _option(False, "ask SLURM, Cloud TPU or GKE who else is there")
 
     @property
     def judge(self) -> str:
@@ -106,7 +113,8 @@ def check(settings: Settings) -> None:
     for name in (settings.checkpoint, settings.verifier):
         if name is not None:
             kind_of(name)
-    check_options(settings, RANGES)
+    fields = dataclasses.fields(Settings)
+    check_options(settings, {one.name: within for one in fields if (within := one.metadata["within"])})
     require(settings.samples > 0 or not settings.skip_greedy,
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
 
@@ -175,30 +183,11 @@ def _comparable(settings: Settings) -> dict:
 
 def _parser(doc: str) -> Parser:
     parser = Parser("evaluate", doc)
-    parser.add_argument("--checkpoint", help="what solves the problems, and judges if there is no --verifier")
-    parser.add_argument("--verifier", help="what judges: every solution of --checkpoint, and the sets made for it")
-    parser.add_argument("--sets", required=True, help="names, separated by commas; NAME:SOURCE takes other rows")
-    parser.add_argument("--out", "--workdir", default="runs/eval", help="folder of the results")
-    parser.add_argument("--samples", type=int, default=0, help="sampled solutions of each problem; 0: greedy alone")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled solutions")
-    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
-    parser.add_flag("--skip_greedy", "sampled solutions alone")
-    parser.add_argument("--votes", type=int, default=1, help="verifications of a solution; 1: greedy, more: sampled")
-    parser.add_argument("--verifier_temperature", type=float, default=1.0, help="of several votes")
-    parser.add_argument("--problems", type=int, default=0, help="of each set, drawn by --seed; 0: all (synthetic: 200)")
-    parser.add_argument("--grader", metavar="FILE.py:NAME",
-                        help="a function (problem, answer) -> bool that decides what is right, as task.grader does in "
-                        "training (default: answers are compared)")
-    for role, prefix, tokens in (("generator", "", 2048), ("verifier", "verifier_", VERIFIER_TOKENS)):
-        default = f"0: {tokens}, or as in the run"
-        parser.add_argument(f"--{prefix}max_prompt", type=int, default=0, help=f"tokens of the {role}; {default}")
-        parser.add_argument(f"--{prefix}max_new", type=int, default=0, help=f"tokens of a response; {default}")
-        parser.add_argument(f"--{prefix}template", help="name or file (default: math, or as in the run)")
-    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template (default: as in the run)")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the problems drawn and of the sampling; default: 0")
-    parser.add_argument("--shard", type=int, default=64, help="problems done at once: what an interruption costs")
-    parser.add_argument("--rows", type=int, default=64, help="responses decoded at once; limited by memory")
-    parser.add_argument("--decode_tensor", type=int, default=1, help="devices of a process that share the weights")
-    parser.add_flag("--distributed", "ask SLURM, Cloud TPU or GKE who else is there")
+    for one in dataclasses.fields(Settings):
+        if one.type is bool:
+            parser.add_flag(f"--{one.name}", one.metadata["help"])
+        else:
+            kind = one.type if one.type in (int, float) else str
+            parser.add_argument(f"--{one.name}", *one.metadata["names"], type=kind, default=one.default,
+                                help=one.metadata["help"], **one.metadata["argument"])  # fmt: skip
     return parser

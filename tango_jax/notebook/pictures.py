@@ -14,13 +14,13 @@ import numpy as np
 import PIL.Image
 from IPython.display import Image
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.tracking.plots import make_figure, png_of
 
 WIDTH_INCHES, DPI = 10.0, 100
 COLUMNS = 128  # characters per line of tokens
@@ -169,8 +169,7 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
     below).
     """
     rows = panels[0][1].shape[0]
-    figure = _figure(0.5 + len(panels) * (0.55 + 0.16 * rows))
-    figure.suptitle(_printable(title), fontsize=10, fontweight="bold")
+    figure = make_figure(_printable(title), WIDTH_INCHES, 0.5 + len(panels) * (0.55 + 0.16 * rows), DPI)
     for axes, (heading, values_RT, kind) in zip(figure.subplots(len(panels), 1, squeeze=False).flat, panels,
                                                 strict=True):
         axes.set_title(heading, fontsize=9, loc="left")
@@ -191,7 +190,7 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
 
 def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
     """One horizontal bar per name, labelled with its value."""
-    figure = _figure(0.9 + 0.2 * len(values))
+    figure = make_figure("", WIDTH_INCHES, 0.9 + 0.2 * len(values), DPI)
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold", loc="left")
     bars = axes.barh(list(values), list(values.values()), color=BLUE, height=0.7)
@@ -206,7 +205,7 @@ def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
 
 def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
     """The held-out loss of stage 1 for each role, from the rows of its metrics.jsonl."""
-    figure = _figure(2.6)
+    figure = make_figure("", WIDTH_INCHES, 2.6, DPI)
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold")
     for (role, rows), colour, style in zip(losses.items(), (VERMILION, BLUE), ("-", "--"), strict=False):
@@ -224,9 +223,7 @@ def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
 
 def show(figure: Figure) -> Image:
     """Return a figure as a cell's output."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", facecolor="white")
-    return as_output(drawn)
+    return as_output(io.BytesIO(png_of(figure)))
 
 
 def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
@@ -241,19 +238,13 @@ def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
 
 def _page(title: str, height: float) -> tuple[Figure, Axes]:
     """A figure whose units are characters (across) and lines (down)."""
-    figure = _figure(LINE_INCHES * (height + 0.4), layout="none")
+    figure = make_figure("", WIDTH_INCHES, LINE_INCHES * (height + 0.4), DPI, layout="none")
     axes = figure.add_axes((0.01, 0, 0.98, 1))
     axes.set_xlim(0, COLUMNS + 1)
     axes.set_ylim(height + 0.4, 0)
     axes.axis("off")
     axes.text(0, 0.3, _printable(title), fontsize=10, fontweight="bold", va="top")
     return figure, axes
-
-
-def _figure(height: float, layout: str = "constrained") -> Figure:
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _with_blanks(text: str) -> str:
