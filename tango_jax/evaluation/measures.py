@@ -28,10 +28,9 @@ from tango_jax.tracking.intervals import (
     share_draws,
     share_of,
 )
-from tango_jax.tracking.scores import generator_scores, verifier_scores
+from tango_jax.tracking.scores import VERDICTS, class_counts, generator_scores, verifier_scores
 
 AVERAGE = "average"
-VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}
 
 
 class Metric(NamedTuple):
@@ -194,11 +193,11 @@ def _verifier(
     scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
     outcome, steps = [], []
     for solution, rows in zip(solutions, votes, strict=True):
-        outcome.append(_class_columns([VERDICTS[row.verdict] for row in rows], [solution.is_correct] * len(rows)))
+        outcome.append(class_counts([VERDICTS[row.verdict] for row in rows], [solution.is_correct] * len(rows)))
         if solution.gold_steps is not None:
             judged = [mark for row in rows
                       for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
-            steps.append(_class_columns(judged, list(solution.gold_steps) * len(rows)))
+            steps.append(class_counts(judged, list(solution.gold_steps) * len(rows)))
     intervals = {"outcome_f1": estimate_from_sums(_by_problem(numbers, outcome), _macro_f1)}
     if "step_f1" in scores:
         intervals["step_f1"] = estimate_from_sums(_by_problem(numbers, steps), _macro_f1)
@@ -225,18 +224,9 @@ def _mean_over_claims(shares_N: Sequence[float]) -> Estimate:
     return share_of(values_N) if np.isin(values_N, (0, 1)).all() else bootstrap_means(values_N[:, None])[0]
 
 
-def _class_columns(predicted: Sequence[bool | None], actual: Sequence[bool]) -> list[int]:
-    """Return the counts behind scores.class_scores: hits, predictions and occurrences of correct, then of incorrect."""
-    pairs = list(zip(predicted, actual, strict=True))
-    return [
-        count for label in (True, False)
-        for count in (sum(p is label and a == label for p, a in pairs), sum(p is label for p, _ in pairs),
-                      sum(a == label for _, a in pairs))
-    ]  # fmt: skip
-
-
 def _macro_f1(sums_RC: np.ndarray) -> np.ndarray:
-    """Return the mean F1 of the two classes; a class that neither occurs nor is predicted has 0, as in scores.py."""
+    """Return the mean F1 of both classes from sums of `class_counts`, as in scores.py: 0 of a class that neither occurs
+    nor is predicted."""
     parts = [2 * sums_RC[:, c] / np.maximum(1, sums_RC[:, c + 1] + sums_RC[:, c + 2]) for c in (0, 3)]
     return (parts[0] + parts[1]) / 2
 

@@ -15,6 +15,9 @@ from tango_jax.arms import ARMS, GREY, SKY, Look
 MARKERS = {
     "circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X",
 }  # fmt: skip
+# The scores of evaluations that runs are compared by.
+SCORES = {"Generator: accuracy": "generator/accuracy", "Verifier: step F1": "verifier/pool/step_f1",
+          "Verifier: outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
 SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
 SMOOTHING_SHARE = 12  # the smoothing window is one twelfth of a curve's points
 LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat

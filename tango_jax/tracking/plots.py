@@ -18,14 +18,19 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.atomic import write_atomically
-from tango_jax.tracking.curves import MARKERS, Series, label_of, looks_of, over_seeds, score_range, series, smooth
+from tango_jax.tracking.curves import (
+    MARKERS,
+    SCORES,
+    Series,
+    label_of,
+    looks_of,
+    over_seeds,
+    score_range,
+    series,
+    smooth,
+)
 from tango_jax.tracking.learning_curve import LEVEL, Band
 
-ABLATION_PANELS = [
-    ("generator/accuracy", "Generator: accuracy"),
-    ("verifier/pool/step_f1", "Verifier: step F1"),
-    ("verifier/pool/outcome_f1", "Verifier: outcome F1"),
-]
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
 # What accuracy is drawn over: the column of an evaluation, and the label of the axis.
@@ -140,7 +145,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
 def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:
     """Plot the arms over generator steps, like figure 4 of the paper: mean over seeds, with a min-max band."""
     figure, looks, drawn = make_figure(), looks_of(runs), {}
-    for axes, (name, heading) in zip(figure.subplots(1, len(ABLATION_PANELS)), ABLATION_PANELS, strict=True):
+    for axes, (heading, name) in zip(figure.subplots(1, len(SCORES)), SCORES.items(), strict=True):
         axes.set_title(heading)
         axes.set_xlabel("generator step (below 0: warm-up)")
         for arm in reversed(runs):  # so that the first arm is drawn last, on top

@@ -10,6 +10,18 @@ import numpy as np
 
 from tango_jax.records import Solution, Verification
 
+VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}  # what a verdict says of the solution
+
+
+def class_counts(predicted: Sequence[bool | None], actual: Sequence[bool]) -> list[int]:
+    """Hits, predictions and occurrences of True, then of False."""
+    pairs = list(zip(predicted, actual, strict=True))
+    return [
+        count for label in (True, False)
+        for count in (sum(p is label and a == label for p, a in pairs), sum(p is label for p, _ in pairs),
+                      sum(a == label for _, a in pairs))
+    ]  # fmt: skip
+
 
 def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:
     """F1 of the classes True ("correct") and False ("incorrect"), their mean, and the balanced accuracy.
@@ -18,11 +30,8 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
     class that neither occurs nor is predicted is 0, as in scikit-learn; balanced accuracy is the mean recall over the
     classes that occur.
     """
-    scores, recalls = {}, []
-    for name, label in (("correct", True), ("incorrect", False)):
-        hits = sum(p is label and a == label for p, a in zip(predicted, actual, strict=True))
-        claimed = sum(p is label for p in predicted)
-        present = sum(a == label for a in actual)
+    scores, recalls, counts = {}, [], class_counts(predicted, actual)
+    for name, (hits, claimed, present) in zip(("correct", "incorrect"), (counts[:3], counts[3:]), strict=True):
         scores[f"f1_{name}"] = 2 * hits / (claimed + present) if claimed + present else 0.0
         if present:
             recalls.append(hits / present)
@@ -55,7 +64,7 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
     there is no such verdict.
     """
     verdicts = [v.verdict for v in verifications]
-    predicted = [{"CORRECT": True, "INCORRECT": False, "INVALID": None}[verdict] for verdict in verdicts]
+    predicted = [VERDICTS[verdict] for verdict in verdicts]
     outcome = class_scores(predicted, [solution.is_correct for solution in solutions])
     scores = {f"outcome_{name}": value for name, value in outcome.items()}
     scores |= {

@@ -4,7 +4,7 @@ Curves of metrics that a run did not log are missing, and panels without curves 
 """
 
 from tango_jax.arms import BLUE, GREEN, GREY, VERMILION
-from tango_jax.tracking.curves import Series, series
+from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer.panels import line, noisy, panel, share, with_content
 from tango_jax.viewer.runs import Run
@@ -59,15 +59,14 @@ def headline(run: Run) -> list[list[str]]:
     """First and last value of the main metrics: [name, first, last, what it was measured on]."""
     evaluations, found = [row for row in run.rows if row["phase"] == "eval"], []
     pool = f"greedy, {run.settings['eval.pool']} fixed solutions"
-    for title, name in (("Generator accuracy", "generator/accuracy"), ("Verifier step F1", "verifier/pool/step_f1"),
-                        ("Verifier outcome F1", "verifier/pool/outcome_f1")):  # fmt: skip
+    for title, name in SCORES.items():
         values = [row[name] for row in evaluations if row.get(name) is not None]
         if values:
             note = pool
             if name == "generator/accuracy":
                 low, high = wilson(values[-1], _evaluated(run))
                 note = f"[{low:.2f}, {high:.2f}], greedy, n = {_evaluated(run)}"
-            found.append([title, f"{values[0]:.3f}", f"{values[-1]:.3f}", note])
+            found.append([title.replace(":", ""), f"{values[0]:.3f}", f"{values[-1]:.3f}", note])
     return found
 
 

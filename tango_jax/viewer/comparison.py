@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.tracking.curves import Series, at_common_x, over_seeds, series, smooth
+from tango_jax.tracking.curves import SCORES, Series, at_common_x, over_seeds, series, smooth
 from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer.lines import Line
 from tango_jax.viewer.panels import band, line, panel, with_content
@@ -13,9 +13,7 @@ from tango_jax.viewer.runs import Run
 
 MAX_LINES = 8  # in one panel; the cells of a grid with more of them have panels of their own
 MAX_POINTS = 150  # of a curve that has one for every turn
-SCORES = {"Generator: accuracy": "generator/accuracy", "Verifier: step F1": "verifier/pool/step_f1",
-          "Verifier: outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
-TABLE = {"accuracy": "generator/accuracy", "step F1": "verifier/pool/step_f1", "outcome F1": "verifier/pool/outcome_f1"}
+TABLE = {title.partition(": ")[2]: name for title, name in SCORES.items()}  # column -> score
 OVER_SEEDS = "Mean over seeds; the band spans the lowest to the highest seed."
 
 

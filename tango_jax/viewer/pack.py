@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tango_jax.viewer.quality import VERDICTS
+from tango_jax.tracking.scores import VERDICTS
 
 CHUNK = 64  # rollouts; small enough to decode within a key press, large enough to compress well
 LABEL = 72  # characters of the question shown in the list
@@ -49,7 +49,7 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
         "role": ROLES.index(role),
         "flags": sum(1 << bit for bit, name in enumerate(FLAGS) if name in flags_of(rollout)),
         "correct": int(solution["is_correct"]),
-        "verdict": VERDICTS.index(first["verdict"]) if first else len(VERDICTS),
+        "verdict": [*VERDICTS].index(first["verdict"]) if first else len(VERDICTS),
         "steps": len(solution["steps"]),
         "adv": round(1000 * max(values, key=abs, default=0.0)),
         "reward": round(1000 * (reward["total"] if reward else solution["is_correct"])),

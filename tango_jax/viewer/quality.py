@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.tracking.intervals import wilson
-from tango_jax.tracking.scores import class_scores
+from tango_jax.tracking.scores import VERDICTS, class_scores
 
-VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 LEAST_OF_CLASS = 5  # minimum number per class for an F1: with fewer, the value is 0, 1 or chance
 
 
@@ -138,8 +137,7 @@ def verdict_f1_by_count(items: Iterable[Judged]) -> Rates:
     """Macro-F1 of the verdicts, by the number of steps of the solution."""
     pairs = {}
     for item in items:
-        predicted = {"CORRECT": True, "INCORRECT": False, "INVALID": None}[item.verdict]
-        pairs.setdefault(len(item.judgements), []).append((predicted, item.is_correct))
+        pairs.setdefault(len(item.judgements), []).append((VERDICTS[item.verdict], item.is_correct))
     return _f1_of(pairs)
 
 
