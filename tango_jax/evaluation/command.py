@@ -89,10 +89,9 @@ def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str
     check_prompt_lengths(sets, samplers, are_solutions_judged=settings.verifier is not None)
     console.log(f"machine: {describe_machine()}")
     for eval_set in sets:
-        count = len(eval_set.problems) if isinstance(eval_set, SolveSet) else len(eval_set.claims)
         what = "problems to solve" if isinstance(eval_set, SolveSet) else "solutions to judge"
         graded = f", graded by {grader_name(eval_set)}" if eval_set.is_correct else ""
-        console.log(f"{eval_set.name}: {count} {what}, from {eval_set.source}{graded}")
+        console.log(f"{eval_set.name}: {len(eval_set.items)} {what}, from {eval_set.source}{graded}")
     check_settings(settings)
     return sets, samplers
 
@@ -142,9 +141,9 @@ def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:
 def _shards_of(sets: Sequence[EvalSet], kind: type, stage: str, settings: Settings) -> list[Shard]:
     """The shards of the sets of one kind, in order."""
     return [
-        Shard(eval_set, items, settings.out, stage, index)
+        Shard(eval_set, eval_set.items[start : start + settings.shard], settings.out, stage, start // settings.shard)
         for eval_set in sets if isinstance(eval_set, kind)
-        for index, items in enumerate(eval_set.shards(settings.shard))
+        for start in range(0, len(eval_set.items), settings.shard)
     ]  # fmt: skip
 
 

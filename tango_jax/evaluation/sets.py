@@ -48,8 +48,10 @@ class SolveSet(NamedTuple):
     is_whole: bool  # no problem of the source is left out
     is_correct: OwnGrader | None = None  # None: answers are compared
 
-    def shards(self, size: int) -> list[tuple[tuple[int, Problem], ...]]:
-        return [self.problems[start : start + size] for start in range(0, len(self.problems), size)]
+    @property
+    def items(self) -> tuple[tuple[int, Problem], ...]:
+        """What a row is about."""
+        return self.problems
 
 
 class Claim(NamedTuple):
@@ -71,8 +73,10 @@ class JudgeSet(NamedTuple):
     is_whole: bool
     is_correct: OwnGrader | None = None  # what graded the claims; None: their rows, or a comparison
 
-    def shards(self, size: int) -> list[tuple[Claim, ...]]:
-        return [self.claims[start : start + size] for start in range(0, len(self.claims), size)]
+    @property
+    def items(self) -> tuple[Claim, ...]:
+        """What a row is about."""
+        return self.claims
 
 
 EvalSet = SolveSet | JudgeSet
