@@ -296,7 +296,7 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
                  "--setting=words=4"])  # fmt: skip
     summary = (tmp_path / "out" / "summary.md").read_text()
     printed = capsys.readouterr().out
-    assert summary in printed and "| tango / grpo | 1 | 1.000 |" in summary
+    assert summary in printed and "| tango / grpo | 1 | 20 | 1.000 |" in summary
     for name in ("what_it_bought", "curves_last_letter", "curves_last_letter_words=4", "map"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{name}.png" in printed
