@@ -12,7 +12,7 @@ from pathlib import Path
 
 from IPython.display import HTML, DisplayHandle, Image
 
-from tango_jax.notebook.pictures import as_output, loss_figure, show
+from tango_jax.notebook.pictures import loss_figure, show
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
@@ -67,8 +67,7 @@ def draw_turns(workdir: Path, title: str) -> Image | None:
     rows = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
     if sum(row["phase"] == "eval" for row in rows) < MIN_EVALUATIONS:
         return None
-    plot_curves(rows, workdir / "live.png", f"{title}: stage 2")
-    return as_output(workdir / "live.png")
+    return show(plot_curves(rows, f"{title}: stage 2"))
 
 
 def last_line(path: Path) -> str:

@@ -5,7 +5,6 @@ stage of the loop; used by the notebooks. Colours are the Okabe-Ito ones of the 
 """
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -222,17 +221,12 @@ def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
 
 
 def show(figure: Figure) -> Image:
-    """Return a figure as a cell's output."""
-    return as_output(io.BytesIO(png_of(figure)))
-
-
-def as_output(file: str | os.PathLike | io.BytesIO) -> Image:
-    """Return a picture as a cell's output, with a colour palette: a third of the bytes in the saved notebook."""
+    """Return a figure as a cell's output, with a colour palette: a third of the bytes in the saved notebook."""
     saved = io.BytesIO()
     # MAXCOVERAGE spreads the palette over all colours that occur, so values of a colour bar are not merged.
     method, dither = PIL.Image.Quantize.MAXCOVERAGE, PIL.Image.Dither.NONE
-    palette = PIL.Image.open(file).convert("RGB").quantize(256, method=method, kmeans=1, dither=dither)
-    palette.save(saved, "png", optimize=True)
+    drawn = PIL.Image.open(io.BytesIO(png_of(figure))).convert("RGB")
+    drawn.quantize(256, method=method, kmeans=1, dither=dither).save(saved, "png", optimize=True)
     return Image(data=saved.getvalue(), format="png")
 
 

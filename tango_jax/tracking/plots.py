@@ -1,7 +1,7 @@
 """Figures of Matplotlib: what all of them have in common, the curves of one run, and the arms of an ablation.
 
 The first part is the style that the figures of runs, experiments, evaluations and notebooks share. The second takes
-rows of metrics.jsonl as dicts and writes PNG files 1200 pixels wide, after a run. Metrics that a run did not log, and
+rows of metrics.jsonl as dicts and makes figures 1200 pixels wide, after a run. Metrics that a run did not log, and
 runs with at most one point, leave a gap instead of raising an error.
 """
 
@@ -124,7 +124,7 @@ def save_figure(figure: Figure, path: str | os.PathLike) -> None:
 # Figures of metrics.
 
 
-def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: str) -> None:
+def plot_curves(metrics_rows: Sequence[dict], title: str) -> Figure:
     """Plot one run: the generator's accuracy, the verifier's F1 on the fixed pool, and the verifier's verdicts."""
     figure = make_figure(title)
     left, middle, right = figure.subplots(1, 3)
@@ -139,7 +139,7 @@ def plot_curves(metrics_rows: Sequence[dict], path: str | os.PathLike, title: st
         if axes.lines:
             axes.legend(fontsize=7.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.4,
                         labelspacing=0.3)
-    save_figure(figure, path)
+    return figure
 
 
 def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:

@@ -16,7 +16,7 @@ from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import plot_curves
+from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
 
 FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
@@ -79,7 +79,7 @@ def write_results(
 
 
 def draw_curves(config: ConfigDict, rows: list[dict], workdir: Path) -> None:
-    plot_curves(rows, workdir / "curves.png", f"{config.task.name}, arm {config.arm}, seed {config.seed}")
+    save_figure(plot_curves(rows, f"{config.task.name}, arm {config.arm}, seed {config.seed}"), workdir / "curves.png")
 
 
 def has_results(workdir: Path) -> bool:

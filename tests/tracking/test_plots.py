@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from tango_jax.tracking import curves, plots
-from tango_jax.tracking.plots import plot_ablation, plot_curves
+from tango_jax.tracking import curves
+from tango_jax.tracking.plots import plot_ablation, plot_curves, save_figure
 
 
 def eval_row(step: int, accuracy: float | None, **more) -> dict:
@@ -58,7 +58,7 @@ FULL = [eval_row(0, 0.2, **{"verifier/pool/step_f1": 0.4, "verifier/pool/outcome
 @pytest.mark.parametrize("rows", [[], FULL[:1], FULL[3:], FULL], ids=["empty", "one point", "no eval", "full"])
 def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
     path = tmp_path / "figures" / "curves.png"
-    plot_curves(rows, path, "a run")
+    save_figure(plot_curves(rows, "a run"), path)
     assert png_size(path)[0] == 1200
 
 
@@ -72,8 +72,6 @@ def test_ablation_is_drawn_whatever_is_missing(tmp_path, runs):
 
 
 @pytest.mark.parametrize("accuracy, limits", [(0.0, (-0.02, 0.18)), (1.0, (0.82, 1.02)), (0.5, (0.4, 0.6))])
-def test_the_axis_of_a_flat_score_stays_within_0_and_1(monkeypatch, tmp_path, accuracy, limits):
-    drawn = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
-    plot_curves([eval_row(0, accuracy), eval_row(5, accuracy)], tmp_path / "curves.png", "a run")
-    assert drawn[0].axes[0].get_ylim() == pytest.approx(limits)
+def test_the_axis_of_a_flat_score_stays_within_0_and_1(accuracy, limits):
+    figure = plot_curves([eval_row(0, accuracy), eval_row(5, accuracy)], "a run")
+    assert figure.axes[0].get_ylim() == pytest.approx(limits)
