@@ -77,8 +77,8 @@ def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | Non
     try:
         templates = {name: load_template(name, settings[name].template) for name in ROLES}
         digest = templates_digest(templates)
-        # Earlier versions did not store it, and stage 1 stores another one.
-        if meta.get("source_fingerprint", {}).get("templates", digest) != digest:
+        # Stage 1 stores a digest of its examples and their prompts together, which cannot be compared.
+        if "source_fingerprint" in meta and meta["source_fingerprint"]["templates"] != digest:
             raise ValueError("a template file has changed since the run")
         return Prompting(
             role, templates[role], own.use_chat, own.max_prompt, own.max_response, settings.task.min_steps

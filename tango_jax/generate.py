@@ -210,11 +210,11 @@ def check_teacher(config: ConfigDict, policy: Policy, workdir: Path) -> None:
         ValueError: the weights or the template have changed since then.
     """
     path = workdir / TEACHER
-    if not (workdir / "parts").exists() or not path.exists():  # earlier versions did not write it
+    if not (workdir / "parts").exists():
         return
     saved, now = _read_teacher(path), identify_teacher(config, policy)
     places = {"weights": "generator.checkpoint", "template": "generator.template"}
-    changed = [f"the {name} of {place}" for name, place in places.items() if saved.get(name) != now[name]]
+    changed = [f"the {name} of {place}" for name, place in places.items() if saved[name] != now[name]]
     if changed:
         raise ValueError(f"{workdir / 'parts'} was made before {' and '.join(changed)} changed, and two teachers would "
                          "be mixed: put back what was there, or choose another --workdir")

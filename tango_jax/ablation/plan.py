@@ -20,7 +20,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.tracking.provenance import check_method
-from tango_jax.tracking.results import has_results
+from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
 
@@ -58,7 +58,7 @@ class PlannedRun:
         return "/".join(part for part in (self.cell.name, self.arm, f"seed_{self.seed}") if part)
 
     def is_finished(self) -> bool:
-        return has_results(self.folder)
+        return is_finished(self.folder)
 
 
 @dataclasses.dataclass(frozen=True)

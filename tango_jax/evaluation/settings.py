@@ -159,9 +159,8 @@ def _compare(path: Path, new: dict) -> None:
         return
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
-    # Earlier versions did not store what the templates say.
     changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
-               if old.get(name) != new.get(name) and not (name.endswith("_digest") and name not in old)]  # fmt: skip
+               if old.get(name) != new.get(name)]  # fmt: skip
     if changed:
         raise ValueError(f"{path.parent} holds another evaluation ({'; '.join(changed[:5])}): go on with the same "
                          "settings, or choose another --out")

@@ -16,17 +16,15 @@ from tango_jax.loop.breakdown import explained
 from tango_jax.loop.describe import describe_results
 from tango_jax.records import Counters, States
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, Restored
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.finite import check_loaded
 from tango_jax.runtime.trees import tree_fingerprint
-from tango_jax.tasks.task import STREAMS, Task
+from tango_jax.tasks.task import Task
 from tango_jax.text.templates import templates_digest
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.provenance import check_method
-from tango_jax.tracking.results import is_finished, redraw_missing
+from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
@@ -79,22 +77,16 @@ def start_or_resume(
     """Return the newest checkpoint, or train states initialised from `start_params`, which are needed only without one.
 
     Raises:
-        ValueError: the checkpoint has a different start or a different model, or holds broken values.
+        ValueError: the checkpoint has a different start or a different model.
     """
     restored = checkpointer.restore(abstract_states)
     check_start(restored, fingerprints, config)
     if restored is None:
         return Start({role: policy.offloaded(policy.restart(start_params[role])) for role, policy in policies.items()})
-    for role, state in restored.state.items():  # one at a time, since their meshes may use different devices
-        check_loaded(state, f"the checkpoint of turn {restored.step} ({role})", f"remove its folder {restored.step} to "
-                     "go back to the turn before it, if one is left, or choose another --workdir")
     meta = restored.meta
-    # Earlier versions took the problems of all turns from one stream: each now goes on where that one stopped.
-    cursors = meta["cursors"] if "cursors" in meta else dict.fromkeys(STREAMS, meta["cursor"])
-    counters = Counters(meta["turn"], cursors, tuple(meta["label_counts"]))
-    # Checkpoints of earlier versions were always saved after the evaluation.
+    counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]))
     states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
-    return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta.get("owes_evaluation", False))
+    return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
@@ -108,8 +100,8 @@ def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task)
 
 def check_start(restored: Restored | None, fingerprints: dict[str, str], config: ConfigDict) -> None:
     """Raise ValueError if a checkpoint belongs to a run that started from other parameters, problems or prompts."""
-    saved = {} if restored is None else restored.meta["source_fingerprint"]  # earlier versions: of parameters alone
-    changed = [name for name, now in fingerprints.items() if saved.get(name, now) != now]
+    saved = fingerprints if restored is None else restored.meta["source_fingerprint"]
+    changed = [name for name, now in fingerprints.items() if saved[name] != now]
     if changed:
         raise ValueError(f"{' and '.join(_changed(name, config) for name in changed)} since the checkpoint of turn "
                          f"{restored.step} was saved, and the run would go on as another one: put back what was there, "
@@ -133,13 +125,11 @@ def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict |
     Raises:
         ValueError: it was made with other settings, or another method.
     """
-    if not hosts.from_first(is_finished(workdir, make_schedule(config).num_turns)):
+    if not hosts.from_first(is_finished(workdir)):
         return None
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
     check_method(config, workdir)
     console.log(f"{workdir} holds a finished run; choose another --workdir for a new one")
-    if hosts.is_first():
-        redraw_missing(config, workdir, console)
     summary = json.loads((workdir / "summary.json").read_text())
     describe_results(console, config, workdir, summary)
     return summary

@@ -102,7 +102,7 @@ def run_sft(
 
     Raises:
         ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint was made from other examples,
-            prompts or parameters, or by an earlier version and cannot be trained on; or no held-out example fits.
+            prompts or parameters; or no held-out example fits.
         FloatingPointError: the loss or the parameters became non-finite; that state is not saved.
         Preempted: SIGTERM was received; the state is saved.
     """
@@ -115,10 +115,8 @@ def run_sft(
     if restored is not None:
         meta = restored.meta
         state, offset = restored.state, meta["metrics_bytes"]
-        # Earlier versions left no examples out, and so did not store the count.
-        done = SftProgress(restored.step, meta["heldout_loss"], meta.get("left_out", 0), meta["seconds"])
+        done = SftProgress(restored.step, meta["heldout_loss"], meta["left_out"], meta["seconds"])
         _check_made_from(run, restored, directory)
-        _check_restored(policy, directory, state, done)
     elif start_params is not None:
         state = jitted.restart(start_params)
     else:
@@ -224,8 +222,8 @@ def _made_from(policy: Policy, task: Task, start_params: Any) -> dict[str, str]:
 
 
 def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
-    saved = restored.meta.get("made_from", {})  # earlier versions did not store it
-    changed = [name for name, now in run.made_from.items() if saved.get(name, now) != now]
+    saved = restored.meta["made_from"]
+    changed = [name for name, now in run.made_from.items() if saved[name] != now]
     if changed:
         names = {"examples": "its examples or prompts", "start": "the generator's stage 1, which it starts from,"}
         what = " and ".join(names[name] for name in changed)
@@ -235,31 +233,14 @@ def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
         )
 
 
-def _check_restored(policy: Policy, directory: Path, state: TrainState, done: SftProgress) -> None:
-    """Check that a restored state can be trained on: this version saves only usable states, older ones saved any."""
-    name = first_not_finite(state)
-    if name or math.isnan(done.heldout_loss):
-        what = f"values in {name} that are not finite or absurdly large" if name else "a held-out loss of nan"
-        raise CheckpointError(
-            f"the checkpoint of step {done.step} in {directory / 'checkpoints'} has {what}: training had diverged "
-            f"before it was saved. Choose a new --workdir, with a lower {policy.role}.sft.optimizer.lr"
-        )
-
-
 def load_sft(policy: Policy, source: str) -> Restored:
     """Load the stage-1 parameters from another run's workdir, after verifying the manifest.
 
     Raises:
         ValueError: there is none, or it is damaged, has another architecture, is unfinished, failed a gate
-            (`init_from.check_stage_one`), or has values that are not finite.
+            (`init_from.check_stage_one`).
     """
     directory = sft_directory(source, policy.role) / "checkpoints"
     restored = read_state(directory, policy.abstract_state().params, part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
-    if name := first_not_finite(restored.state):
-        raise CheckpointError(
-            f"{policy.role}.init_from={source}: the parameters of step {restored.step} in {directory} have values in "
-            f"{name} that are not finite or absurdly large: repeat that stage 1 in a new workdir with a lower "
-            f"{policy.role}.sft.optimizer.lr"
-        )
     return restored

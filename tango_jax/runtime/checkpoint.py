@@ -30,8 +30,7 @@ from tango_jax.runtime.manifest import (
     fingerprint_of_files,
     newest_verified,
     remove,
-    write_manifest,
-    write_seal,
+    seal,
 )
 from tango_jax.runtime.orbax_writer import in_daemon_thread, interrupt_waits, make_orbax, quiet_orbax
 from tango_jax.runtime.trees import array_table, flatten_names
@@ -165,8 +164,7 @@ class Checkpointer:
         with quiet_orbax():
             in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
         if _is_first_process():
-            write_seal(saving, step)
-            write_manifest(saving)
+            seal(saving, step)
             if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
             commit(saving, self._directory / str(step))
@@ -244,14 +242,7 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
 
 def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
     """{"arrays": name -> dtype and shape, "meta": the metadata saved beside them}."""
-    try:
-        record = orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
-        return {"arrays": record["arrays"], "meta": record["meta"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        # The bytes match the manifest, but manifests written by versions without a seal may have lost lines.
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CheckpointError(f"checkpoint {path} is incomplete ({reason}): move this folder away to resume from the "
-                              "step before it") from error
+    return orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
 
 
 def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:

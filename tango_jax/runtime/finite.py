@@ -1,7 +1,7 @@
 """Checks that parameters and optimizer states are finite and of usable magnitude.
 
-Takes a pytree of arrays and returns the name of the first broken one, or raises. Runs before every save and after every
-restore.
+Takes a pytree of arrays and returns the name of the first broken one, or raises. Runs before every save, and on weights
+that come from elsewhere.
 """
 
 from typing import Any

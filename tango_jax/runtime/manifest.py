@@ -26,16 +26,12 @@ BLOCKS, BLOCK_BYTES = 64, 4096  # of a file, of which `sampled_digest` reads the
 HASH_THREADS = 8  # hashing releases the GIL
 
 
-def write_seal(folder: Path, step: int) -> None:
-    """Write the step number that the folder will have, so that a folder renamed to another step is detected.
+def seal(folder: Path, step: int) -> None:
+    """Add the seal and then, atomically, the manifest, once everything else has been written.
 
-    Call it after everything else has been written, and before `write_manifest`.
+    The seal holds the step number that the folder will have, so that a folder renamed to another step is detected.
     """
     write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
-
-
-def write_manifest(folder: Path) -> None:
-    """Write the manifest atomically: on disk there is either all of it or none."""
     names = _file_names(folder)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = list(pool.map(lambda name: _sha256(folder / name), names))
@@ -45,9 +41,8 @@ def write_manifest(folder: Path) -> None:
 def find_damage(folder: Path, below: str = "") -> str | None:
     """Return None if the folder is intact, else one clause that names the first difference.
 
-    A folder is intact if it holds exactly the files of its manifest, byte for byte, and the step of its name. Folders
-    written by versions without a seal need none. `below` restricts the check of the bytes to the seal and the files
-    whose path starts with it, to be quick.
+    A folder is intact if it holds exactly the files of its manifest, byte for byte, and the step of its name. `below`
+    restricts the check of the bytes to the seal and the files whose path starts with it, to be quick.
     """
     try:
         expected = _read_manifest(folder)
@@ -55,11 +50,13 @@ def find_damage(folder: Path, below: str = "") -> str | None:
         return f"{MANIFEST} cannot be read ({getattr(error, 'strerror', None) or error})"
     if extra := sorted(set(_file_names(folder)) - expected.keys()):
         return f"{extra[0]} is not in {MANIFEST}"
+    if SEAL not in expected:
+        return f"{SEAL} is missing"
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         names = [name for name in sorted(expected) if name.startswith((below, SEAL))]
         clauses = pool.map(lambda name: _file_damage(folder, name, expected[name]), names)
         damage = next((clause for clause in clauses if clause is not None), None)
-    return damage or (_seal_damage(folder, len(expected)) if SEAL in expected else None)
+    return damage or _seal_damage(folder, len(expected))
 
 
 def newest_verified(directory: Path, below: str = "") -> int:
@@ -137,7 +134,7 @@ def _manifest_text(digests: dict[str, str]) -> str:
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:
-    """name -> sha256. Raises ValueError for anything that `write_manifest` would not have written."""
+    """name -> sha256. Raises ValueError for anything that `seal` would not have written."""
     text = (folder / MANIFEST).read_bytes().decode("utf-8")
     expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
     if not expected or _manifest_text(expected) != text:
@@ -146,10 +143,10 @@ def _read_manifest(folder: Path) -> dict[str, str]:
 
 
 def _seal_damage(folder: Path, num_files: int) -> str | None:
-    seal = json.loads((folder / SEAL).read_bytes())  # its sha256 has been verified
-    if seal["files"] != num_files:
-        return f"{MANIFEST} lists {num_files} of {seal['files']} files"
-    return None if str(seal["step"]) == folder.name else f"it holds step {seal['step']}"
+    found = json.loads((folder / SEAL).read_bytes())  # its sha256 has been verified
+    if found["files"] != num_files:
+        return f"{MANIFEST} lists {num_files} of {found['files']} files"
+    return None if str(found["step"]) == folder.name else f"it holds step {found['step']}"
 
 
 def _file_names(folder: Path) -> list[str]:

@@ -64,12 +64,8 @@ def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: floa
 
 
 def _reference(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
-    first = next((row for row in rows if row.get(f"{role}/kl") is not None), None)
-    if first is None:
-        return None
-    # Earlier versions logged only the KL of the last update on a batch.
-    kl = first.get(f"{role}/kl_first", first[f"{role}/kl"])
-    if kl is None or kl <= limits.first_kl * ease:
+    kl = next(iter(values(rows, f"{role}/kl_first", 1)), 0.0)
+    if kl <= limits.first_kl * ease:
         return None
     return (
         f"the KL of the {role} to its reference was {kl:.3g} at its first update, where both have the same weights",

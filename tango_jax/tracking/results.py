@@ -11,15 +11,10 @@ from ml_collections import ConfigDict
 from tango_jax.grading import why_misaligned
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.console import Console
-from tango_jax.runtime.manifest import complete_steps
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
 from tango_jax.tracking.intervals import wilson
-from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
-
-FILES = ("transcripts.md", "curves.png", "summary.json")  # in the order in which they are written
 
 
 def summarize(
@@ -73,37 +68,15 @@ def write_results(
     summary = summarize(config, rows, compiles, seconds, start)
     summary |= {"provenance": summary_of(read_provenance(workdir))}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
-    draw_curves(config, rows, workdir)
+    title = f"{config.task.name}, arm {config.arm}, seed {config.seed}"
+    save_figure(plot_curves(rows, title), workdir / "curves.png")
     write_json_atomic(workdir / "summary.json", summary)
     return summary
 
 
-def draw_curves(config: ConfigDict, rows: list[dict], workdir: Path) -> None:
-    save_figure(plot_curves(rows, f"{config.task.name}, arm {config.arm}, seed {config.seed}"), workdir / "curves.png")
-
-
-def has_results(workdir: Path) -> bool:
-    return all((workdir / name).exists() for name in FILES)
-
-
-def is_finished(workdir: Path, num_turns: int) -> bool:
-    """Whether the run is complete.
-
-    A run with a summary but without transcripts evaluates once more from its last checkpoint, if that still exists:
-    earlier versions wrote the summary first, so a kill could leave the other files missing.
-    """
-    if not (workdir / "summary.json").exists():
-        return False
-    last = max(complete_steps(workdir / "checkpoints"), default=None)
-    return (workdir / "transcripts.md").exists() or last != num_turns
-
-
-def redraw_missing(config: ConfigDict, workdir: Path, console: Console) -> None:
-    """Redraw curves.png of a finished run from its metrics if the figure is missing."""
-    metrics = workdir / "metrics.jsonl"
-    if metrics.exists() and not (workdir / "curves.png").exists():
-        console.log(f"{workdir / 'curves.png'} was missing and has been redrawn")
-        draw_curves(config, read_metrics(metrics), workdir)
+def is_finished(workdir: Path) -> bool:
+    """Whether the run is complete: the summary is the last of its files."""
+    return (workdir / "summary.json").exists()
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:

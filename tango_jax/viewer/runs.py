@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.typed_command import typed_command
 from tango_jax.tracking.metrics import read_metrics
@@ -24,7 +23,7 @@ class Run(NamedTuple):
     settings: dict  # config.json: {"rl.gamma": 0.8, ...}
     rows: list[dict]  # metrics.jsonl
     is_finished: bool
-    provenance: dict = {}  # provenance.json; empty: made by a version that did not write it
+    provenance: dict = {}  # provenance.json; empty if there is none
 
     @property
     def arm(self) -> str:
@@ -75,5 +74,4 @@ def _read_run(workdir: Path, place: Path) -> Run:
     for index, row in enumerate(rows, 1):
         if not (isinstance(row, dict) and isinstance(row.get("phase"), str) and isinstance(row.get("step"), int)):
             raise ValueError(f"{metrics}, row {index} lacks a phase or a step; {leave_out}")
-    settings = flatten(default_config()) | settings  # runs of older versions lack newer keys
     return Run(name, workdir, settings, rows, (workdir / "summary.json").exists(), read_provenance(workdir))

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config, flatten
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checkpoint import read_state
-from tango_jax.runtime.finite import check_loaded
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
@@ -78,9 +77,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         shapes = abstract_params(saved)
         if shardings is not None:
             shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
-        restored = read_state(directory, shapes, part=part)
-        params = check_loaded(restored.state, f"{directory / str(restored.step)} ({role})",
-                              "give another workdir, or remove this folder to use the previous step")
+        params = read_state(directory, shapes, part=part).state
         if shardings is not None:
             return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
         # Restored arrays are committed to a device, for which jitted functions would recompile; these are uncommitted.
@@ -134,7 +131,7 @@ def identify_weights(name: str, role: str) -> tuple[int | None, str]:
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """Return the settings with which a run was started; keys that did not exist at that time get their defaults.
+    """Return the settings with which a run was started; keys that are not among them have their defaults.
 
     Raises:
         ValueError: the settings are missing or damaged, or contain keys that this version does not know.

@@ -160,19 +160,6 @@ def test_the_gate(policies, tmp_path, monkeypatch, loss, passes):
                 run(monkeypatch, policies["generator"], tmp_path, heldout={6: loss}, max_heldout_loss=2.0)
 
 
-@pytest.mark.parametrize("weight, loss", [(NAN, 1.0), (1e38, 1.0), (1.0, NAN)])
-def test_a_checkpoint_of_before_that_is_broken_is_refused(policies, tmp_path, monkeypatch, weight, loss):
-    state = TrainState({"weight": np.float32([weight])}, (), np.array(3, np.int32))
-    meta = {"heldout_loss": loss, "seconds": 1.0, "metrics_bytes": 0}
-    Checkpointer(tmp_path / "sft/generator/checkpoints").save(3, state, meta)
-    with pytest.raises(ValueError, match=r"checkpoint of step 3 in .* has .*(weight|of nan).*Choose a new --workdir"):
-        run(monkeypatch, policies["generator"], tmp_path)
-    good = TrainState({"weight": np.float32([1.0])}, (), np.array(3, np.int32))
-    Checkpointer(tmp_path / "old/sft/generator/checkpoints").save(3, good, meta | {"heldout_loss": INF})
-    run(monkeypatch, policies["generator"], tmp_path / "old")  # saved before its first evaluation
-    assert saved(tmp_path / "old") == [3, 6]
-
-
 # ------------------------------------------------------------------------------------------ the model, the command line
 
 

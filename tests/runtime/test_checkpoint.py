@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
-from tango_jax.runtime.manifest import MANIFEST, SEAL, newest_verified, write_manifest
+from tango_jax.runtime.manifest import MANIFEST, newest_verified, seal
 from tango_jax.runtime.timers import CompileCounter
 from tango_jax.runtime.trees import tree_fingerprint
 
@@ -137,18 +137,6 @@ def test_an_older_steps_content_under_a_newer_number_is_damage(two_steps, tmp_pa
         Checkpointer(tmp_path).restore(abstract(make_state(1)))
 
 
-def test_a_checkpoint_of_before_there_was_a_seal_is_read(two_steps, tmp_path):
-    for step in (10, 20):
-        (tmp_path / str(step) / SEAL).unlink()
-        write_manifest(tmp_path / str(step))
-    restored = Checkpointer(tmp_path).restore(abstract(make_state(2)))
-    assert restored.step == 20 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(2))
-    shutil.rmtree(tmp_path / "20" / "record")  # and its lines: nothing tells that they are missing
-    write_manifest(tmp_path / "20")
-    with pytest.raises(CheckpointError, match="20 is incomplete .*: move this folder away to resume"):
-        Checkpointer(tmp_path).peek(abstract(make_state(2)))
-
-
 def test_all_damaged_is_an_error(two_steps, tmp_path):
     flip_a_byte(tmp_path / "10")
     flip_a_byte(tmp_path / "20")
@@ -238,10 +226,10 @@ def test_a_failed_save_after_a_fallback_names_the_step_that_is_good(two_steps, t
     flip_a_byte(tmp_path / "20")
     two_steps.restore(abstract(make_state(1)))
 
-    def full_disk(folder):
+    def full_disk(folder, step):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_lib, "write_manifest", full_disk)
+    monkeypatch.setattr(checkpoint_lib, "seal", full_disk)
     with pytest.raises(CheckpointError, match=r"the last good checkpoint \(step 10\) is kept"):
         two_steps.save(15, make_state(2), {})
 
@@ -288,25 +276,25 @@ def test_leftovers_of_a_kill_are_removed_and_a_replaced_step_comes_back(two_step
 def test_nothing_is_saved_in_a_directory_that_was_removed_meanwhile(two_steps, tmp_path, monkeypatch):
     """Orbax makes the folders above what it writes; a step there would be one of a run without settings or metrics."""
 
-    def remove_first(path):
+    def remove_first(path, step):
         shutil.rmtree(tmp_path)
         path.mkdir(parents=True)
-        write_manifest(path)
+        seal(path, step)
 
-    monkeypatch.setattr(checkpoint_lib, "write_manifest", remove_first)
+    monkeypatch.setattr(checkpoint_lib, "seal", remove_first)
     with pytest.raises(CheckpointError, match="no longer exists: was it removed"):
         two_steps.save(30, make_state(3), {})
     assert names(tmp_path) == []
 
 
 def test_one_interrupt_waits_for_the_save(two_steps, tmp_path, monkeypatch, caplog):
-    write_manifest, handler = checkpoint_lib.write_manifest, signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
 
-    def interrupted_once(folder):
+    def interrupted_once(folder, step):
         os.kill(os.getpid(), signal.SIGINT)
-        write_manifest(folder)
+        seal(folder, step)
 
-    monkeypatch.setattr(checkpoint_lib, "write_manifest", interrupted_once)
+    monkeypatch.setattr(checkpoint_lib, "seal", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         two_steps.save(30, make_state(3), {})
     assert "press Ctrl-C again" in caplog.text
@@ -315,12 +303,12 @@ def test_one_interrupt_waits_for_the_save(two_steps, tmp_path, monkeypatch, capl
 
 
 def test_second_interrupt_leaves_no_half_step(two_steps, tmp_path, monkeypatch):
-    def interrupted_twice(folder):
+    def interrupted_twice(folder, step):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second interrupt was held back")
 
-    monkeypatch.setattr(checkpoint_lib, "write_manifest", interrupted_twice)
+    monkeypatch.setattr(checkpoint_lib, "seal", interrupted_twice)
     with pytest.raises(KeyboardInterrupt):
         two_steps.save(30, make_state(3), {})
     assert names(tmp_path) == ["10", "20"]

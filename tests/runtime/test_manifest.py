@@ -16,8 +16,7 @@ from tango_jax.runtime.manifest import (
     commit,
     find_damage,
     remove,
-    write_manifest,
-    write_seal,
+    seal,
 )
 
 
@@ -26,7 +25,7 @@ def make_step(directory: Path, name: str, content: bytes = b"weights") -> Path:
     (folder / "state").mkdir(parents=True)
     (folder / "state" / "w").write_bytes(content)
     (folder / "meta.json").write_text("{}")
-    write_manifest(folder)
+    seal(folder, int("".join(filter(str.isdigit, name)) or 0))
     return folder
 
 
@@ -36,9 +35,10 @@ def names(directory: Path) -> list[str]:
 
 def test_manifest_is_what_sha256sum_prints(tmp_path):
     folder = make_step(tmp_path, "1")
-    assert (folder / MANIFEST).read_text() == (
-        f"{hashlib.sha256(b'{}').hexdigest()}  meta.json\n{hashlib.sha256(b'weights').hexdigest()}  state/w\n")
-    assert names(folder) == [MANIFEST, "meta.json", "state"]
+    contents = {"meta.json": b"{}", "seal.json": b'{"step": 1, "files": 3}\n', "state/w": b"weights"}
+    assert (folder / MANIFEST).read_text() == "".join(
+        f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items())
+    assert names(folder) == [MANIFEST, "meta.json", "seal.json", "state"]
     assert find_damage(folder) is None
 
 
@@ -76,24 +76,18 @@ def test_a_file_too_many_is_damage(tmp_path):
     assert find_damage(folder) == f"state/x is not in {MANIFEST}"
 
 
-def sealed_step(directory: Path, step: int) -> Path:
-    folder = directory / str(step)
-    (folder / "state").mkdir(parents=True)
-    (folder / "state" / "w").write_bytes(b"weights")
-    write_seal(folder, step)
-    write_manifest(folder)
-    return folder
-
-
 def test_a_seal_says_which_step_it_is_and_how_many_files_there_are(tmp_path):
-    folder = sealed_step(tmp_path, 10)
+    folder = make_step(tmp_path, "10")
     assert find_damage(folder) is None
     shutil.copytree(folder, tmp_path / "20")
     assert find_damage(tmp_path / "20") == "it holds step 10"
     (folder / "state" / "w").unlink()  # with its line: what is left is as it was written
     lines = (folder / MANIFEST).read_text().splitlines(keepends=True)
     (folder / MANIFEST).write_text("".join(line for line in lines if "state/w" not in line))
-    assert find_damage(folder) == f"{MANIFEST} lists 1 of 2 files"
+    assert find_damage(folder) == f"{MANIFEST} lists 2 of 3 files"
+    (folder / "seal.json").unlink()
+    (folder / MANIFEST).write_text("".join(line for line in lines if "meta.json" in line))
+    assert find_damage(folder) == "seal.json is missing"
 
 
 def test_the_newest_intact_step_is_found(tmp_path):

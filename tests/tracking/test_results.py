@@ -31,29 +31,11 @@ def test_a_run_that_could_not_draw_its_curves_is_not_finished(tmp_path, monkeypa
         patch.setattr(results, "plot_curves", full)
         with pytest.raises(OSError, match="No space"):
             write(tmp_path)
-    assert not (tmp_path / "summary.json").exists()
+    assert not results.is_finished(tmp_path)
     write(tmp_path)
-    assert all((tmp_path / name).exists() for name in results.FILES)
+    assert results.is_finished(tmp_path)
+    assert all((tmp_path / name).exists() for name in ("transcripts.md", "curves.png"))
     assert json.loads((tmp_path / "summary.json").read_text())["generator"]["accuracy_final"] == 0.5
-
-
-def test_what_a_finished_run_lacks_is_made_where_that_can_be(tmp_path, capsys):
-    write(tmp_path)
-    assert results.is_finished(tmp_path, 10)
-    (tmp_path / "transcripts.md").unlink()
-    assert results.is_finished(tmp_path, 10)  # without a checkpoint it would train again
-    step = tmp_path / "checkpoints" / "10"
-    step.mkdir(parents=True)
-    (step / "manifest.sha256").touch()
-    assert not results.is_finished(tmp_path, 10)  # one evaluation brings the transcripts
-    assert results.is_finished(tmp_path, 12)
-    (tmp_path / "curves.png").unlink()
-    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
-        for row in ROWS:
-            writer.append(row)
-    results.redraw_missing(default_config(), tmp_path, Console())
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "curves.png was missing and has been redrawn" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, capsys):
