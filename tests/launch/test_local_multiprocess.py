@@ -1,6 +1,5 @@
 """launch/local_multiprocess.sh: two processes that jax joins, what follows when one of them ends, and signals."""
 
-import fcntl
 import json
 import os
 import signal
@@ -10,7 +9,8 @@ import pytest
 from support.launching import finish, run, scripted, start, starts
 from support.paths import LAUNCH
 from support.processes import wait_for
-from tango_jax.runtime.lock import LOCK_FILE
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.lock import hold
 
 JAX_PROGRAM = ["python", "-m", "tests.support.launched_program"]
 
@@ -81,11 +81,10 @@ def test_a_bug_in_one_process_ends_all_at_once(tmp_path):
 
 def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
     """The first one asks for the lock; the others must not go on without it."""
-    with open(tmp_path / LOCK_FILE, "w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+    with hold(tmp_path, Console(enabled=False)):
         done = run([*launcher(tmp_path), *JAX_PROGRAM, tmp_path])
     assert done.returncode == 2 and "Not restarted" in done.stderr, done.stderr
-    refusal = f"error: {tmp_path} is in use by a process that has just started"
+    refusal = f"error: {tmp_path} is in use by process {os.getpid()} on "
     assert refusal in done.stderr and refusal in (tmp_path / "process_1.log").read_text()
     assert starts(tmp_path) == []
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.loop import run
 from tango_jax.runtime.checkpoint import Restored
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import LOCK_FILE, hold
+from tango_jax.runtime.lock import HEARTBEAT_TIMEOUT_S, LOCK_FILE, hold
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import MetricsWriter, check_log
 from tango_jax.tracking.run_config import keep_config
@@ -60,9 +61,10 @@ def busy(workdir, config):
     keep_config(config, workdir / "config.json")
     (workdir / "checkpoints" / "2.saving" / "state").mkdir(parents=True)
     (workdir / "metrics.jsonl").write_text("{}\n")
-    program = "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.lockf(lock, fcntl.LOCK_EX); "
-    process = subprocess.Popen([sys.executable, "-c", f"{program}print('held', flush=True); time.sleep(600)",
-                                str(workdir / LOCK_FILE)], stdout=subprocess.PIPE)  # fmt: skip
+    program = ("import filelock, sys, time; lock = filelock.SoftFileLease(sys.argv[1], lease_duration="
+               f"{HEARTBEAT_TIMEOUT_S}); lock.acquire(); print('held', flush=True); time.sleep(600)")
+    command = [sys.executable, "-c", program, str(workdir / LOCK_FILE)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     yield workdir
     process.send_signal(signal.SIGKILL)
@@ -71,13 +73,12 @@ def busy(workdir, config):
 
 @pytest.mark.parametrize("module, name", [(train, "train"), (sft, "sft"), (ablate, "ablate")])
 def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module, name, monkeypatch, capsys):
-    monkeypatch.setattr("tango_jax.runtime.lock.CONFLICT_WAIT_S", 0.1)  # the other one never writes its name
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     before = contents(busy)
     with pytest.raises(SystemExit) as stopped:
         module.main([f"--config={ROOT / 'configs/tiny.py'}", f"--workdir={busy}"])
-    assert str(stopped.value) == (f"error: {busy} is in use by a process that has just started: let it end, or choose "
-                                  "another folder")
+    assert re.fullmatch(rf"error: {busy} is in use by process \d+ on \S+: let it end, or choose another folder",
+                        str(stopped.value))  # fmt: skip
     assert contents(busy) == before
 
 
