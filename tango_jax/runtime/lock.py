@@ -73,9 +73,9 @@ def hold(workdir: Path, console: Console) -> Iterator[None]:
 
 def _attempts(lease: SoftFileLease, workdir: Path) -> Iterator[_Attempt]:
     """Try to take the lock once for every item; the last one is held or refused."""
-    began, here, first_seen, nameless = time.monotonic(), "", None, 0
+    began, here, before, first_seen, nameless = time.monotonic(), "", None, None, 0
     while True:
-        before = lease.owner
+        before = lease.owner or before
         try:
             lease.acquire(blocking=False)  # makes the folder
         except Timeout:
