@@ -1,12 +1,8 @@
-"""What the notebooks stand on: what is installed and when, pictures of tokens, records as text, live curves."""
-
-import types
+"""What the notebooks stand on: pictures of tokens, records as text, live curves."""
 
 import numpy as np
 import pytest
 
-from tango_jax.notebook import install
-from tango_jax.notebook.install import install_requirements, missing_packages
 from tango_jax.notebook.live import draw_stage_one, draw_turns, inline_page, last_line, live_curves
 from tango_jax.notebook.pictures import (
     Strip,
@@ -19,75 +15,6 @@ from tango_jax.notebook.pictures import (
 from tango_jax.notebook.shapes import describe
 from tango_jax.records import Problem, Rollout
 from tango_jax.tracking.metrics import MetricsWriter
-
-REQUIREMENTS = """# a comment
-jax>=0.10.2,<0.13,!=0.11.1
-jaxlib>=0.10.2,<0.13,!=0.11.1
-
-# another comment
-numpy>=2.0,<3
-"""
-
-
-@pytest.fixture
-def installed(monkeypatch) -> dict[str, str]:
-    """The packages that seem to be there."""
-    versions = {"jax": "0.12.0", "jaxlib": "0.12.0", "numpy": "2.1.0"}
-    monkeypatch.setattr(install, "_version", lambda name: versions.get(name, ""))
-    return versions
-
-
-def test_nothing_is_missing(installed):
-    assert missing_packages(REQUIREMENTS, "cpu") == []
-
-
-def test_versions_that_do_not_fit_are_missing(installed):
-    installed["numpy"] = "1.26.4"
-    assert missing_packages(REQUIREMENTS, "cpu") == ["numpy<3,>=2.0"]
-
-
-def test_an_accelerator_without_its_packages(installed):
-    assert missing_packages(REQUIREMENTS, "gpu") == ["jax[cuda12]!=0.11.1,<0.13,>=0.10.2"]
-    assert missing_packages(REQUIREMENTS, "tpu") == ["jax[tpu]!=0.11.1,<0.13,>=0.10.2"]
-    installed["jax-cuda13-plugin"] = installed["libtpu"] = "0.12.0"
-    assert missing_packages(REQUIREMENTS, "gpu") == missing_packages(REQUIREMENTS, "tpu") == []
-
-
-def test_a_new_jax_takes_its_accelerator_along(installed):
-    """Colab has an older jax with its plugin: replacing jax alone would leave two that do not fit together."""
-    installed |= {"jax": "0.7.2", "jaxlib": "0.7.2", "jax-cuda12-plugin": "0.7.2"}
-    missing = missing_packages(REQUIREMENTS, "gpu")
-    assert [item.split(">")[0].split("!")[0] for item in missing] == ["jax", "jaxlib", "jax[cuda12]"]
-
-
-def test_installing_says_when_a_restart_is_needed(monkeypatch, tmp_path, capsys):
-    versions, calls = {"jax": "0.12.0", "jaxlib": "0.12.0"}, []
-    monkeypatch.setattr(install, "_version", lambda name: versions.get(name, ""))
-    monkeypatch.setattr(install, "_imported_versions", lambda: {name: versions[name] for name in ("jax",)})
-    monkeypatch.setattr(install, "platform", lambda: "cpu")
-    (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
-
-    def fake_pip(arguments, upgrade=None):
-        calls.append(arguments)
-        versions.update(upgrade or {"numpy": "2.1.0"})
-
-    monkeypatch.setattr(install, "_pip", fake_pip)
-    install_requirements(tmp_path)
-    install_requirements(tmp_path)
-    out = capsys.readouterr().out
-    assert out == "ready for cpu: 1 packages installed\nready for cpu: everything was there\n"
-    assert calls == [["numpy<3,>=2.0"]]
-    del versions["numpy"]
-    monkeypatch.setattr(install, "_pip", lambda arguments: fake_pip(arguments, {"numpy": "2.1.0", "jax": "0.12.1"}))
-    with pytest.raises(RuntimeError, match="jax changed version while in use: restart the runtime"):
-        install_requirements(tmp_path)
-
-
-def test_a_pip_that_fails_says_why(monkeypatch):
-    done = types.SimpleNamespace(returncode=1, stderr="ERROR: no space left")
-    monkeypatch.setattr(install.subprocess, "run", lambda *arguments, **options: done)
-    with pytest.raises(RuntimeError, match="(?s)could not install numpy.*no space left"):
-        install._pip(["numpy"])
 
 
 def test_tokens_and_the_spans_they_end_in():
