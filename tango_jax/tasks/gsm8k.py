@@ -6,7 +6,6 @@ no teacher. A worked answer consists of lines in which every computation is repe
 """
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from tango_jax.data.row_fields import GSM8K_MARK, answer_text
 from tango_jax.tasks.arithmetic import evaluate, has_short_decimals, number_text, numbers_in, replace_numbers
+from tango_jax.text.templates import judged
 
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")  # expression, value
 _OPERATION = re.compile(r"[\d)]\s*[-+*/]")
@@ -62,7 +62,7 @@ def gsm8k_verifier_example(row: dict[str, Any], seed: int, index: int) -> Verifi
     for position, line in enumerate(worked.lines):
         mark = _result_mark(line)
         remarks.setdefault(position, "This holds." if mark is None else f"{mark[1].strip()} = {mark[2].strip()}.")
-    verification = _verification_text([remarks[position] for position in range(len(is_right))], is_right)
+    verification = judged([remarks[position] for position in range(len(is_right))], is_right, end="\n")
     return VerifierExample(_solution_text(worked), verification, is_right)
 
 
@@ -74,14 +74,6 @@ def _worked(row: dict[str, Any]) -> _Worked:
 def _solution_text(worked: _Worked) -> str:
     steps = "".join(f"<step>{_MARK.sub('', line)}</step>\n" for line in worked.lines)
     return f"<think>\n{steps}</think>\n<answer>\\boxed{{{worked.answer}}}</answer>"
-
-
-def _verification_text(remarks: Sequence[str], is_right: Sequence[bool]) -> str:
-    verdicts = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
-    pairs = zip(remarks, verdicts[:-1], strict=True)
-    blocks = "".join(f"<step>{remark} \\boxed{{{verdict}}}</step>\n" for remark, verdict in pairs)
-    final = f"<final_verification>\\boxed{{{verdicts[-1]}}}</final_verification>"
-    return f"<step_verification>\n{blocks}</step_verification>\n{final}"
 
 
 def _remark_on(line: str, mistaken: str) -> str:

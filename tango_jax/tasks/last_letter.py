@@ -19,6 +19,7 @@ from tango_jax.records import Problem
 from tango_jax.tasks.example_rng import example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
+from tango_jax.text.templates import judged
 
 SIZES = ("words", "letters")  # what a problem has a number of: task.sft_words, task.sft_letters and so on
 ALPHABET = string.ascii_lowercase + string.digits + "}\n "
@@ -140,15 +141,9 @@ def solution_text(letters: list[str]) -> str:
 
 
 def verification_text(readings: list[str], claims: list[str]) -> str:
-    marks = ["CORRECT" if r == c else "INCORRECT" for r, c in zip(readings, claims, strict=True)]
-    blocks = "".join(
-        f"<step>#{k} reads {reading}, says {claim} \\boxed{{{mark}}}</step>"
-        for k, (reading, claim, mark) in enumerate(zip(readings, claims, marks, strict=True), 1)
-    )
-    verdict = "INCORRECT" if "INCORRECT" in marks else "CORRECT"
-    return (
-        f"<step_verification>{blocks}</step_verification><final_verification>\\boxed{{{verdict}}}</final_verification>"
-    )
+    pairs = list(zip(readings, claims, strict=True))
+    remarks = [f"#{k} reads {reading}, says {claim}" for k, (reading, claim) in enumerate(pairs, 1)]
+    return judged(remarks, [reading == claim for reading, claim in pairs])
 
 
 def generator_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:

@@ -24,6 +24,7 @@ from tango_jax.records import Problem
 from tango_jax.tasks.example_rng import example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
+from tango_jax.text.templates import judged
 
 SIZES = ("swaps",)  # what a problem has a number of: task.sft_swaps, task.rl_swaps, task.test_swaps
 LETTERS = "abcde"
@@ -180,15 +181,9 @@ def solution_text(swaps: list[Swap], states: list[str]) -> str:
 
 def verification_text(swaps: list[Swap], readings: list[str], claims: list[str]) -> str:
     """Return the verification that says for each step which state it should write and which one it does write."""
-    marks = ["CORRECT" if r == c else "INCORRECT" for r, c in zip(readings, claims, strict=True)]
-    blocks = "".join(
-        f"<step>#{k} {swap_text(swap)} {reading}, says {claim} \\boxed{{{mark}}}</step>"
-        for k, (swap, reading, claim, mark) in enumerate(zip(swaps, readings, claims, marks, strict=True), 1)
-    )
-    verdict = "INCORRECT" if "INCORRECT" in marks else "CORRECT"
-    return (
-        f"<step_verification>{blocks}</step_verification><final_verification>\\boxed{{{verdict}}}</final_verification>"
-    )
+    written = list(zip(swaps, readings, claims, strict=True))
+    remarks = [f"#{k} {swap_text(swap)} {reading}, says {claim}" for k, (swap, reading, claim) in enumerate(written, 1)]
+    return judged(remarks, [reading == claim for _, reading, claim in written])
 
 
 def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, easy_error: float) -> str:

@@ -9,7 +9,7 @@ import bisect
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import cut, local_path
@@ -157,3 +157,13 @@ def verifier_prompt(
     prefixes = range(1, len(solution) + 1)
     longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(solution[:length], stated)))
     return build(solution[:longest], stated), True
+
+
+def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:
+    """A verification as the templates ask for it, to imitate: a remark on each step with its mark, and the verdict, by
+    which a solution is right if all of its steps are. `end` follows each line."""
+    marks = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
+    pairs = zip(remarks, marks[:-1], strict=True)
+    blocks = "".join(f"<step>{remark} \\boxed{{{mark}}}</step>{end}" for remark, mark in pairs)
+    final = f"<final_verification>\\boxed{{{marks[-1]}}}</final_verification>"
+    return f"<step_verification>{end}{blocks}</step_verification>{end}{final}"
