@@ -123,7 +123,7 @@ def evaluations_of(
 def sources_of(workdir: Path) -> Sources:
     """What a finished run was made of, from the files in its workdir."""
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
-    return Sources(summary.get("start", {}), method_files(workdir))
+    return Sources(summary.get("provenance", {}).get("start", {}), method_files(workdir))
 
 
 def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:

@@ -17,9 +17,7 @@ from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
 
 
-def summarize(
-    config: ConfigDict, rows: list[dict], compiles: int, seconds: float, start: Mapping[str, str] = {}
-) -> dict:
+def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
     """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
@@ -36,7 +34,6 @@ def summarize(
     return {
         "arm": config.arm,
         "seed": config.seed,
-        "start": dict(start),
         "wall_seconds": seconds,
         "compiles_after_warmup": compiles,
         "generator": {
@@ -65,8 +62,8 @@ def write_results(
         seconds: duration of the run.
         start: digests of what the run started from (loop/resume.py fingerprints_of).
     """
-    summary = summarize(config, rows, compiles, seconds, start)
-    summary |= {"provenance": summary_of(read_provenance(workdir))}
+    summary = summarize(config, rows, compiles, seconds)
+    summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
     title = f"{config.task.name}, arm {config.arm}, seed {config.seed}"
     save_figure(plot_curves(rows, title), workdir / "curves.png")

@@ -19,6 +19,7 @@ def test_the_run_ends_with_its_results(tiny_run):
     provenance = summary.pop("provenance")
     assert (provenance["files"], provenance["changes"]) == ({}, [])  # a shipped config, and nothing of the user's
     assert provenance["devices"] == {"cpu": 1} and len(provenance["source"]) == 12
+    assert {name for name, digest in provenance["start"].items() if len(digest) >= 12} >= set(ROLES)
     [attempt] = json.loads((workdir / "provenance.json").read_text())["attempts"]
     assert attempt["command"].startswith("python -m tango_jax.train --config=configs/tiny.py --workdir=")
     assert {name: set(value) if isinstance(value, dict) else None for name, value in summary.items()} == {

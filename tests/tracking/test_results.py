@@ -68,7 +68,7 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     assert last.startswith("these are not paired: this run began with an accuracy of 0.000, the stored ones with an "
                            "accuracy of 0.250")  # fmt: skip
     start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p"}
-    write_json_atomic(tmp_path / "summary.json", summary | {"start": start})
+    write_json_atomic(tmp_path / "summary.json", summary | {"provenance": {"start": start}})
     write_table([row._replace(generator_start="a" * 12) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
     write_table([row._replace(generator_start="c" * 12, verifier_step_f1=None) for row in stored], config.compare_with)
