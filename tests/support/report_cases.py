@@ -150,7 +150,8 @@ def verifier_result(config, rng, index: int, length: int):
 def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple[int, str, dict]]:
     """The turn's row, and an evaluation every fourth turn."""
     role = "generator" if phase == "generator" else "verifier"
-    row = {f"{role}/entropy": 1 / (index + 2), f"{role}/kl": 0.01 * index, f"{role}/length_mean": 50.0,
+    kl = 0.01 * index
+    row = {f"{role}/entropy": 1 / (index + 2), f"{role}/kl": kl, f"{role}/kl_first": kl, f"{role}/length_mean": 50.0,
            f"{role}/logprob_gap_max": 1e-6, f"{role}/truncation_rate": 0.05, "time/sample_s": 0.5 + 0.1 * rng.random(),
            "time/update_s": 1.0, "time/turn_s": 1.6, "throughput/sampled_tokens_per_s": 1000.0,
            "memory/sample_host_gib": 1.0, "memory/update_host_gib": 1.0 + 0.01 * index}  # fmt: skip
