@@ -31,6 +31,7 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import hold
+from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.evaluations import Evaluation, read_tables
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation
@@ -43,7 +44,7 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     write_atomically(files[-1], summarize(rows) + made_with(plan))
     if plan.config.ablation.grid:
         return files + draw_figures(rows, plan.workdir / "figures")
-    runs = {arm: {} for arm in plan.config.ablation.arms}
+    runs = {arm_name(arm): {} for arm in plan.config.ablation.arms}
     for run in plan.runs:
         if run.is_finished():
             metrics = read_metrics(run.folder / "metrics.jsonl")

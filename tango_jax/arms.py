@@ -1,10 +1,11 @@
 """The arms of an experiment: which roles are trained, and what happens in a turn of each.
 
-An arm is one entry of ARMS. Schedules, turns, figures, reports and plans read its fields; no other code in the package
-refers to an arm by name, so a new arm only needs a new entry here.
+An arm is one record: an entry of ARMS, or one of a user's own (tasks/own_arm.py). Schedules, turns, figures, reports
+and plans read its fields; no other code in the package refers to an arm by name.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 # Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
@@ -25,8 +26,10 @@ class TurnPlan:
     """A turn of the role that is updated in it: its calls in order, then one reward and one credit function."""
 
     calls: tuple[Call, ...]
-    reward: str  # a name in rl/credit.py REWARDS; the function of `config.<role>.reward` is added to it
-    credit: str  # a name in rl/credit.py CREDITS
+    # A name in rl/credit.py REWARDS and CREDITS, FILE.py:name of a function like those, or the function itself. The
+    # function of `config.<role>.reward` is added to the reward.
+    reward: str | Callable
+    credit: str | Callable
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
 
     def calls_until(self, role: str) -> tuple[Call, ...]:

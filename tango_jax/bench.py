@@ -145,7 +145,7 @@ class Role:
         """Trivial reward -> advantages -> packed batch -> (reference) -> update, as cycle.py does."""
         reward_B = np.array([np.mean(tokens % 2) for tokens in rollout.tokens])
         is_action_BT = np.ones((P * M, NEW), bool)
-        adv_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
+        adv_BT = (advantages.grpo_outcome_B(reward_B, M)[:, None] * is_action_BT).astype(np.float32)
         weight_BT = losses.token_weights_BT(is_action_BT, "token_mean", NEW)
         sequences = [
             TrainSequence(self.prompts[b // M], rollout.tokens[b], weight_BT[b], adv_BT[b], rollout.logps[b])

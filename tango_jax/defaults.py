@@ -104,7 +104,9 @@ def loss_config() -> ConfigDict:
     """Advantages and policy loss of a role."""
     return ConfigDict(
         {
-            "algorithm": "grpo",  # grpo, rloo, reinforce_pp
+            # grpo, rloo, reinforce_pp, or FILE.py:name of an Algorithm of your own (rl/algorithms.py)
+            "algorithm": "grpo",
+            "term": "",  # a function whose loss per token is added, FILE.py:name (rl/own_method.py). Empty: none
             "use_std": True,  # False: subtract the mean only (Dr. GRPO)
             "step_scale": 10.0,  # RLOO's factor on step advantages
             "aggregation": "token_mean",  # token_mean, seq_mean, seq_sum_norm
@@ -320,7 +322,7 @@ def default_config() -> ConfigDict:
     config = ConfigDict(
         {
             "seed": 0,
-            "arm": DEFAULT_ARM,  # see arms.py
+            "arm": DEFAULT_ARM,  # a name in arms.py, or an Arm of your own, FILE.py:name (tasks/own_arm.py)
             "notes": "",  # lines to log at the start: config files say here how they chose values
             "task": task_config(),
             "generator": role_config(),

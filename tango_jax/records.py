@@ -82,17 +82,23 @@ class Responses:
 
 
 @dataclasses.dataclass(frozen=True)
+class Term:
+    """A part of a reward or an advantage, weight x value, under the name by which the report shows it."""
+
+    name: str
+    weight: float | np.ndarray  # one for all rows, or float32 [B]
+    value: np.ndarray  # float32: [B] of a reward, [B, T] of an advantage
+
+
+@dataclasses.dataclass(frozen=True)
 class Signal:
     """The training signal of a turn, per response of the role that is updated; the rollout dump records it."""
 
     reward_B: np.ndarray  # float32
-    adv_outcome_BT: np.ndarray  # float32, normalised
     adv_BT: np.ndarray  # float32, used by the update
-    adv_step_BT: np.ndarray | None = None  # float32, normalised; None without step labels
-    alpha: float = 0.0  # generator: adv = (1 - alpha) outcome + alpha step
+    adv_terms: tuple[Term, ...] = ()  # what adv_BT is the sum of; empty: the report shows it alone
     labels: list | None = None  # generator: step labels of each solution, one list for each verification of it
-    class_weight_B: np.ndarray | None = None  # verifier: adv = weight of the solution's class x outcome
-    own_reward_B: np.ndarray | None = None  # float32, the part of reward_B from a function of the user's
+    reward_terms: tuple[Term, ...] = ()  # what reward_B is the sum of
 
 
 @dataclasses.dataclass(frozen=True)

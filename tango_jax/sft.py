@@ -14,7 +14,7 @@ from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.try_rewards import load_and_try_rewards
+from tango_jax.loop.try_method import try_method
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.lock import hold
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
         # Stage 1 neither grades nor rewards, but the stages that follow do.
         check_grader(task.grade_kind)
-        load_and_try_rewards(config, task)
+        try_method(config, task)
         for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)
         policies = {role: policies[role] for role in needed}

@@ -9,37 +9,64 @@ Python programs call `train` with a configuration from `load_config`, and `read_
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import Arm
 from tango_jax.cli.command_line import load_config, parse_command_line
+from tango_jax.cli.config_file import with_settings
 from tango_jax.cli.session import configured, session
 from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
 from tango_jax.loop import run
+from tango_jax.rl.algorithms import Algorithm
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checks import folder_to_write
+from tango_jax.runtime.checks import folder_to_write, require
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.user_code import given
 from tango_jax.tracking.metrics import read_metrics
 
 __all__ = ["load_config", "main", "read_metrics", "train"]
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None) -> dict:
+def train(
+    config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None, *, arm: Arm | None = None,
+    rewards: Mapping[str, Callable] | None = None, algorithms: Mapping[str, Algorithm] | None = None,
+    loss_terms: Mapping[str, Callable] | None = None, task: Callable | None = None, grader: Callable | None = None,
+) -> dict:
     """Train as the command does, from a Python program or a notebook; returns what is in summary.json.
 
     It installs no signal handler; what `cli.session.configure` sets (jax's compilation cache, on CPUs the allocator)
-    stays set. After an interruption the same call resumes from the last checkpoint. `console` replaces the one that
-    prints to standard output; `Console(enabled=False)` prints nothing.
+    stays set. After an interruption the same call resumes from the last checkpoint, if the source of every object that
+    is handed over is the same.
+
+    Args:
+        config: the settings; not changed.
+        workdir: the folder of results and checkpoints.
+        console: replaces the one that prints to standard output; `Console(enabled=False)` prints nothing.
+        arm: the record to train (tasks/own_arm.py), in place of what `config.arm` names.
+        rewards: by role, a function that scores one response (rl/own_reward.py).
+        algorithms: by role, how rewards become advantages (rl/algorithms.py).
+        loss_terms: by role, a loss per token that is added (rl/own_method.py).
+        task: a function from the configuration to a Task (tasks/task.py).
+        grader: a function (problem, answer) -> bool that decides what is right (tasks/own_grader.py).
 
     Raises:
         ValueError: as the command's one-line errors: a setting, a workdir in use, or one of a run of another method.
         FloatingPointError: a loss is not finite.
     """
-    validate(config)
-    workdir = folder_to_write("workdir", workdir)
-    with configured(config, console) as console:
-        return run.train(config, workdir, console, preemption=hosts.Preemption(is_watching=False))
+    own = {"arm": arm, "task.name": task, "task.grader": grader}
+    for name, by_role in (("reward", rewards), ("loss.algorithm", algorithms), ("loss.term", loss_terms)):
+        unknown = sorted(set(by_role or {}) - set(ROLES))
+        require(not unknown, f"{name}: {', '.join(map(repr, unknown))} is no role: choose from {' and '.join(ROLES)}")
+        own |= {f"{role}.{name}": value for role, value in (by_role or {}).items()}
+    with given({key: value for key, value in own.items() if value is not None}) as settings:
+        config = with_settings(config, settings)
+        validate(config)
+        workdir = folder_to_write("workdir", workdir)
+        with configured(config, console) as console:
+            return run.train(config, workdir, console, preemption=hosts.Preemption(is_watching=False))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

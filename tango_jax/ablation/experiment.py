@@ -15,7 +15,7 @@ from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import train
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.try_rewards import load_and_try_rewards
+from tango_jax.loop.try_method import try_method
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime import hosts
@@ -99,7 +99,7 @@ def _run_stage_one(
     provenance = begin(stage.config, stage.folder, console)
     shared = policies.of(stage.config)
     task = make_task(stage.config, {role: policy.tokenizer for role, policy in shared.items()})
-    load_and_try_rewards(stage.config, task)
+    try_method(stage.config, task)
     run_stage_one(shared, stage.config, task, stage.folder, console, preemption, provenance)
 
 

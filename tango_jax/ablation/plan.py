@@ -19,6 +19,7 @@ from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes
+from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -46,7 +47,7 @@ class PlannedRun:
     """One run of the experiment."""
 
     cell: Cell
-    arm: str
+    arm: str  # its name; config.arm has that of its file, too
     seed: int
     folder: Path
     config: ConfigDict
@@ -140,7 +141,8 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_one: StageOne
     config = _of_a_run(cell.config, arm, seed)
     for role in stage_one.roles if stage_one else ():
         config[role].init_from = str(stage_one.folder)
-    return PlannedRun(cell, arm, seed, workdir / cell.name / arm / f"seed_{seed}", config, stage_one)
+    name = arm_name(arm)
+    return PlannedRun(cell, name, seed, workdir / cell.name / name / f"seed_{seed}", config, stage_one)
 
 
 def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:

@@ -26,12 +26,12 @@ CHOICES = ("--config=tiny tries everything in a minute, --config=last_letter is 
            "--config=own_problems --model=MODEL --problems=FILE takes a model and problems of your own")
 # Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
 COMMON_KEYS = {
-    "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}",
+    "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",
     "seed=1": "of everything random in a run",
     "ROLE.checkpoint=MODEL": "what a role starts from: a folder, hub id, .gguf file or workdir",
     "ROLE.max_response=512": "tokens that a role may write; likewise ROLE.max_prompt",
     "ROLE.optimizer.lr=1e-6": "learning rate; stage 1 has its own, ROLE.sft.optimizer.lr",
-    "ROLE.loss.algorithm=rloo": "grpo, rloo or reinforce_pp",
+    "ROLE.loss.algorithm=rloo": "grpo, rloo, reinforce_pp, or FILE.py:name",
     "ROLE.sft.steps=0": "updates of stage 1; 0: no stage 1",
     "ROLE.row_buckets=(8,16)": "responses decoded at once; less needs less memory",
     "ROLE.rows_per_micro_batch=2": "rows of a forward and backward pass; less needs less memory",

@@ -2,7 +2,6 @@
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_task_problems
 from tango_jax.data.row_formats import ROW_FORMATS
@@ -10,6 +9,7 @@ from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.rl.packing import sft_pack_shape
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.user_code import is_user_code
+from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.own_grader import grader_of
 from tango_jax.tasks.registry import SYNTHETIC, TASKS
 from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
@@ -52,10 +52,10 @@ def _check_math(config: ConfigDict, mistakes: Mistakes) -> None:
         mistakes.require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
                          f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to "
                          "gsm8k or a file, or the steps to 0")
-    if config.arm in ARMS:
+    if (arm := arm_or_none(config)) is not None:
         for needed, is_needed in (("step labels", "needs_gold_steps"), ("a curriculum", "needs_curriculum")):
             mistakes.require(
-                not getattr(ARMS[config.arm], is_needed), f"arm={config.arm} needs a task with {needed}; "
+                not getattr(arm, is_needed), f"arm={config.arm} needs a task with {needed}; "
                 f"task.name=math has none: choose another arm, or task.name={' or '.join(SYNTHETIC)}"
             )
     is_format = not task.row_format or mistakes.one_of("task.row_format", task.row_format, ROW_FORMATS)
@@ -139,7 +139,8 @@ def _check_sizes(config: ConfigDict, mistakes: Mistakes) -> None:
     if own and rl:
         mistakes.require(own[0] <= rl[-1], f"task.verifier_{main}={own} begins above the longest problems of the "
                          f"generator, task.rl_{main}={rl}: lower it")
-    needs_curriculum = config.arm in ARMS and ARMS[config.arm].needs_curriculum
+    arm = arm_or_none(config)
+    needs_curriculum = arm is not None and arm.needs_curriculum
     mistakes.require(bool(own) or not needs_curriculum, f"arm={config.arm} needs task.verifier_{main}, the size of the "
                      "short problems of its curriculum: set it, such as to (2, 4)")
 

@@ -2,7 +2,6 @@
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_numbers
 from tango_jax.cli.task_validation import check_task
@@ -11,14 +10,14 @@ from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.int8 import SAMPLE_DTYPES
 from tango_jax.models.transformer import HEAD_PRECISIONS, REMAT_MODES, ModelConfig
-from tango_jax.rl.advantages import ALGORITHMS
 from tango_jax.rl.losses import KL_KINDS, WEIGHT_KINDS
 from tango_jax.rl.optimizer import SCHEDULES
-from tango_jax.rl.own_reward import load_own_rewards
+from tango_jax.rl.own_method import load_method
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import ALPHA_KINDS, make_schedule
 from tango_jax.rl.update import RATIO_LEVELS
 from tango_jax.runtime.checks import Mistakes, local_path, shortened
+from tango_jax.tasks.own_arm import arm_name, arm_or_none, load_arm
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
@@ -40,7 +39,6 @@ def validate(config: ConfigDict) -> None:
     mistakes = Mistakes()
     with mistakes.collected():
         check_numbers(flatten(config))
-    mistakes.one_of("arm", config.arm, ARMS)
     _check_rl(config.rl, mistakes)
     _check_turns(config, mistakes)
     _check_watching(config.alarms, config.loggers, config.compare_with, mistakes)
@@ -48,8 +46,12 @@ def validate(config: ConfigDict) -> None:
         given = tuple(config.ablation[name])
         mistakes.require(len(given) > 0, f"ablation.{name} is empty: name at least one")
         mistakes.require(len(set(given)) == len(given), f"ablation.{name}={given} names one twice: take it out")
+    names = [arm_name(arm) for arm in config.ablation.arms]
+    mistakes.require(len(set(names)) == len(set(config.ablation.arms)), f"ablation.arms={tuple(config.ablation.arms)} "
+                     "has two arms of one name, which is that of their folder: rename one")
     for arm in config.ablation.arms:
-        mistakes.one_of("ablation.arms", arm, ARMS)
+        with mistakes.collected():
+            load_arm(arm, "ablation.arms")
     for role in ROLES:
         _check_role(role, config[role], config.rl, mistakes)
     _check_generate(config.generate, config.generator, mistakes)
@@ -58,7 +60,7 @@ def validate(config: ConfigDict) -> None:
         mistakes.require(all(config.generator[name] == config.verifier[name] for name in same),
                          "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
     with mistakes.collected():
-        load_own_rewards(config)
+        load_method(config)
     check_task(config, mistakes)
     mistakes.raise_all()
 
@@ -111,7 +113,7 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
 
 def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     """That something is trained, and what the arm's name promises."""
-    rl, arm = config.rl, ARMS.get(config.arm)
+    rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return
     mistakes.require(
@@ -236,7 +238,6 @@ def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
 
 
 def _check_loss(role: str, loss: ConfigDict, mistakes: Mistakes) -> None:
-    mistakes.one_of(f"{role}.loss.algorithm", loss.algorithm, ALGORITHMS)
     mistakes.one_of(f"{role}.loss.aggregation", loss.aggregation, WEIGHT_KINDS)
     mistakes.one_of(f"{role}.loss.ratio", loss.ratio, RATIO_LEVELS)
     mistakes.one_of(f"{role}.loss.kl_kind", loss.kl_kind, KL_KINDS)

@@ -1,48 +1,55 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): groups in which all rewards are equal give way to those of other problems.
 
-In: a function that samples a batch, and the reward. Out: one batch of the usual size, and metrics of lengths and
+In: a function that samples a batch with its rewards. Out: one batch of the usual size, and metrics of lengths and
 rewards over everything that was sampled; what a turn logs beside them (steps, verdicts, F1) is of the chosen groups.
 Stage: the first calls of a turn, up to that of the role that learns.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.grading import FAILURES
-from tango_jax.records import Responses
-from tango_jax.rl.credit import Answers, Rewards, has_signal_P
+from tango_jax.records import Responses, Term
+from tango_jax.rl.algorithms import Algorithm
+from tango_jax.rl.credit import Answers, Rewards
 
 # How the metrics of several batches of the same size become one; the others are averaged.
 SUMMED = ("tokens_sampled", "prompts_shortened", *FAILURES)
 LARGEST = ("length_max",)
 
 
+class Sampled(NamedTuple):
+    """The first half of a turn."""
+
+    answers: Answers
+    reward: Rewards  # of the role that learns
+    metrics: dict[str, float]  # of the sampling itself
+
+
 def sample_until_full(
-    sample_batch: Callable[[int], Answers],
-    reward_fn: Callable[[Answers], Rewards],
-    role: str,
-    algorithm: str,
-    max_batches: int,
-) -> tuple[Answers, Rewards, dict[str, float]]:
-    """Sample batches of P problems until P of them have a signal for `role`, or up to `max_batches`.
+    sample_batch: Callable[[int], tuple[Answers, Rewards]], role: str, algorithm: Algorithm, max_batches: int
+) -> Sampled:
+    """Sample batches of P problems until P of them have a signal for `role`, or up to `max_batches`; one batch alone is
+    taken as it is.
 
     Args:
-        sample_batch: number of the batch in this turn, from 0 -> the answers to the next P problems.
-        reward_fn: the rewards of the role that learns, for the answers of a batch.
+        sample_batch: number of the batch in this turn, from 0 -> the answers to the next P problems, and their rewards.
 
     Returns:
         The answers to P problems: those with a signal in the order in which they were sampled, filled up with others if
-        there are too few. A problem has a signal if any of its groups has one (`has_signal_P`). Then the rewards of
-        these answers, with metrics over everything that was sampled, and metrics of the sampling itself.
+        there are too few. A problem has a signal if any of its groups has one (`Algorithm.has_signal_fn`). Then the
+        rewards of these answers, with metrics over everything that was sampled, and metrics of the sampling itself.
     """
     batches, rewards, useful, useless, num_problems = [], [], [], [], 1
     while len(useful) < num_problems and len(batches) < max_batches:
-        answers = sample_batch(len(batches))
+        answers, reward = sample_batch(len(batches))
         num_problems = len(next(iter(answers.values())).parents)
-        reward = reward_fn(answers)
-        has_signal = has_signal_P(algorithm, reward.reward_B, answers[role].group_size)
+        has_signal = algorithm.has_signal_P(reward.reward_B, answers[role].group_size)
+        if max_batches == 1:
+            return Sampled(answers, reward, {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())})
         has_signal = has_signal.reshape(num_problems, -1).any(axis=1)
         for place in range(num_problems):
             (useful if has_signal[place] else useless).append((len(batches), place))
@@ -55,18 +62,18 @@ def sample_until_full(
         f"{role}/groups_filled_up": max(num_problems - len(useful), 0) / num_problems,
         f"{role}/batches_sampled": len(batches),
     }
-    return answers, _choose_rewards(rewards, chosen, num_problems), metrics
+    return Sampled(answers, _choose_rewards(rewards, chosen, num_problems), metrics)
 
 
 def _choose_rewards(batches: Sequence[Rewards], chosen: Sequence[tuple[int, int]], num_problems: int) -> Rewards:
     def choose(parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.split(parts[batch], num_problems)[place] for batch, place in chosen])
 
-    own = [batch.own_B for batch in batches]
+    terms = zip(*(batch.terms for batch in batches), strict=True)
     return Rewards(
         choose([batch.reward_B for batch in batches]),
         _over_batches([batch.metrics for batch in batches]),
-        None if own[0] is None else choose(own),
+        tuple(Term(same[0].name, same[0].weight, choose([term.value for term in same])) for same in terms),
     )
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
 from tango_jax.loop.measure import evaluated_problems
 from tango_jax.records import Problem
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, problems_of_a_turn, turn_at
+from tango_jax.tasks.own_arm import arm_of
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import Task
 
@@ -33,9 +33,9 @@ def check_problems(config: ConfigDict, policies: dict[str, Policy], task: Task, 
 def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule) -> Iterator[Problem]:
     """The problems of the evaluation, and those that the turns may draw in their order, each once."""
     yield from evaluated_problems(config, task)
-    taken, seen = Counter(), set()
+    taken, seen, arm = Counter(), set(), arm_of(config)
     for index in range(schedule.num_turns):
-        stream = ARMS[config.arm].turns[turn_at(schedule, index).role].problems
+        stream = arm.turns[turn_at(schedule, index).role].problems
         problem_fn = task.stream(stream)
         for _ in range(problems_of_a_turn(config.rl)):
             place = (problem_fn, taken[stream])

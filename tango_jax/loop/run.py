@@ -19,7 +19,7 @@ from tango_jax.loop.measure import evaluate, fixed_pool
 from tango_jax.loop.problems_ahead import check_problems
 from tango_jax.loop.resume import RunRecord, Start, check_start, fingerprints_of, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.try_rewards import load_and_try_rewards
+from tango_jax.loop.try_method import try_method
 from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.loop.warm_up import warm_up, warm_up_transfers
 from tango_jax.records import Solution, States, TurnResult
@@ -96,7 +96,7 @@ def run_all(
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     check_problems(config, policies, task, schedule)
     check_grader(task.grade_kind)
-    own_rewards = load_and_try_rewards(config, task)
+    method = try_method(config, task)
     describe_run(console, config, policies, task, schedule)
 
     # Detect a damaged or missing checkpoint now, before stage 1 and minutes of compilation.
@@ -109,7 +109,7 @@ def run_all(
     check_start(newest, fingerprints, config)
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: offload(params) for role, params in references.items() if config[role].mesh.offload}
-    context = RunContext(config, task, policies, references, PhaseTimer(), own_rewards)
+    context = RunContext(config, task, method, policies, references, PhaseTimer())
     with console.stage("Compiling", total=len(ROLES)) as progress:
         warm_up(context, start_params, progress, preemption)
     if newest is not None:

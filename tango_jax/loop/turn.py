@@ -12,13 +12,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS, Call
+from tango_jax.arms import Call
 from tango_jax.loop.breakdown import Broken
-from tango_jax.loop.dynamic_sampling import sample_until_full
+from tango_jax.loop.dynamic_sampling import Sampled, sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
 from tango_jax.records import Counters, Responses, Rollout, States, TrainState, TurnResult
-from tango_jax.rl.credit import CREDITS, Rewards, TurnSoFar, turn_reward
-from tango_jax.rl.own_reward import OwnReward
+from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.credit import Answers, Rewards, TurnSoFar
+from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn, problems_of_a_turn
@@ -38,11 +39,10 @@ class RunContext:
 
     config: ConfigDict
     task: Task
+    method: Method
     policies: dict[str, Policy]  # by role
     references: dict  # role -> parameters of its reference policy for the KL
     timer: PhaseTimer
-    # By role, where the user has named a function.
-    own_rewards: dict[str, OwnReward] = dataclasses.field(default_factory=dict)
     show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
 
 
@@ -52,36 +52,34 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     P problems -> for each call, responses to the records of the previous call -> one reward per response and one
     advantage per token for the role that learns -> the update of that role.
     """
-    config, role, rl = context.config, turn.role, context.config.rl
-    plan, algorithm = ARMS[config.arm].turns[role], config[role].loss.algorithm
+    role, plan = turn.role, context.method.arm.turns[turn.role]
+    answers, reward, sampling_metrics = sample_problems(context, states, counters, turn)
+    answers |= make_calls(context, states, plan.calls_after(role), answers[role].records, turn)
+    is_action_BT = action_mask(context.policies[role], answers[role].rollout)
+    counters = counters.take(plan.problems, problems_of_a_turn(context.config.rl))
+    so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters)
+    credit = context.method.credits[role](so_far)
+    signal = dataclasses.replace(credit.signal, reward_terms=reward.terms)
+    state, update_metrics = update_policy(context, states[role], answers[role], signal.adv_BT, is_action_BT)
+    metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, credit.metrics, update_metrics)
+    return TurnResult(states | {role: state}, credit.counters, metrics, answers, signal)
+
+
+def sample_problems(context: RunContext, states: States, counters: Counters, turn: Turn) -> Sampled:
+    """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards."""
+    role, rl = turn.role, context.config.rl
+    plan = context.method.arm.turns[role]
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
 
-    def answer_batch(number: int) -> dict[str, Responses]:
+    def sample_batch(number: int) -> tuple[Answers, Rewards]:
         start = taken + number * rl.prompts_per_step
         problems = [problem_fn(index) for index in range(start, start + rl.prompts_per_step)]
-        return make_calls(context, states, plan.calls_until(role), problems, turn, number)
-
-    def reward_of(answers: dict[str, Responses]) -> Rewards:
+        answers = make_calls(context, states, plan.calls_until(role), problems, turn, number)
         with context.timer("grade"):
-            return turn_reward(plan.reward, answers, rl, context.own_rewards.get(role))
+            return answers, context.method.rewards[role](answers, rl)
 
-    if rl.dynamic_sampling:
-        most = 1 + rl.dynamic_sampling
-        answers, reward, batch_metrics = sample_until_full(answer_batch, reward_of, role, algorithm, most)
-    else:
-        answers, batch_metrics = answer_batch(0), {}
-        reward = reward_of(answers)
-    answers |= make_calls(context, states, plan.calls_after(role), answers[role].records, turn)
-    counters = counters.take(plan.problems, problems_of_a_turn(rl))
-    learner = answers[role]
-    is_action_BT = action_mask(context.policies[role], learner.rollout)
-    credit = CREDITS[plan.credit](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters))
-    signal = dataclasses.replace(credit.signal, own_reward_B=reward.own_B)
-    state, update_metrics = update_policy(context, states[role], learner, signal.adv_BT, is_action_BT)
-    metrics = {name: value for responses in answers.values() for name, value in responses.metrics.items()}
-    metrics |= reward.metrics | credit.metrics | turn_metrics(role, algorithm, answers, reward.reward_B)
-    metrics |= update_metrics | batch_metrics
-    return TurnResult(states | {role: state}, credit.counters, metrics, answers, signal)
+    algorithm = algorithm_of(context.config[role].loss.algorithm)
+    return sample_until_full(sample_batch, role, algorithm, 1 + rl.dynamic_sampling)
 
 
 def make_calls(

@@ -156,7 +156,7 @@ def _step_note(row: dict, step: int | None, judgement: bool | None, end: int) ->
     advantage = next((value for _, value, last in row["advantage"]["total"] if last >= end), 0.0)
     if step is None or row["role"] == "verifier":
         return f"advantage {advantage:+.2f}" if step is None and row["role"] == "generator" else ""
-    rewards = (row["reward"]["steps"] or [None])[0]
+    rewards = (row["step_rewards"] or [None])[0]
     mark = {True: "CORRECT", False: "INCORRECT", None: "not judged"}[judgement]
     return mark + (f" {rewards[step]:+.2f}" if rewards else "") + f", advantage {advantage:+.2f}"
 

@@ -18,7 +18,6 @@ Parsing, grading and evaluation are not in it.
 from collections import Counter
 from typing import NamedTuple
 
-from tango_jax.arms import ARMS
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.hlo import Collective, ring_bytes
 from tango_jax.planning.needs import (
@@ -42,6 +41,7 @@ from tango_jax.planning.workload import (
 )
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
+from tango_jax.tasks.own_arm import arm_of
 
 SHARE_OF_FLOPS = 0.5
 # Products of 8,000 x 8,000 on an A100, as measured in github.com/bewantbe/busy-gemm-benchmark: 14.1 of 19.5 TFLOP/s in
@@ -201,7 +201,7 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     rl, prompts, is_generator = job.config.rl, job.prompts, role == "generator"
     M = rl.samples_per_prompt
     requests = {"generator": (prompts, M if is_generator else 1)}
-    if "verifier" in {call.role for call in ARMS[job.config.arm].turns[role].calls}:
+    if "verifier" in {call.role for call in arm_of(job.config).turns[role].calls}:
         requests["verifier"] = (prompts * M, rl.verifications_per_solution) if is_generator else (prompts, M)
     return requests
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import chex
 import numpy as np
 
-ALGORITHMS = ("grpo", "rloo", "reinforce_pp")
 GROUP_EPS = 1e-6
 WHITEN_EPS = 1e-8
 # A class counts as at least this share of all labels, so one class weighs at most 10 times the other.
@@ -163,41 +162,6 @@ def reinforce_pp_step_BT(
     has_steps_B1 = is_step_end_BT.any(axis=1, keepdims=True)
     whitened_BT = whiten_BT(reward_to_go_BT(step_reward_BT), is_action_BT)
     return (whitened_BT * has_steps_B1).astype(np.float32)
-
-
-def outcome_advantages(
-    algorithm: str, reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, use_std: bool = True
-) -> np.ndarray:
-    """Outcome advantage of the named algorithm, the same rule for both roles, float32 [B, T], 0 off the actions."""
-    chex.assert_rank([reward_B, is_action_BT], [1, 2])
-    chex.assert_equal_shape_prefix([reward_B, is_action_BT], 1)
-    check_algorithm(algorithm)
-    if algorithm == "reinforce_pp":
-        return reinforce_pp_outcome_BT(reward_B, is_action_BT)
-    is_grpo = algorithm == "grpo"
-    adv_B = grpo_outcome_B(reward_B, group_size, use_std) if is_grpo else rloo_outcome_B(reward_B, group_size)
-    return (adv_B[:, None] * is_action_BT).astype(np.float32)
-
-
-def step_advantages(
-    algorithm: str, step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
-    use_std: bool = True, step_scale: float = 10.0,
-) -> np.ndarray:
-    """Step advantage of the named algorithm, float32 [B, T]; step_scale belongs to rloo alone, use_std to grpo."""
-    chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
-    chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
-    check_algorithm(algorithm)
-    if algorithm == "reinforce_pp":
-        return reinforce_pp_step_BT(step_reward_BT, is_step_end_BT, is_action_BT)
-    if algorithm == "grpo":
-        return grpo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, use_std)
-    return rloo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, step_scale)
-
-
-def check_algorithm(algorithm: str) -> None:
-    """ValueError unless the algorithm is known."""
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
 
 
 def blend(adv_out_BT: np.ndarray, adv_step_BT: np.ndarray, alpha: float) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Rewards and credit: the records of a turn in; one reward a row and one advantage a token out.
 
 Stage: after parsing and grading, before the update; NumPy on the host. A turn's plan (arms.py) names one function of
-REWARDS, how good each response of the role that learns is, and one of CREDITS, which tokens of it earned that. Rows
-are B = P prompts x M samples, prompt-major; T is the token axis of a response.
+REWARDS, how good each response of the role that learns is, and one of CREDITS, which tokens of it earned that; or
+functions of the user's that take and return the same (rl/own_method.py). Rows are B = P prompts x M samples,
+prompt-major; T is the token axis of a response.
 """
 
 import dataclasses
@@ -13,9 +14,9 @@ import chex
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Counters, Responses, Signal
+from tango_jax.records import Counters, Responses, Signal, Term
 from tango_jax.rl import advantages
-from tango_jax.rl.own_reward import OwnReward, own_reward_B
+from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
@@ -23,11 +24,11 @@ Answers = Mapping[str, Responses]  # role -> what it responded in this turn
 
 
 class Rewards(NamedTuple):
-    """One reward for every response of the role that learns, and the metrics that it is made of."""
+    """One reward for every response of the role that learns, the terms that it is the sum of, and metrics."""
 
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
-    own_B: np.ndarray | None = None  # float32, the part of the user's function
+    terms: tuple[Term, ...] = ()
 
 
 class TurnSoFar(NamedTuple):
@@ -40,12 +41,14 @@ class TurnSoFar(NamedTuple):
     is_action_BT: np.ndarray  # bool, the tokens that it is trained on
     counters: Counters
 
+    def algorithm(self, role: str) -> Algorithm:
+        """The algorithm of a role."""
+        return algorithm_of(self.config[role].loss.algorithm, f"{role}.loss.algorithm")
+
     def outcome_advantages(self, role: str) -> np.ndarray:
         """The normalised reward of the role that learns, on every token of a response, float32 [B, T]."""
         loss, group_size = self.config[role].loss, self.answers[role].group_size
-        return advantages.outcome_advantages(
-            loss.algorithm, self.reward_B, self.is_action_BT, group_size, loss.use_std
-        )
+        return self.algorithm(role).outcome_fn(self.reward_B, self.is_action_BT, group_size, loss)
 
 
 class Credit(NamedTuple):
@@ -54,15 +57,6 @@ class Credit(NamedTuple):
     signal: Signal
     counters: Counters
     metrics: dict[str, float]
-
-
-def has_signal_P(algorithm: str, reward_B: np.ndarray, group_size: int) -> np.ndarray:
-    """Whether responses of a group have an advantage by these rewards, bool [P]. GRPO and RLOO compare the rewards of a
-    group (one alone keeps its reward), REINFORCE++ those of the whole batch."""
-    reward_PM = reward_B.reshape(-1, group_size)
-    if algorithm == "reinforce_pp":
-        return np.full(len(reward_PM), np.ptp(reward_B) > 0)
-    return (reward_PM[:, 0] != 0) if group_size == 1 else np.ptp(reward_PM, axis=1) > 0
 
 
 def generator_outcome_reward_B(
@@ -145,7 +139,9 @@ def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     format_B = np.array([solution.format_score for solution in solutions])
     reward_B = generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
     metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
-    return Rewards(reward_B, metrics)
+    terms = (Term("grade", rl.outcome_weight, is_correct_B.astype(np.float32)),
+             Term("format score", rl.format_weight, format_B.astype(np.float32)))  # fmt: skip
+    return Rewards(reward_B, metrics, terms)
 
 
 def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
@@ -156,27 +152,34 @@ def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     verdicts = [verification.verdict for verification in judged.records]
     reward_B, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
     metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
-    return Rewards(reward_B, metrics)
+    terms = (Term("agreement with the grade", rl.correctness_weight, correctness_B),
+             Term("format score", rl.gamma, format_B.astype(np.float32)))  # fmt: skip
+    return Rewards(reward_B, metrics, terms)
 
 
 def outcome_credit(so_far: TurnSoFar) -> Credit:
     """The generator's reward is shared by all tokens of a response."""
     adv_BT = so_far.outcome_advantages("generator")
-    return Credit(Signal(so_far.reward_B, adv_BT, adv_BT), so_far.counters, {"generator/alpha": 0.0})
+    signal = Signal(so_far.reward_B, adv_BT, (Term("outcome", 1.0, adv_BT),))
+    return Credit(signal, so_far.counters, {"generator/alpha": 0.0})
 
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
     averaged."""
-    verifications, count = so_far.answers["verifier"].records, so_far.answers["verifier"].group_size
-    labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
-    return _steps_credit(so_far, labels)
+    return steps_credit(so_far, judged_labels(so_far))
 
 
 def gold_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with the task's own step labels: what a verifier without faults would say."""
-    labels = [[solution.gold_steps for solution in so_far.answers["generator"].records]]
-    return _steps_credit(so_far, labels)
+    return steps_credit(so_far, [[solution.gold_steps for solution in so_far.answers["generator"].records]])
+
+
+def judged_labels(so_far: TurnSoFar) -> list[list[tuple[bool, ...] | None]]:
+    """The verifier's judgements of the steps of every solution, B entries for each verification of a solution; None
+    where judgements and steps do not match."""
+    verifications, count = so_far.answers["verifier"].records, so_far.answers["verifier"].group_size
+    return [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
 
 
 def class_balanced_credit(so_far: TurnSoFar) -> Credit:
@@ -186,9 +189,9 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     counters, decay = so_far.counters, so_far.config.rl.label_count_decay
     label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, decay)
     class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
-    signal = Signal(
-        so_far.reward_B, adv_outcome_BT, adv_outcome_BT * class_weight_B[:, None], class_weight_B=class_weight_B
-    )
+    adv_BT = adv_outcome_BT * class_weight_B[:, None]
+    term = Term("outcome, by the weight of its class", class_weight_B, adv_outcome_BT)
+    signal = Signal(so_far.reward_B, adv_BT, (term,))
     metrics = {
         "verifier/solutions_correct": is_correct_B.mean(),
         "verifier/label_count_incorrect": label_counts[0],
@@ -197,44 +200,29 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     return Credit(signal, dataclasses.replace(counters, label_counts=tuple(map(float, label_counts))), metrics)
 
 
-def turn_reward(name: str, answers: Answers, rl: ConfigDict, own: OwnReward | None = None) -> Rewards:
-    """The reward REWARDS[name] of every response, plus that of the user's function, if there is one.
+def steps_credit(
+    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None
+) -> Credit:
+    """The outcome, blended with labels of the steps, (1 - alpha) A_outcome + alpha A_step (arXiv 2505.15034).
 
-    Raises:
-        ValueError: the user's function failed (rl/own_reward.py).
+    Args:
+        labels: one list for every verification of a solution, of B entries: a label for each step, or None where a
+            solution has no step rewards.
+        step_fn: takes the place of the algorithm's (rl/algorithms.py).
     """
-    usual = REWARDS[name](answers, rl)
-    if own is None:
-        return usual
-    own_B = own_reward_B(own, answers[own.role])
-    return Rewards(usual.reward_B + own_B, usual.metrics | {f"{own.role}/reward/own": own_B.mean()}, own_B)
-
-
-REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
-CREDITS: dict[str, Callable[[TurnSoFar], Credit]] = {
-    "outcome": outcome_credit,
-    "outcome_and_judged_steps": judged_steps_credit,
-    "outcome_and_gold_steps": gold_steps_credit,
-    "class_balanced": class_balanced_credit,
-}
-
-
-def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
-    """Blend outcome and steps; `labels` is one list of step labels per solution for every verification of it."""
     rl, loss, solved = so_far.config.rl, so_far.config.generator.loss, so_far.answers["generator"]
+    algorithm = so_far.algorithm("generator")
     step_ends = [solution.step_ends for solution in solved.records]
     parts, share, total = [], [], []
     for judgements in labels:
         reward_BT, is_end_BT = step_reward_BT(judgements, step_ends, so_far.is_action_BT.shape[1])
-        arrays = (reward_BT, is_end_BT, so_far.is_action_BT)
-        parts.append(
-            advantages.step_advantages(loss.algorithm, *arrays, solved.group_size, loss.use_std, loss.step_scale)
-        )
+        parts.append((step_fn or algorithm.step_fn)(
+            reward_BT, is_end_BT, so_far.is_action_BT, solved.group_size, loss))  # fmt: skip
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
     # Not the reward: parts of it that vary in every group, such as a length, would hide that no outcome teaches.
     is_correct_B = np.array([solution.is_correct for solution in solved.records], np.float32)
-    one_outcome = float(1 - has_signal_P(loss.algorithm, is_correct_B, solved.group_size).mean())
+    one_outcome = float(1 - algorithm.has_signal_P(is_correct_B, solved.group_size).mean())
     step = so_far.turn.generator_step
     alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, one_outcome)
     adv_outcome_BT = so_far.outcome_advantages("generator")
@@ -245,4 +233,14 @@ def _steps_credit(so_far: TurnSoFar, labels: list[Sequence]) -> Credit:
         "generator/reward/step": np.mean(total),
         "generator/step_rewarded_share": np.mean(share),
     }
-    return Credit(Signal(so_far.reward_B, adv_outcome_BT, adv_BT, adv_step_BT, alpha, labels), so_far.counters, metrics)
+    terms = (Term("outcome", 1.0 - alpha, adv_outcome_BT), Term("steps", alpha, adv_step_BT))
+    return Credit(Signal(so_far.reward_B, adv_BT, terms, labels), so_far.counters, metrics)
+
+
+REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
+CREDITS: dict[str, Callable[[TurnSoFar], Credit]] = {
+    "outcome": outcome_credit,
+    "outcome_and_judged_steps": judged_steps_credit,
+    "outcome_and_gold_steps": gold_steps_credit,
+    "class_balanced": class_balanced_credit,
+}

@@ -6,6 +6,8 @@ micro-batching cannot change it. `logp_BT[:, t]` scores token t. The letter N co
 one row; a row holds whole sequences. Values at tokens that are no actions must be finite: 0 * inf is not 0.
 """
 
+from typing import NamedTuple
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,19 @@ KL_KINDS = ("k1", "k2", "k3")
 WEIGHT_KINDS = ("token_mean", "seq_mean", "seq_sum_norm")
 # exp(20) is 5e8: no healthy run gets near it, and products with it stay finite in float32.
 MAX_EXPONENT = 20.0
+
+
+class LossTokens(NamedTuple):
+    """What a loss term sees of each token, [B, T]; `logp_BT[:, t]` scores token t. Gradient flows through the first and
+    the entropy."""
+
+    logp_BT: jax.Array  # float32, of the policy; 0 off the actions
+    old_logp_BT: jax.Array  # float32, of the policy before the first update of the batch
+    sampler_logp_BT: jax.Array  # float32
+    ref_logp_BT: jax.Array  # float32, of the reference policy; 0 where loss.kl_coef is 0
+    entropy_BT: jax.Array  # float32, nats
+    adv_BT: jax.Array  # float32
+    is_action_BT: jax.Array  # bool
 
 
 def log_ratio_BT(logp_BT: jax.Array, old_logp_BT: jax.Array) -> jax.Array:

@@ -17,12 +17,14 @@ on made-up responses before a run begins any work (loop/try_rewards.py).
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Problem, Responses, Solution, Verification
+from tango_jax.records import Problem, Responses, Solution, Term, Verification
+from tango_jax.rl.credit import Answers, Rewards
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes, cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
@@ -73,6 +75,23 @@ def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
             rewards[role] = OwnReward(role, function, config[role].reward_timeout_s)
     mistakes.raise_all()
     return rewards
+
+
+def with_own_reward(
+    reward_fn: Callable[[Answers, ConfigDict], Rewards], own: OwnReward | None
+) -> Callable[[Answers, ConfigDict], Rewards]:
+    """The reward of a turn, plus that of the user's function for each response, if there is one. The new function
+    raises ValueError where the user's failed."""
+    if own is None:
+        return reward_fn
+
+    def both_fn(answers: Answers, rl: ConfigDict) -> Rewards:
+        usual, own_B = reward_fn(answers, rl), own_reward_B(own, answers[own.role])
+        metrics = usual.metrics | {f"{own.role}/reward/own": own_B.mean()}
+        terms = (*usual.terms, Term(f"own reward ({own.function.name})", 1.0, own_B))
+        return Rewards(usual.reward_B + own_B, metrics, terms)
+
+    return both_fn
 
 
 def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:

@@ -14,6 +14,7 @@ from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig, check_head_precision, init_params
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.own_method import load_loss_term
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.sampling.buckets import SamplerConfig
@@ -134,7 +135,7 @@ def make_policy(
         init=init,
         restart=restart,
         score=make_score(model, config.temperature, config.logp_chunk, mesh),
-        update=make_update(optimizer, make_policy_loss(model, loss_config(config), mesh), shardings),
+        update=make_update(optimizer, make_policy_loss(model, loss_config(role, config), mesh), shardings),
         shardings=shardings,
     )
 
@@ -155,8 +156,8 @@ def make_policies(config: ConfigDict) -> dict[str, Policy]:
     return {role: make_policy(role, config[role], start_source(config, role)) for role in ("generator", "verifier")}
 
 
-def loss_config(config: ConfigDict) -> LossConfig:
-    """The settings of the loss, out of a role's."""
+def loss_config(role: str, config: ConfigDict) -> LossConfig:
+    """The settings of the loss, out of a role's. Raises ValueError, see `load_loss_term`."""
     loss = config.loss
     return LossConfig(
         temperature=config.temperature,
@@ -169,6 +170,7 @@ def loss_config(config: ConfigDict) -> LossConfig:
         importance_cap=loss.importance_cap,
         has_old_logp=loss.minibatches * loss.epochs > 1,
         logp_chunk=config.logp_chunk,
+        term_fn=load_loss_term(role, loss),
     )
 
 

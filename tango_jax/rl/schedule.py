@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
+from tango_jax.tasks.own_arm import arm_of
 
 ALPHA_KINDS = ("exponential", "linear", "cosine", "none", "signal")
 
@@ -137,7 +137,7 @@ def turn_at(schedule: Schedule, index: int) -> Turn:
 
 def make_schedule(config: ConfigDict) -> Schedule:
     """The schedule of a run, as its arm has it."""
-    rl, arm = config.rl, ARMS[config.arm]
+    rl, arm = config.rl, arm_of(config)
     return Schedule(
         warmup_turns=rl.warmup_steps,
         generator_turns_per_cycle=rl.generator_turns_per_cycle,

@@ -41,6 +41,7 @@ class LossConfig:
     importance_cap: float  # 0 switches truncated importance weights off
     has_old_logp: bool  # several updates per batch: old log-probs were scored before the first
     logp_chunk: int
+    term_fn: Callable | None = None  # (losses.LossTokens) -> loss_BT of the user's, which is added
 
 
 def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh | None = None) -> Callable:
@@ -69,6 +70,10 @@ def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh |
             sums["kl"] = kl_BT
         if config.entropy_coef != 0:
             loss_BT -= config.entropy_coef * entropy_BT
+        if config.term_fn is not None:
+            tokens = losses.LossTokens(logp_BT, old_BT, rows.sampler_logp_BT, rows.ref_logp_BT, entropy_BT, rows.adv_BT,
+                                       rows.is_action_BT)  # fmt: skip
+            loss_BT += jnp.where(rows.is_action_BT, config.term_fn(tokens), 0.0)
         # Against the policy that sampled: later updates of a batch move away from it, which is no fault.
         gap_BT = jnp.where(rows.is_action_BT, jnp.abs(old_BT - rows.sampler_logp_BT), 0.0)
         sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}

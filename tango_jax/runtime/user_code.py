@@ -1,8 +1,11 @@
-"""Runs code of users: config files, and functions that settings name as `FILE.py:name` or `package.module:name`.
+"""Runs code of users: config files, and functions and records that settings name as `FILE.py:name` or
+`package.module:name`.
 
-Takes a path or the text of a setting, and returns a module or a function. Whatever such code raises becomes a
+Takes a path or the text of a setting, and returns a module, a function or a record. Whatever such code raises becomes a
 ValueError of one line that names the file and the line. Config files are code already, so this executes nothing that
 the user has not chosen to run.
+
+A Python program can hand over the objects themselves: within `given`, the setting `python:name` names one of them.
 """
 
 import contextlib
@@ -21,15 +24,17 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.model_text import on_one_line
 
 MAX_PATH, MAX_TEXT = 300, 500  # characters of a path, and of the text of an error, in a message
 _numbers = itertools.count()  # for the names of modules
+GIVEN = "python"  # in the place of a file or module: an object that this process was handed
+_given = contextvars.ContextVar("_given", default=None)  # {name: object}
 _running = contextvars.ContextVar("_running", default=())  # files that are being run
 GUARD = 'under `if __name__ == "__main__":`'
 
@@ -100,47 +105,148 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
     return loaded
 
 
-def source_digest(text: str) -> str:
-    """Return the SHA-256, in hexadecimal, of the files that define the function `text`, `FILE.py:name` or
-    `package.module:name`. Raises as `source_files`."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in source_files(text))).hexdigest()
-
-
-def source_files(text: str) -> list[Path]:
-    """The file that defines the function `text`, after the one that is named if this only imports the function.
-
-    Others that they import do not count. Empty for a module without a file, such as `sys`.
+def load_object(key: str, text: str, kind: type) -> Any:
+    """Return the record that the setting `key` names, which must be an instance of `kind`.
 
     Raises:
-        ValueError: no such file, module or function, or an error while loading it.
+        ValueError: see `load_function`; or it is something else.
     """
-    function = _find_function("function", text)
-    place = text.rpartition(":")[0]
+    value = _find(key, text)
+    if not isinstance(value, kind):
+        raise ValueError(f"{key}={cut(text, MAX_PATH)} is {_article(type(value).__name__)}; it must be "
+                         f"{_article(kind.__name__)} ({kind.__module__})")
+    return value
+
+
+@contextlib.contextmanager
+def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Within the block, the setting `python:name` names one of these objects.
+
+    Args:
+        objects: {key of a setting: object}.
+
+    Yields:
+        {key: value of the setting}. A function goes by its own name, a record by its label.
+    """
+    named: dict[str, Any] = {}
+    names = {key: _add(named, value) for key, value in objects.items()}
+    token = _given.set(named)
+    try:
+        yield {key: f"{GIVEN}:{name}" for key, name in names.items()}
+    finally:
+        _given.reset(token)
+
+
+def _add(named: dict[str, Any], value: Any) -> str:
+    """Put an object under a name that no other has; return the name."""
+    name = getattr(value, "__name__", None) or getattr(value, "label", None) or type(value).__name__
+    name = re.sub(r"\W+", "_", name).strip("_") or "object"
+    name += f"_{len(named) + 1}" * (name in named and named[name] is not value)
+    named[name] = value
+    return name
+
+
+class Source(NamedTuple):
+    """Where something of the user is written."""
+
+    path: Path
+    content: bytes
+
+
+def source_digest(text: str) -> str:
+    """Return the SHA-256, in hexadecimal, of the sources of what `text` names. Raises as `sources`."""
+    return hashlib.sha256(b"".join(source.content for source in sources(text))).hexdigest()
+
+
+def sources(text: str) -> list[Source]:
+    """The file that a setting names, and the files of the functions in what it names, if they are others.
+
+    Other files that they import do not count. Of an object that this process was handed, the text of its functions
+    counts. Empty for a module without a file, such as `sys`.
+
+    Raises:
+        ValueError: no such file, module or name, or an error while loading it.
+    """
+    value, (place, _, name) = _find("function", text), text.rpartition(":")
+    if place == GIVEN:
+        return [Source(Path(f"{name}.py"), _text_of(value).encode())]
     named = place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) or place
-    paths = [local_path("path", name) for name in dict.fromkeys((named, function.place[0]))]
-    return [path for path in paths if path.is_file()]
+    written = [_file_of(function) for function in _functions_in(value)]
+    paths = [local_path("path", one) for one in dict.fromkeys([named, *filter(None, written)])]
+    package = Path(__file__).parents[1]  # whose source the commit tells
+    return [Source(path, path.read_bytes()) for path in paths
+            if path.is_file() and package not in path.absolute().parents]  # fmt: skip
+
+
+def _functions_in(value: Any) -> Iterator[Callable]:
+    """The functions of a record, or the function itself."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _functions_in(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _functions_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _functions_in(item)
+    elif callable(value):
+        yield value
+
+
+def _file_of(function: Callable) -> str:
+    """The file in which a function is written; empty for what is not written in Python."""
+    return UserFunction("function", "", function).place[0]
+
+
+def _text_of(value: Any) -> str:
+    """What an object that was handed over is made of: its values, and the source of its functions."""
+    parts = [repr(value)] if not callable(value) else []
+    for function in _functions_in(value):
+        try:
+            parts.append(inspect.getsource(inspect.unwrap(function)))
+        except (OSError, TypeError):  # typed into an interpreter, or not written in Python
+            code = getattr(function, "__code__", None)
+            parts.append(f"{code.co_code.hex()} {code.co_consts!r}" if code else repr(function))
+    return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
 
 
 def _find_function(key: str, text: str) -> UserFunction:
+    function = _find(key, text)
+    if not callable(function):
+        place, _, name = text.rpartition(":")
+        raise ValueError(f"{key}={cut(text, MAX_PATH)}: {cut(place, MAX_PATH)} has no function {name!r}")
+    return UserFunction(key, text, function)
+
+
+def _find(key: str, text: str) -> Any:
+    """What a setting names: an attribute of a file or module, or an object that this process was handed."""
     place, _, name = text.rpartition(":")
     shown = f"{key}={cut(text, MAX_PATH)}"
     if not place or not name:
         raise ValueError(f"{shown} must be FILE.py:name or package.module:name")
+    if place == GIVEN:
+        found = _given.get() or {}
+        if name not in found:
+            raise ValueError(f"{shown} was handed over by a Python program: call tango_jax.train.train with it again")
+        return found[name]
     if place.endswith(".py"):
         path = local_path(key, place)
         if not path.is_file():
-            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:function, relative to "
+            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:name, relative to "
                              "the current folder, or with a whole path")
     try:
         module = _module_of_source(place, path.read_bytes()) if place.endswith(".py") else _import(place)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{shown}: {what_failed(place, None, error)}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
+    if not hasattr(module, name):
         is_main = module is sys.modules["__main__"]
         yet = f" so far: define it above what loads it, or put that {GUARD}" if is_main else ""
-        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no function {name!r}{yet}")
-    return UserFunction(key, text, function)
+        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no {name!r}{yet}")
+    return getattr(module, name)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:

@@ -10,12 +10,12 @@ from types import ModuleType
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
 from tango_jax.config import ROLES
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
+from tango_jax.tasks.own_arm import arm_of
 from tango_jax.tasks.own_grader import grader_of, try_grader
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
@@ -43,10 +43,11 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
             settings require.
     """
     task = _make(config, tokenizers)
-    if ARMS[config.arm].needs_curriculum and task.curriculum_problem is None:
+    arm = arm_of(config)
+    if arm.needs_curriculum and task.curriculum_problem is None:
         raise ValueError(f"arm={config.arm} needs a task with a curriculum, and task.name={config.task.name} has none: "
                          "choose another arm, or give the task a curriculum_problem")
-    if ARMS[config.arm].needs_gold_steps and task.gold_steps is None:
+    if arm.needs_gold_steps and task.gold_steps is None:
         raise ValueError(f"arm={config.arm} needs a task with step labels, and task.name={config.task.name} has none: "
                          "choose another arm, or give the task gold_steps")
     for role in ROLES:

@@ -21,6 +21,7 @@ from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.provenance import method_files
 from tango_jax.tracking.run_config import (
     ANY_EXPERIMENT,
@@ -111,7 +112,7 @@ def evaluations_of(
         turn = _turn_beside(metrics, index)
         is_warmup_ahead = any(later["phase"] == "warmup" for later in metrics[index:])
         found.append(Evaluation(
-            config.task.name, setting, config.task.data_seed, config.arm, config.seed, row["step"],
+            config.task.name, setting, config.task.data_seed, arm_name(config.arm), config.seed, row["step"],
             row["generator_step"], int(tokens), seconds, row["generator/accuracy"], row.get("verifier/pool/step_f1"),
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),

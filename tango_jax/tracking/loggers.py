@@ -24,6 +24,7 @@ from tango_jax.grading import FAILURES
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
+from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking import alarms
 from tango_jax.tracking.metrics import MetricsWriter, make_row, read_metrics
 from tango_jax.tracking.provenance import Provenance
@@ -228,7 +229,7 @@ class _WeightsAndBiases:
         id_file = directory / "wandb_id.txt"
         if not id_file.exists():
             write_atomically(id_file, f"{uuid.uuid4().hex[:12]}\n")
-        name = f"{config.task.name} {config.arm} seed {config.seed}"
+        name = f"{config.task.name} {arm_name(config.arm)} seed {config.seed}"
         try:
             self._run = wandb.init(
                 project=config.loggers.wandb,

@@ -1,7 +1,8 @@
 """Where a run comes from: provenance.json in its workdir, and copies of the user's files that take part in it.
 
     {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process_facts.py)],
-     "files": {key: {"path", "sha256", "copy", "changes"}}}
+     "files": {key: {"path", "sha256", "copy", "changes"}},
+     "arm": the record of an arm of the user's (tasks/own_arm.py), or null}
 
 `files` are those of the user (user_files.py), whose copies lie in WORKDIR/user_files.
 
@@ -25,6 +26,7 @@ from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process_facts import LIBRARIES, process_facts
+from tango_jax.tasks.own_arm import stored_arm
 from tango_jax.tracking.user_files import CONFIG, TEMPLATES, UserFile, config_files, user_files
 
 PROVENANCE = "provenance.json"
@@ -40,6 +42,7 @@ class Provenance:
 
     facts: dict[str, Any]  # see process_facts.py
     files: dict[str, UserFile]  # in the first process, which writes them
+    arm: dict[str, Any] | None = None  # see `stored_arm`
 
     def keep(self, workdir: Path) -> None:
         """Write it into the workdir, unless it is there. For the first process. Raises OSError."""
@@ -52,7 +55,7 @@ class Provenance:
             if not (copy := workdir / entries[key]["copy"]).exists():
                 write_atomically(copy, file.content)
         files = stored.get("files", {}) | entries
-        write_json_atomic(workdir / PROVENANCE, {"attempts": [*attempts, attempt], "files": files})
+        write_json_atomic(workdir / PROVENANCE, {"attempts": [*attempts, attempt], "files": files, "arm": self.arm})
 
 
 def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
@@ -66,7 +69,7 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     check_method(config, workdir)
     files = {}
     hosts.in_first(lambda: files.update(user_files(config)))
-    provenance = Provenance(process_facts(), files)
+    provenance = Provenance(process_facts(), files, stored_arm(config.arm))
     for file in provenance.files.values():
         if file.changes:
             console.log(f"{file.path} changes the package: {_listed(file.changes)}")

@@ -12,6 +12,7 @@ from tango_jax.grading import why_misaligned
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
+from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
@@ -32,7 +33,7 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
         name = f"verifier/pool/{kind}"  # missing for tasks without a fixed pool or without step labels
         verifier |= {f"{kind}_initial": first.get(name), f"{kind}_final": last.get(name)}
     return {
-        "arm": config.arm,
+        "arm": arm_name(config.arm),
         "seed": config.seed,
         "wall_seconds": seconds,
         "compiles_after_warmup": compiles,
@@ -65,7 +66,7 @@ def write_results(
     summary = summarize(config, rows, compiles, seconds)
     summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
-    title = f"{config.task.name}, arm {config.arm}, seed {config.seed}"
+    title = f"{config.task.name}, arm {arm_name(config.arm)}, seed {config.seed}"
     save_figure(plot_curves(rows, title), workdir / "curves.png")
     write_json_atomic(workdir / "summary.json", summary)
     return summary

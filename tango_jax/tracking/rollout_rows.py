@@ -12,7 +12,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
-from tango_jax.records import Problem, Signal, Solution, TurnResult, Verification
+from tango_jax.records import Problem, Signal, Solution, Term, TurnResult, Verification
+from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import step_reward_BT
 from tango_jax.rl.schedule import Turn
 from tango_jax.tracking.token_codes import lengths_code, surprise_code
@@ -23,7 +24,6 @@ StepKinds = Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None
 
 def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn: StepKinds = None) -> list[dict]:
     """Return every rollout of a turn. `result` holds the whole batch."""
-    role_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     dicts = {
         "generator": [_solution(solution, step_kinds_fn) for solution in result.solutions],
         "verifier": [_verification(verification) for verification in result.verifications or ()],
@@ -31,9 +31,11 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
     for role, responses in result.answers.items():
         for item, record, logp_T in zip(dicts[role], responses.records, responses.rollout.logps, strict=True):
             item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
-    rows = role_rows(config.rl, result, dicts["generator"], dicts["verifier"])
-    M = config.rl.samples_per_prompt
-    reward_PM = result.signal.reward_B.reshape(-1, M)
+    make_rows = _generator_rows if turn.role == "generator" else _verifier_rows
+    rows = make_rows(result, dicts["generator"], dicts["verifier"])
+    signal, M = result.signal, config.rl.samples_per_prompt
+    formula = algorithm_of(config[turn.role].loss.algorithm).formula
+    reward_PM = signal.reward_B.reshape(-1, M)
     places = [
         {
             "turn": turn.index + 1,  # as `step` in metrics.jsonl
@@ -45,10 +47,13 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
             "group": b // M,
             "sample": b % M,
             "group_rewards": [_number(value) for value in reward_PM[b // M]],
+            "formula": formula,  # of the outcome advantage
         }
         for b in range(len(rows))
     ]
-    return [place | row for place, row in zip(places, rows, strict=True)]
+    learners = result.answers[turn.role].records
+    return [place | row | {"reward": _reward(signal, b), "advantage": _advantage(signal, b, learners[b].token_ends)}
+            for b, (place, row) in enumerate(zip(places, rows, strict=True))]  # fmt: skip
 
 
 def evaluation_rows(
@@ -60,12 +65,12 @@ def evaluation_rows(
         {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
         | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}
         | {"problem": _problem(solution), "solution": _solution(solution, step_kinds_fn)}
-        | {"verifications": [_verification(verification)], "reward": None, "advantage": None}
+        | {"verifications": [_verification(verification)], "step_rewards": [], "reward": None, "advantage": None}
         for b, (solution, verification) in enumerate(zip(solutions, verifications, strict=True))
     ]
 
 
-def _generator_rows(rl: ConfigDict, result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
+def _generator_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
     """The rows of a generator turn, with its solutions and verifications as they are `written` and `said`."""
     solutions, signal = result.solutions, result.signal
     count = len(said) // len(solutions)
@@ -73,56 +78,34 @@ def _generator_rows(rl: ConfigDict, result: TurnResult, written: list[dict], sai
         step_reward_BT(labels, [solution.step_ends for solution in solutions], signal.adv_BT.shape[1])
         for labels in signal.labels or ()
     ]
-    rows = []
-    for b, solution in enumerate(solutions):
-        reward = {
-            "outcome": float(solution.is_correct),
-            "outcome_weight": rl.outcome_weight,
-            "format": solution.format_score,
-            "format_weight": rl.format_weight,
-            "total": _number(signal.reward_B[b]),
-            **_own_reward(signal, b),
-            # One list per verification of the solution (or of the task's labels), y_k / K each; null without step
-            # rewards.
-            "steps": [
-                _step_rewards(labels[b]) if is_end_BT[b].any() else None
-                for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)
-            ],
-        }
-        rows.append(
-            {"problem": _problem(solution), "solution": written[b]}
-            | {"verifications": said[b * count : (b + 1) * count], "reward": reward}
-            | {"alpha": _number(signal.alpha), "advantage": _advantage(signal, b, solution.token_ends)}
-        )
-    return rows
+    return [
+        {"problem": _problem(solution), "solution": written[b], "verifications": said[b * count : (b + 1) * count]}
+        # One list per verification of the solution (or of the task's labels), y_k / K each; null without step rewards.
+        | {"step_rewards": [_step_rewards(labels[b]) if is_end_BT[b].any() else None
+                            for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)]}
+        for b, solution in enumerate(solutions)
+    ]  # fmt: skip
 
 
-def _verifier_rows(rl: ConfigDict, result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
+def _verifier_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
     """The rows of a verifier turn; see `_generator_rows`."""
-    signal, rows = result.signal, []
-    for b, verification in enumerate(result.verifications):
+    rows = []
+    for b, verification in enumerate(said):
         place = b * len(written) // len(said)  # of the solution that it judges
-        solution = result.solutions[place]
-        is_right = verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT")
-        reward = {
-            "correctness": float(is_right),
-            "correctness_weight": rl.correctness_weight,
-            "format": verification.format_score,
-            "gamma": rl.gamma,
-            "total": _number(signal.reward_B[b]),
-            **_own_reward(signal, b),
-        }
-        rows.append(
-            {"problem": _problem(solution), "solution": written[place], "verifications": [said[b]], "reward": reward}
-            | {"class_weight": _number(signal.class_weight_B[b])}
-            | {"advantage": _advantage(signal, b, verification.token_ends)}
-        )
+        rows.append({"problem": _problem(result.solutions[place]), "solution": written[place],
+                     "verifications": [verification], "step_rewards": []})  # fmt: skip
     return rows
 
 
-def _own_reward(signal: Signal, b: int) -> dict:
-    """The part of the reward from the user's function, if there is one; the report knows its name from the settings."""
-    return {} if signal.own_reward_B is None else {"own": _number(signal.own_reward_B[b])}
+def _reward(signal: Signal, b: int) -> dict:
+    """The reward of a response, and the terms weight x value that it is the sum of, by their names."""
+    terms = [{"name": term.name, "weight": _weight(term, b), "value": _number(term.value[b])}
+             for term in signal.reward_terms]  # fmt: skip
+    return {"total": _number(signal.reward_B[b]), "terms": terms}
+
+
+def _weight(term: Term, b: int) -> float:
+    return _number(term.weight if np.ndim(term.weight) == 0 else term.weight[b])
 
 
 def _problem(solution: Solution) -> dict:
@@ -173,7 +156,7 @@ def _step_rewards(labels: Sequence[bool]) -> list[float]:
 
 
 def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
-    """Run-length encoded advantages: [tokens, value] for each component.
+    """Run-length encoded advantages: [tokens, value] of each term, whose sum by `weight` is the total.
 
     `total`, which the update uses, has [tokens, value, characters], the last being the text offset at the end of the
     run.
@@ -183,12 +166,9 @@ def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
     for count, value in _runs(signal.adv_BT[b, :length]):
         tokens += count
         total.append([count, value, token_ends[tokens - 1]])
-    step_BT = signal.adv_step_BT
-    return {
-        "total": total,
-        "outcome": _runs(signal.adv_outcome_BT[b, :length]),
-        "step": None if step_BT is None else _runs(step_BT[b, :length]),
-    }
+    terms = [{"name": term.name, "weight": _weight(term, b), "runs": _runs(term.value[b, :length])}
+             for term in signal.adv_terms]  # fmt: skip
+    return {"total": total, "terms": terms}
 
 
 def _runs(values_T: np.ndarray) -> list[list]:

@@ -6,7 +6,6 @@ In: the responses of a turn, device metrics of its updates. Out: flat metrics fo
 import numpy as np
 
 from tango_jax.records import Responses, Rollout
-from tango_jax.rl.credit import has_signal_P
 from tango_jax.tracking.scores import verifier_scores
 
 # Metrics of the updates of a batch, see `over_updates`.
@@ -25,18 +24,23 @@ def rollout_metrics(role: str, rollout: Rollout) -> dict[str, float]:
     }
 
 
-def turn_metrics(role: str, algorithm: str, answers: dict[str, Responses], reward_B: np.ndarray) -> dict[str, float]:
-    """Metrics besides the rewards: groups without learning signal, and the agreement of verdicts with the grades."""
-    has_signal = has_signal_P(algorithm, reward_B, answers[role].group_size)
-    metrics = {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())}
+def turn_metrics(role: str, answers: dict[str, Responses], *parts: dict[str, float]) -> dict[str, float]:
+    """All metrics of a turn: those of its responses, the agreement of verdicts with the grades, and the `parts`, which
+    are those of sampling, reward, credit and update. No two of them may have a name in common."""
+    own = {}
     if role == "generator":
-        metrics["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
+        own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
     if "verifier" in answers:
         judged = answers["verifier"]
         # In a generator turn only the first of several verifications of a solution counts.
         every, prefix = (judged.group_size, "verifier/live_") if role == "generator" else (1, "verifier/")
         scores = verifier_scores(judged.owners[::every], judged.records[::every])
-        metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
+        own |= {f"{prefix}{name}": value for name, value in scores.items()}
+    metrics: dict[str, float] = {}
+    for part in (*(responses.metrics for responses in answers.values()), own, *parts):
+        twice = sorted(metrics.keys() & part.keys())
+        assert not twice, f"two parts of a turn have metrics of the names {twice}"
+        metrics |= part
     return metrics
 
 

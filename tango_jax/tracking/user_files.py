@@ -15,11 +15,13 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES, flatten
 from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.package_changes import ConfigSource, executed_configs
-from tango_jax.runtime.user_code import is_user_code, source_files
+from tango_jax.runtime.user_code import is_user_code, sources
+from tango_jax.tasks.own_arm import arm_of
 from tango_jax.text.templates import is_template_file
 
 COPIES = "user_files"  # folder in the workdir
-FUNCTIONS = ("task.name", "task.grader", *(f"{role}.reward" for role in ROLES))
+FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
+                                                  for name in ("reward", "loss.algorithm", "loss.term")))  # fmt: skip
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 CONFIG = "config"
 
@@ -42,15 +44,20 @@ class UserFile:
 
 def user_files(config: ConfigDict) -> dict[str, UserFile]:
     """{key: file} of all files of the user that take part in a run of this process."""
-    settings, paths = flatten(config), {}
-    for key in FUNCTIONS:
-        if is_user_code(settings[key]):
-            files = source_files(settings[key])
-            paths |= {f"{key} ({path.name})" if number else key: path for number, path in enumerate(files)}
+    settings, found = flatten(config), {}
+    named = {key: settings[key] for key in FUNCTIONS if is_user_code(settings[key])}
+    if "arm" in named:  # its turns may name functions, too
+        named |= {f"arm, {kind} of {role}": getattr(plan, kind) for role, plan in arm_of(config).turns.items()
+                  for kind in ("reward", "credit") if is_user_code(str(getattr(plan, kind)))}  # fmt: skip
+    for key, text in named.items():
+        for number, source in enumerate(sources(text)):
+            name = f"{key} ({source.path.name})" if number else key
+            found[name] = UserFile(source.path.absolute(), source.content)
     for role, key in zip(ROLES, TEMPLATES, strict=True):
         if is_template_file(role, settings[key]):
-            paths[key] = local_path(key, settings[key])
-    return {key: UserFile(path.absolute(), path.read_bytes()) for key, path in paths.items()} | config_files()
+            path = local_path(key, settings[key]).absolute()
+            found[key] = UserFile(path, path.read_bytes())
+    return found | config_files()
 
 
 def config_files() -> dict[str, UserFile]:

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.loop.try_rewards import load_and_try_rewards
+from tango_jax.loop.try_method import try_method
 from tango_jax.records import Problem
 
 PROBLEM = Problem("p0", "1+1?", "2")
@@ -32,7 +32,7 @@ def write(text: str) -> None:
 def test_each_function_sees_a_whole_and_an_empty_response(config, min_steps):
     write("seen = []\ndef generator(solution):\n    seen.append(solution)\n    return 0\n"
           "def verifier(verification, solution):\n    seen.append((verification, solution))\n    return 0\n")
-    own = load_and_try_rewards(config, task(min_steps))
+    own = try_method(config, task(min_steps)).own_rewards
     assert set(own) == {"generator", "verifier"}
     seen = own["generator"].function.function.__globals__["seen"]
     whole, empty, (judged, right), (unjudged, nothing) = seen[-4:]
@@ -49,7 +49,7 @@ def test_a_function_that_only_fails_on_an_empty_response_is_found_now(config):
     write("def generator(solution):\n    return len(solution.steps[0])\n"
           "def verifier(verification, solution):\n    return 0\n")  # fmt: skip
     with pytest.raises(ValueError) as error:
-        load_and_try_rewards(config, task())
+        try_method(config, task())
     assert str(error.value) == (
         "generator.reward=own.py:generator: own.py, line 2: IndexError: tuple index out of range (for the response '' "
         "to problem 'p0'); the response was made up to try the function before the run"

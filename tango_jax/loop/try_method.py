@@ -1,0 +1,85 @@
+"""Loads what a run's settings name of its method, and tries the user's functions on made-up responses.
+
+Takes the configuration and the task; returns the method. Runs at the start of a run, so that a function that fails does
+so now, and not after hours of stage 1.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.loop.responses import make_solution, make_verification
+from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
+from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
+from tango_jax.rl.own_method import Method, load_method
+from tango_jax.rl.schedule import Turn
+from tango_jax.tasks.task import Task
+
+
+def try_method(config: ConfigDict, task: Task) -> Method:
+    """The method that the configuration names. Functions of the user's are called on a right and an empty response to
+    the first problem.
+
+    Raises:
+        ValueError: a function cannot be loaded, raises an error, or does not return what it should (rl/own_method.py).
+    """
+    method = load_method(config)
+    pairs = [_made_up(task, is_empty) for is_empty in (False, True)]
+    try:
+        for role, own in method.own_rewards.items():
+            for solution, verification in pairs:
+                own.of(*((solution, solution.problem) if role == "generator" else (verification, solution)))
+        for role, plan in method.arm.turns.items():
+            if plan.reward not in REWARDS or plan.credit not in CREDITS:
+                _try_turn(config, method, role, pairs)
+    except ValueError as error:
+        raise ValueError(f"{error}; the response was made up to try the function before the run") from error
+    return method
+
+
+def _try_turn(
+    config: ConfigDict, method: Method, role: str, pairs: Sequence[tuple[Solution, Verification]]
+) -> None:
+    """A turn of the role, up to its advantages: two solutions of a problem, or two verifications of a solution."""
+    solutions, verifications = map(list, zip(*pairs, strict=True))
+    solutions = solutions if role == "generator" else solutions[:1]
+    answers = {"generator": _responses("generator", [solutions[0].problem], solutions)}
+    if any(call.role == "verifier" for call in method.arm.turns[role].calls):
+        answers["verifier"] = _responses("verifier", solutions, verifications)
+    reward = method.rewards[role](answers, config.rl)
+    length_B = np.array([len(record.token_ends) for record in answers[role].records])
+    is_action_BT = np.arange(length_B.max())[None, :] < length_B[:, None]
+    turn = Turn(0, role, role, 0)
+    method.credits[role](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, Counters()))
+
+
+def _responses(role: str, parents: list, records: list) -> Responses:
+    lengths = [len(record.token_ends) for record in records]
+    rollout = Rollout(
+        tokens=tuple(np.ones(length, np.int32) for length in lengths),
+        logps=tuple(np.zeros(length, np.float32) for length in lengths),
+        is_truncated_B=np.zeros(len(records), bool), decode_steps=max(lengths), row_steps=sum(lengths),
+    )  # fmt: skip
+    return Responses(role, parents, [[1]] * len(parents), len(records) // len(parents), rollout, records, {})
+
+
+def _made_up(task: Task, is_empty: bool) -> tuple[Solution, Verification]:
+    """A right solution and its verification, in all their tags; or two empty responses, which models also give."""
+    problem, num_steps = task.train_problem(0), max(task.min_steps, 1)
+    solved, judged = ("", "") if is_empty else _tagged(problem, num_steps)
+    solution = make_solution(task, problem, solved, _ends(solved), is_correct=not is_empty)
+    return solution, make_verification(solution, judged, _ends(judged), is_truncated=False)
+
+
+def _tagged(problem: Problem, num_steps: int) -> tuple[str, str]:
+    steps = "".join(f"<step>step {number}</step>\n" for number in range(1, num_steps + 1))
+    blocks = "<step>right \\boxed{CORRECT}</step>\n" * num_steps
+    return (f"<think>\n{steps}</think>\n<answer>\\boxed{{{problem.answer}}}</answer>",
+            f"<step_verification>\n{blocks}</step_verification>\n"
+            "<final_verification>\\boxed{CORRECT}</final_verification>")
+
+
+def _ends(text: str) -> range:
+    """One token a character."""
+    return range(1, len(text) + 1)

@@ -1,0 +1,108 @@
+"""The algorithms that turn rewards into advantages: a table of names, and how to name one of your own.
+
+Takes the rewards of a batch; returns an advantage for every token. A role's `loss.algorithm` is a name of the table, or
+`FILE.py:name` or `package.module:name` of an `Algorithm`. The equations are those of advantages.py.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chex
+import numpy as np
+
+from tango_jax.rl import advantages
+from tango_jax.runtime.user_code import is_user_code, load_object
+
+
+def differs_within_group_P(reward_PM: np.ndarray) -> np.ndarray:
+    """Whether the rewards of a group differ, bool [P]; one alone counts if it is not 0."""
+    return (reward_PM[:, 0] != 0) if reward_PM.shape[1] == 1 else np.ptp(reward_PM, axis=1) > 0
+
+
+def differs_within_batch_P(reward_PM: np.ndarray) -> np.ndarray:
+    """Whether the rewards of the whole batch differ, the same for every group, bool [P]."""
+    return np.full(len(reward_PM), np.ptp(reward_PM) > 0)
+
+
+class Algorithm(NamedTuple):
+    """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` holds the settings
+    `ROLE.loss.*`, of which each function reads those that are its own.
+
+    Both functions return float32 [B, T], 0 off the actions:
+
+        outcome_fn(reward_B, is_action_BT, M, loss)
+        step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
+
+    `has_signal_fn(reward_PM)` says of which groups some response has an outcome advantage, bool [P]; `formula` is what
+    the report shows of the outcome advantage.
+    """
+
+    outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]
+    step_fn: Callable[[np.ndarray, np.ndarray, np.ndarray, int, Any], np.ndarray]
+    has_signal_fn: Callable[[np.ndarray], np.ndarray] = differs_within_group_P
+    formula: str = ""
+
+    def has_signal_P(self, reward_B: np.ndarray, group_size: int) -> np.ndarray:
+        """Whether responses of a group have an advantage by these rewards, bool [P]."""
+        return self.has_signal_fn(reward_B.reshape(-1, group_size))
+
+
+def _on_actions(adv_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
+    chex.assert_equal_shape_prefix([adv_B, is_action_BT], 1)
+    return (adv_B[:, None] * is_action_BT).astype(np.float32)
+
+
+def _grpo_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any) -> np.ndarray:
+    return _on_actions(advantages.grpo_outcome_B(reward_B, group_size, loss.use_std), is_action_BT)
+
+
+def _grpo_step_BT(
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any
+) -> np.ndarray:
+    return advantages.grpo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, loss.use_std)
+
+
+def _rloo_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any) -> np.ndarray:
+    return _on_actions(advantages.rloo_outcome_B(reward_B, group_size), is_action_BT)
+
+
+def _rloo_step_BT(
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any
+) -> np.ndarray:
+    return advantages.rloo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, loss.step_scale)
+
+
+def _reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any) -> np.ndarray:
+    return advantages.reinforce_pp_outcome_BT(reward_B, is_action_BT)
+
+
+def _reinforce_pp_step_BT(
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any
+) -> np.ndarray:
+    return advantages.reinforce_pp_step_BT(step_reward_BT, is_step_end_BT, is_action_BT)
+
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "grpo": Algorithm(_grpo_outcome_BT, _grpo_step_BT, formula="(reward - mean) / std of the group, or without the std "
+                      "where use_std is off"),
+    "rloo": Algorithm(_rloo_outcome_BT, _rloo_step_BT, formula="M / (M - 1) x (reward - mean of the group)"),
+    "reinforce_pp": Algorithm(_reinforce_pp_outcome_BT, _reinforce_pp_step_BT, differs_within_batch_P,
+                              "reward, whitened over all tokens of the batch"),
+}  # fmt: skip
+
+
+def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
+    """The algorithm that a setting names.
+
+    Args:
+        name: a name of ALGORITHMS, or that of an `Algorithm` of the user's.
+        key: the setting, for messages.
+
+    Raises:
+        ValueError: there is no such algorithm; the message lists those there are.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if not is_user_code(name):
+        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}; one of your own is FILE.py:name")
+    return load_object(key, name, Algorithm)

@@ -1,0 +1,144 @@
+"""What a run's settings name of its method, loaded: the arm's record, and the reward and credit functions of its turns.
+
+Names of rl/credit.py REWARDS and CREDITS are looked up there. A function of the user's, FILE.py:name or handed over
+from Python, takes and returns the same as those,
+
+    reward(answers, rl) -> Rewards          answers: role -> Responses; rl: the settings rl.*
+    credit(so_far) -> Credit                so_far: a TurnSoFar
+
+and may call them: `credit.steps_credit(so_far, labels)` blends any labels of the steps with the outcome. A loss term,
+`ROLE.loss.term`, is traced by jax:
+
+    term(tokens) -> loss_BT                 tokens: a LossTokens (rl/losses.py); weighted and summed as the loss is
+
+What they return is checked, and whatever they raise becomes a ValueError of one line. Of several processes, each calls
+reward and credit functions with the same arguments, which must have the same results.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.arms import Arm
+from tango_jax.config import ROLES
+from tango_jax.records import Counters, Signal
+from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.credit import CREDITS, REWARDS, Answers, Credit, Rewards, TurnSoFar
+from tango_jax.rl.losses import LossTokens
+from tango_jax.rl.own_reward import OwnReward, load_own_rewards, with_own_reward
+from tango_jax.runtime.checks import Mistakes, one_of, shortened
+from tango_jax.runtime.user_code import UserFunction, is_user_code, load_function
+from tango_jax.tasks.own_arm import arm_of
+
+
+class Method(NamedTuple):
+    """How a run learns: by the role that learns, the reward and the credit function of its turns."""
+
+    arm: Arm
+    rewards: dict[str, Callable[[Answers, ConfigDict], Rewards]]
+    credits: dict[str, Callable[[TurnSoFar], Credit]]
+    own_rewards: dict[str, OwnReward]  # by role, where the user has named a function for each response
+
+
+def load_method(config: ConfigDict) -> Method:
+    """Load all that the configuration names.
+
+    Raises:
+        ValueError: some of it cannot be loaded, or takes other parameters; all mistakes at once.
+    """
+    mistakes, rewards, credits, own_rewards, arm = Mistakes(), {}, {}, {}, None
+    with mistakes.collected():
+        own_rewards = load_own_rewards(config)
+    with mistakes.collected():
+        arm = arm_of(config)
+    for role, plan in arm.turns.items() if arm else ():
+        place = f"arm={config.arm}, turns[{role!r}]"
+        with mistakes.collected():
+            reward_fn = _named(f"{place}, reward", plan.reward, REWARDS, ("answers", "rl"), _checked_reward)
+            rewards[role] = with_own_reward(reward_fn, own_rewards.get(role))
+        with mistakes.collected():
+            credits[role] = _named(f"{place}, credit", plan.credit, CREDITS, ("so_far",), _checked_credit)
+    for role in ROLES:
+        with mistakes.collected():
+            algorithm_of(config[role].loss.algorithm, f"{role}.loss.algorithm")
+        with mistakes.collected():
+            load_loss_term(role, config[role].loss)
+    mistakes.raise_all()
+    return Method(arm, rewards, credits, own_rewards)
+
+
+def _named(
+    key: str, value: str | Callable, table: dict[str, Callable], parameters: tuple[str, ...],
+    checked_fn: Callable[[UserFunction], Callable],
+) -> Callable:
+    """The function of the table, or that of the user, with its errors and results checked."""
+    if isinstance(value, str) and not is_user_code(value):
+        one_of(key, value, table)
+        return table[value]
+    function = load_function(key, value, parameters) if isinstance(value, str) else (
+        UserFunction(key, getattr(value, "__name__", repr(value)), value))  # fmt: skip
+    return checked_fn(function)
+
+
+def _checked_reward(function: UserFunction) -> Callable[[Answers, ConfigDict], Rewards]:
+    def reward_fn(answers: Answers, rl: ConfigDict) -> Rewards:
+        result = function.call(answers, rl)
+        if not isinstance(result, Rewards):
+            function.refuse(f"it returned {shortened(result)}; it must return Rewards (tango_jax.rl.credit)")
+        counts = {len(responses.records) for responses in answers.values()}
+        if not _is_finite(result.reward_B) or np.ndim(result.reward_B) != 1 or len(result.reward_B) not in counts:
+            function.refuse(f"reward_B is {_described(result.reward_B)}; it must have a finite number for each "
+                            f"response of the role that learns, {' or '.join(map(str, sorted(counts)))}")
+        return result
+
+    return reward_fn
+
+
+def _checked_credit(function: UserFunction) -> Callable[[TurnSoFar], Credit]:
+    def credit_fn(so_far: TurnSoFar) -> Credit:
+        result = function.call(so_far)
+        if not (isinstance(result, Credit) and isinstance(result.signal, Signal)
+                and isinstance(result.counters, Counters)):
+            function.refuse(f"it returned {shortened(result)}; it must return a Credit (tango_jax.rl.credit)")
+        adv_BT, shape = result.signal.adv_BT, so_far.is_action_BT.shape
+        if np.shape(adv_BT) != shape or not _is_finite(adv_BT):
+            function.refuse(f"adv_BT is {_described(adv_BT)}; it must have a finite number for each token, "
+                            f"{list(shape)}")
+        return result
+
+    return credit_fn
+
+
+def _is_finite(array: Any) -> bool:
+    array = np.asarray(array)
+    return array.dtype.kind in "fiub" and bool(np.isfinite(array).all())
+
+
+def _described(array: Any) -> str:
+    return f"of shape {list(np.shape(array))}" + ("" if _is_finite(array) else " and not finite")
+
+
+def load_loss_term(role: str, loss: ConfigDict) -> Callable[[LossTokens], jax.Array] | None:
+    """The term that a role adds to its loss, tried on the shapes of a small batch; None: there is none.
+
+    Raises:
+        ValueError: it cannot be loaded, raises an error when it is traced, or returns another shape.
+    """
+    if not loss.term:
+        return None
+    function = load_function(f"{role}.loss.term", loss.term, ("tokens",))
+
+    def term_fn(tokens: LossTokens) -> jax.Array:
+        loss_BT = function.call(tokens)
+        if jnp.shape(loss_BT) != tokens.logp_BT.shape or not jnp.issubdtype(jnp.result_type(loss_BT), jnp.floating):
+            function.refuse(f"it returned {shortened(loss_BT)}; it must return a float for each token, "
+                            f"{list(tokens.logp_BT.shape)}")
+        return loss_BT
+
+    float_BT, bool_BT = (jax.ShapeDtypeStruct((2, 5), dtype) for dtype in (jnp.float32, jnp.bool_))
+    jax.eval_shape(term_fn, LossTokens(*[float_BT] * 6, bool_BT))
+    return term_fn
