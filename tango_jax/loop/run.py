@@ -109,7 +109,7 @@ def run_all(
     check_start(newest, fingerprints, config)
     references = {role: start_params[role] for role in ROLES if config[role].loss.kl_coef > 0}
     references |= {role: offload(params) for role, params in references.items() if config[role].mesh.offload}
-    context = RunContext(config, task, method, policies, references, PhaseTimer())
+    context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
         warm_up(context, start_params, progress, preemption)
     if newest is not None:

@@ -39,10 +39,10 @@ class RunContext:
 
     config: ConfigDict
     task: Task
-    method: Method
     policies: dict[str, Policy]  # by role
     references: dict  # role -> parameters of its reference policy for the KL
     timer: PhaseTimer
+    method: Method | None = None  # None: roles respond, as in an evaluation, and nothing is trained
     show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
 
 

@@ -111,7 +111,7 @@ def load_object(key: str, text: str, kind: type) -> Any:
     Raises:
         ValueError: see `load_function`; or it is something else.
     """
-    value = _find(key, text)
+    value = _find(key, text, "record")
     if not isinstance(value, kind):
         raise ValueError(f"{key}={cut(text, MAX_PATH)} is {_article(type(value).__name__)}; it must be "
                          f"{_article(kind.__name__)} ({kind.__module__})")
@@ -218,7 +218,7 @@ def _find_function(key: str, text: str) -> UserFunction:
     return UserFunction(key, text, function)
 
 
-def _find(key: str, text: str) -> Any:
+def _find(key: str, text: str, noun: str = "function") -> Any:
     """What a setting names: an attribute of a file or module, or an object that this process was handed."""
     place, _, name = text.rpartition(":")
     shown = f"{key}={cut(text, MAX_PATH)}"
@@ -232,7 +232,7 @@ def _find(key: str, text: str) -> Any:
     if place.endswith(".py"):
         path = local_path(key, place)
         if not path.is_file():
-            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:name, relative to "
+            raise ValueError(f"{shown}: there is no file {cut(place, MAX_PATH)}; write FILE.py:{noun}, relative to "
                              "the current folder, or with a whole path")
     try:
         module = _module_of_source(place, path.read_bytes()) if place.endswith(".py") else _import(place)
@@ -241,12 +241,12 @@ def _find(key: str, text: str) -> Any:
     if not hasattr(module, name):
         is_main = module is sys.modules["__main__"]
         yet = f" so far: define it above what loads it, or put that {GUARD}" if is_main else ""
-        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no {name!r}{yet}")
+        raise ValueError(f"{shown}: {cut(place, MAX_PATH)} has no {noun} {name!r}{yet}")
     return getattr(module, name)
 
 
 def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:

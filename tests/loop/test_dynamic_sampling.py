@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tango_jax.loop.dynamic_sampling import sample_until_full
-from tango_jax.records import Problem, Responses, Rollout
+from tango_jax.records import Problem, Responses, Rollout, Term
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.credit import Rewards
 
 P, M = 3, 2
@@ -29,15 +30,12 @@ def sample(rewards: list[list[float]], max_batches: int):
     """`rewards[n]` are those of the responses of batch n."""
     numbers = []
 
-    def sample_batch(number: int) -> dict[str, Responses]:
+    def sample_batch(number: int) -> tuple[dict[str, Responses], Rewards]:
         numbers.append(number)
-        return {"generator": answer_batch(number)}
+        reward_B = np.array(rewards[number], np.float32)
+        return {"generator": answer_batch(number)}, Rewards(reward_B, {"generator/reward/outcome": reward_B.mean()})
 
-    def reward_fn(answers: dict[str, Responses]) -> Rewards:
-        reward_B = np.array(rewards[numbers[-1]], np.float32)
-        return Rewards(reward_B, {"generator/reward/outcome": reward_B.mean()})
-
-    answers, reward, metrics = sample_until_full(sample_batch, reward_fn, "generator", "grpo", max_batches)
+    answers, reward, metrics = sample_until_full(sample_batch, "generator", ALGORITHMS["grpo"], max_batches)
     # The rewards are those of the chosen responses: a record is 100 n + 10 p + r.
     places = [divmod(int(record), 100) for record in answers["generator"].records]
     assert reward.reward_B.tolist() == [rewards[batch][place // 10 * M + place % 10] for batch, place in places]
@@ -85,25 +83,31 @@ def test_at_the_limit_problems_without_signal_fill_the_batch():
 def test_what_was_answered_before_the_learner_goes_with_its_problem():
     """In a verifier's turn a solution of each problem is judged M times; solution and judgements stay together."""
 
-    def sample_batch(number: int) -> dict[str, Responses]:
+    rewards = iter([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1]])
+
+    def sample_batch(number: int) -> tuple[dict[str, Responses], Rewards]:
         solved = answer_batch(number)
         solved = dataclasses.replace(
             solved, group_size=1, records=solved.records[::M],
             rollout=dataclasses.replace(solved.rollout, tokens=solved.rollout.tokens[::M],
                                         logps=solved.rollout.logps[::M],
                                         is_truncated_B=solved.rollout.is_truncated_B[::M]))  # fmt: skip
-        return {"generator": solved, "verifier": answer_batch(number, "verifier", solved.records)}
-
-    rewards = iter([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1]])
-
-    def reward_fn(_) -> Rewards:
         reward_B = np.array(next(rewards))
-        return Rewards(reward_B, {}, own_B=reward_B / 2)
+        reward = Rewards(reward_B, {}, (Term("own", 2.0, reward_B / 2),))
+        return {"generator": solved, "verifier": answer_batch(number, "verifier", solved.records)}, reward
 
-    answers, reward, metrics = sample_until_full(sample_batch, reward_fn, "verifier", "rloo", 3)
+    answers, reward, metrics = sample_until_full(sample_batch, "verifier", ALGORITHMS["rloo"], 3)
     assert reward.reward_B.tolist() == [1, 0, 1, 0, 0, 1]
-    assert reward.own_B.tolist() == [0.5, 0, 0.5, 0, 0, 0.5]
+    [term] = reward.terms
+    assert (term.name, term.weight, term.value.tolist()) == ("own", 2.0, [0.5, 0, 0.5, 0, 0, 0.5])
     assert [problem.id for problem in answers["generator"].parents] == ["0/1", "1/0", "1/2"]
     assert answers["generator"].records == answers["verifier"].parents == ["10", "100", "120"]
     assert answers["verifier"].records == ["10", "11", "100", "101", "120", "121"]
     assert metrics["verifier/groups_without_signal"] == pytest.approx(3 / 6)
+
+
+def test_one_batch_alone_is_taken_as_it_is():
+    chosen, metrics, numbers = sample([[0, 0, 0, 1, 0, 0]], 1)
+    assert numbers == [0] and chosen.records == answer_batch(0).records
+    assert metrics == {"generator/reward/outcome": pytest.approx(1 / 6),
+                       "generator/groups_without_signal": pytest.approx(2 / 3)}  # fmt: skip

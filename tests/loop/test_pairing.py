@@ -10,6 +10,7 @@ from tango_jax.loop import turn as turns
 from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.records import Counters, Responses, Rollout, Signal
 from tango_jax.rl.credit import Credit, Rewards
+from tango_jax.rl.own_method import load_method
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tasks.registry import make_task
@@ -29,13 +30,11 @@ def asked(monkeypatch):
 
     has_signal = [False]  # whether the rewards of a group differ
 
-    def reward(name, answers, rl, own):
+    def reward(answers, rl):
         return Rewards(np.arange(len(list(answers.values())[-1].records)) * float(has_signal[0]), {})
 
-    no_credit = lambda so_far: Credit(Signal(so_far.reward_B, None, None), so_far.counters, {})  # noqa: E731
+    no_credit = lambda so_far: Credit(Signal(so_far.reward_B, None), so_far.counters, {})  # noqa: E731
     monkeypatch.setattr(turns, "respond", respond)
-    monkeypatch.setattr(turns, "turn_reward", reward)
-    monkeypatch.setattr(turns, "CREDITS", dict.fromkeys(turns.CREDITS, no_credit))
     monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
@@ -43,8 +42,11 @@ def asked(monkeypatch):
     def run(arm: str, *overrides: str, signal: bool = False) -> dict:
         has_signal[0] = signal
         config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "task.verifier_words=(1,1)", *overrides])
-        context = RunContext(config, make_task(config, {}), {"generator": None, "verifier": None}, {},
-                             PhaseTimer())
+        method = load_method(config)
+        method = method._replace(rewards=dict.fromkeys(method.rewards, reward),
+                                 credits=dict.fromkeys(method.credits, no_credit))  # fmt: skip
+        policies = {"generator": None, "verifier": None}
+        context = RunContext(config, make_task(config, {}), policies, {}, PhaseTimer(), method)
         counters, states, seen = Counters(), {"generator": None, "verifier": None}, {}
         for turn in make_schedule(config).turns():
             calls.clear()

@@ -2,7 +2,9 @@
 import numpy as np
 import pytest
 
+from tango_jax.config import default_config
 from tango_jax.rl import advantages
+from tango_jax.rl.algorithms import algorithm_of
 
 # Two samples of one prompt. Row 0: K = 2, approved then rejected. Row 1: K = 1, approved. Token 0 of row 0 is a prompt
 # token; the last token of row 1 is padding.
@@ -142,28 +144,34 @@ def test_outcome_dispatch_spreads_over_the_actions():
         ("rloo", True, 1.0, 1.0),
         ("reinforce_pp", True, 0.577350, 1.154701),
     ]:
-        adv_BT = advantages.outcome_advantages(algorithm, reward_B, is_action_BT, 2, use_std)
+        adv_BT = algorithm_of(algorithm).outcome_fn(reward_B, is_action_BT, 2, options(use_std=use_std))
         np.testing.assert_allclose(adv_BT, [plus * np.array(first), -minus * np.array(off)], atol=3e-6)
         assert adv_BT.dtype == np.float32
 
 
 def test_step_dispatch():
-    args = (STEP_REWARD_BT, IS_STEP_END_BT, IS_ACTION_BT)
-    # the first action token of row 0, worked out in the tests above
-    assert advantages.step_advantages("grpo", *args, 2)[0, 1] == pytest.approx(-0.872872, abs=3e-6)
-    assert advantages.step_advantages("grpo", *args, 2, use_std=False)[0, 1] == pytest.approx(-2 / 3)
-    assert advantages.step_advantages("rloo", *args, 2)[0, 1] == pytest.approx(-10.0)
-    assert advantages.step_advantages("rloo", *args, 2, step_scale=1.0)[0, 1] == pytest.approx(-1.0)
+    def first(algorithm: str, **changed) -> float:
+        args = (STEP_REWARD_BT, IS_STEP_END_BT, IS_ACTION_BT, 2, options(**changed))
+        return algorithm_of(algorithm).step_fn(*args)[0, 1]  # the first action token of row 0, worked out above
+
+    assert first("grpo") == pytest.approx(-0.872872, abs=3e-6)
+    assert first("grpo", use_std=False) == pytest.approx(-2 / 3)
+    assert first("rloo") == pytest.approx(-10.0)
+    assert first("rloo", step_scale=1.0) == pytest.approx(-1.0)
     # REINFORCE++: returns of the 10 action tokens 0, -1/2, -1/2, 0, 0 | 1, 1, 1, 0, 0: mean 0.2, squared deviations
     # 3.5 - 10 * 0.04 = 3.1, / 9 = 0.3444444, std 0.5868939; -0.2 / 0.5868939 = -0.3407771
-    assert advantages.step_advantages("reinforce_pp", *args, 2)[0, 1] == pytest.approx(-0.340777, abs=1e-6)
+    assert first("reinforce_pp") == pytest.approx(-0.340777, abs=1e-6)
+
+
+def options(**changed):
+    loss = default_config().generator.loss
+    loss.update(changed)
+    return loss
 
 
 def test_unknown_algorithm_lists_the_choices():
-    with pytest.raises(ValueError, match="'ppo'.*grpo, rloo, reinforce_pp"):
-        advantages.outcome_advantages("ppo", np.ones(2), np.ones((2, 2), bool), 2)
-    with pytest.raises(ValueError, match="'ppo'.*grpo, rloo, reinforce_pp"):
-        advantages.step_advantages("ppo", STEP_REWARD_BT, IS_STEP_END_BT, IS_ACTION_BT, 2)
+    with pytest.raises(ValueError, match="generator.loss.algorithm='ppo' is not one of grpo, rloo, reinforce_pp"):
+        algorithm_of("ppo", "generator.loss.algorithm")
 
 
 def test_rows_must_split_into_groups():

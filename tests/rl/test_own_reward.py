@@ -6,8 +6,9 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl.credit import CREDITS, TurnSoFar, has_signal_P, turn_reward
-from tango_jax.rl.own_reward import load_own_rewards, own_reward_B
+from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
+from tango_jax.rl.own_reward import load_own_rewards, own_reward_B, with_own_reward
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
 
@@ -51,11 +52,12 @@ def test_the_generators_function_is_added_to_the_grade_and_the_format_score(own)
     answers = {"generator": responses("generator", [PROBLEM], 2, [solution("abc"), solution("a", False, 1.0)])}
     rl = default_config().rl
     rl.outcome_weight, rl.format_weight = 2.0, 0.5
-    reward = turn_reward("outcome", answers, rl, own_fn)
+    reward = with_own_reward(REWARDS["outcome"], own_fn)(answers, rl)
     # 2 + 0.25 - 6;  0 + 0.5 - 1.
     np.testing.assert_array_equal(reward.reward_B, np.float32([-3.75, -0.5]))
-    np.testing.assert_array_equal(reward.own_B, np.float32([-6, -1]))
-    assert reward.reward_B.dtype == reward.own_B.dtype == np.float32
+    assert [(term.name, term.weight, term.value.tolist()) for term in reward.terms] == [
+        ("grade", 2.0, [1, 0]), ("format score", 0.5, [0.5, 1]), ("own reward (own.py:f)", 1.0, [-6, -1])]
+    assert reward.reward_B.dtype == reward.terms[-1].value.dtype == np.float32
     assert reward.metrics == {
         "generator/reward/outcome": 0.5, "generator/reward/format": 0.75, "generator/reward/own": -3.5
     }  # fmt: skip
@@ -65,11 +67,12 @@ def test_with_weights_of_zero_it_takes_their_place(own):
     answers = {"generator": responses("generator", [PROBLEM], 1, [solution()])}
     rl = default_config().rl
     rl.outcome_weight = rl.format_weight = 0.0
-    assert turn_reward("outcome", answers, rl, own("def f(solution):\n    return 0.25\n")).reward_B == [0.25]
+    own_fn = own("def f(solution):\n    return 0.25\n")
+    assert with_own_reward(REWARDS["outcome"], own_fn)(answers, rl).reward_B == [0.25]
     judged = {"verifier": responses("verifier", [solution()], 1, [verification("CORRECT")])}
     rl.correctness_weight = rl.gamma = 0.0
     own_fn = own("def f(verification, solution):\n    return 0.25\n", "verifier")
-    assert turn_reward("verdict", judged, rl, own_fn).reward_B == [0.25]
+    assert with_own_reward(REWARDS["verdict"], own_fn)(judged, rl).reward_B == [0.25]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
@@ -83,8 +86,8 @@ def test_alpha_by_signal_follows_the_grades_whatever_else_is_in_the_reward(own, 
     solved = [solution("x" * number, grade, number / 8) for number, grade in enumerate(grades)]
     answers = {"generator": responses("generator", [PROBLEM] * 4, 2, solved),
                "verifier": responses("verifier", solved, 1, [verification("CORRECT")] * 8)}  # fmt: skip
-    reward = turn_reward("outcome", answers, config.rl, own_fn)
-    assert has_signal_P(algorithm, reward.reward_B, 2).all()
+    reward = with_own_reward(REWARDS["outcome"], own_fn)(answers, config.rl)
+    assert algorithm_of(algorithm).has_signal_P(reward.reward_B, 2).all()
     so_far = TurnSoFar(config, Turn(0, "generator", "generator", 0), answers, reward.reward_B, np.ones((8, 3), bool),
                        Counters())  # fmt: skip
     assert CREDITS[arm_credit](so_far).metrics["generator/alpha"] == pytest.approx(0.1 + 0.4 * 3 / 4)
@@ -98,8 +101,8 @@ def test_the_verifiers_function_gets_the_solution_that_was_judged(own):
     answers = {"verifier": responses("verifier", [solution("ab"), solution("", False)], 2, records)}
     rl = default_config().rl
     rl.correctness_weight = 3.0
-    reward = turn_reward("verdict", answers, rl, own_fn)
-    np.testing.assert_array_equal(reward.own_B, np.float32([21, 22, 0, 1]))
+    reward = with_own_reward(REWARDS["verdict"], own_fn)(answers, rl)
+    np.testing.assert_array_equal(reward.terms[-1].value, np.float32([21, 22, 0, 1]))
     # 3 for the first verdict alone, and 0.8 * 0.25 for each format score.
     np.testing.assert_allclose(reward.reward_B, [24.2, 22.2, 0.2, 1.2], rtol=1e-6)
     assert reward.metrics["verifier/reward/own"] == 11.0 and reward.metrics["verifier/reward/correctness"] == 0.25

@@ -2,8 +2,9 @@
 import numpy as np
 import pytest
 
-from tango_jax.rl import advantages
-from tango_jax.rl.credit import generator_outcome_reward_B, has_signal_P, step_reward_BT, verifier_reward_B
+from tango_jax.config import default_config
+from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.credit import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
 
 
 def test_step_reward_is_y_over_K_at_the_step_ends():
@@ -94,6 +95,7 @@ def test_misshapen_input_is_refused():
 ])  # fmt: skip
 def test_a_signal_is_an_outcome_advantage(algorithm, rewards, group_size, expected):
     reward_B, is_action_BT = np.array(rewards, np.float32), np.ones((len(rewards), 2), bool)
-    assert has_signal_P(algorithm, reward_B, group_size).tolist() == expected
-    adv_BT = advantages.outcome_advantages(algorithm, reward_B, is_action_BT, group_size, True)
+    found = algorithm_of(algorithm)
+    assert found.has_signal_P(reward_B, group_size).tolist() == expected
+    adv_BT = found.outcome_fn(reward_B, is_action_BT, group_size, default_config().generator.loss)
     assert (adv_BT != 0).any(axis=1).reshape(-1, group_size).any(axis=1).tolist() == expected

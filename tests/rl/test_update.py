@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,6 +174,20 @@ def test_padding_and_prompt_tokens_have_no_loss(data, name):
     assert after[0] == pytest.approx(before[0], rel=1e-6)
     assert after[2] == pytest.approx(before[2], rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after[1], before[1])
+
+
+def entropy_and_kl(tokens):
+    """The two terms of LOSS as a user might write them."""
+    chex.assert_equal_shape(list(tokens))
+    log_ratio_BT = tokens.ref_logp_BT - tokens.logp_BT
+    return 0.3 * (jnp.exp(log_ratio_BT) - log_ratio_BT - 1) - 0.05 * tokens.entropy_BT
+
+
+def test_a_term_of_the_users_is_weighted_and_summed_as_the_loss_is(data):
+    own = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0, term_fn=entropy_and_kl)
+    (loss, grads, _), (built_in, expected, _) = (run_update(config, make_batch(data)) for config in (own, LOSS))
+    assert loss == pytest.approx(built_in, rel=1e-5)
+    assert_same_gradient(grads, expected)
 
 
 def test_sequence_ratios_with_importance_weights(data):

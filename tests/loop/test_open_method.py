@@ -1,0 +1,278 @@
+"""An arm, a credit, an algorithm and a loss term of the user's own: by file and by object, resumed, and mistaken."""
+
+import dataclasses
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tango_jax.arms import ARMS, Arm, Look
+from tango_jax.cli.validation import validate
+from tango_jax.config import default_config
+from tango_jax.loop.try_method import try_method
+from tango_jax.records import Signal
+from tango_jax.rl import algorithms, credit
+from tango_jax.runtime.console import Console
+from tango_jax.runtime.user_code import given
+from tango_jax.tasks.own_arm import load_arm, read_arm, stored_arm
+from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.provenance import read_provenance
+from tango_jax.train import load_config, train
+from torture.runs import ROLES, SMALL
+
+SILENT = Console(enabled=False)
+
+
+def halved_outcome(reward_B, is_action_BT, group_size, loss):
+    return np.float32(0.5) * reward_B[:, None] * is_action_BT
+
+
+def first_step_alone(so_far):
+    found = credit.steps_credit(so_far, [[(True,) * len(s.steps) or None for s in so_far.answers["generator"].records]])
+    return found._replace(metrics=found.metrics | {"generator/mine": 7.0})
+
+
+def less_entropy(tokens):
+    return 0.01 * tokens.entropy_BT
+
+
+GRPO = ARMS["grpo"]
+MINE = dataclasses.replace(
+    GRPO, label="mine", look=Look("#123456", ":", "x"),
+    turns={"generator": dataclasses.replace(GRPO.turns["generator"], credit=first_step_alone)},
+)  # fmt: skip
+HALVED = algorithms.Algorithm(halved_outcome, algorithms.ALGORITHMS["grpo"].step_fn, formula="half of the reward")
+# The same as a file that a setting can name.
+METHOD = "\n".join([
+    "import dataclasses", "import numpy as np", "from tango_jax.arms import ARMS, Arm, Look, TurnPlan",
+    "from tango_jax.rl import algorithms, credit", "",
+    *(inspect.getsource(function) for function in (halved_outcome, first_step_alone, less_entropy)),
+    'GRPO = ARMS["grpo"]',
+    'mine = dataclasses.replace(GRPO, label="mine", look=Look("#123456", ":", "x"),',
+    '    turns={"generator": dataclasses.replace(GRPO.turns["generator"], credit=first_step_alone)})',
+    'halved = algorithms.Algorithm(halved_outcome, algorithms.ALGORITHMS["grpo"].step_fn)',
+])  # fmt: skip
+
+
+def settings(*overrides: str):
+    same_shapes = ("mesh.fsdp=1", "sft.steps=0", "max_prompt=64", "max_response=48")  # fewer programs to compile
+    small = [*SMALL, *(f"{role}.{setting}" for role in ROLES for setting in same_shapes)]
+    return load_config("tiny", [*small, "rl.generator_steps=1", "rl.warmup_steps=0", "compile_cache=", *overrides])
+
+
+def by_file(folder: Path):
+    (folder / "method.py").write_text(METHOD)
+    place = folder / "method.py"
+    return settings(f"arm={place}:mine", f"generator.loss.algorithm={place}:halved",
+                    f"generator.loss.term={place}:less_entropy")  # fmt: skip
+
+
+def numbers(workdir: Path) -> list[dict]:
+    return [{name: value for name, value in row.items() if not name.startswith(("time/", "throughput/", "memory/"))}
+            for row in read_metrics(workdir / "metrics.jsonl")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A finished run of the file's method."""
+    folder = tmp_path_factory.mktemp("method")
+    train(by_file(folder), folder / "run", SILENT)
+    return folder
+
+
+def test_a_run_by_file_learns_by_its_method_and_stores_it(made):
+    summary = json.loads((made / "run/summary.json").read_text())
+    assert summary["arm"] == "mine"
+    [turn] = [row for row in numbers(made / "run") if row["phase"] == "generator"]
+    assert turn["generator/mine"] == 7.0 and turn["generator/alpha"] > 0  # of its credit, which blends in steps
+    stored = read_provenance(made / "run")
+    assert {"arm", "generator.loss.algorithm", "generator.loss.term"} <= set(stored["files"])
+    assert (made / "run" / stored["files"]["arm"]["copy"]).read_text() == METHOD
+    assert stored["arm"]["name"] == "mine" and stored["arm"]["look"]["colour"] == "#123456"
+    again = read_arm(stored["arm"])
+    assert (again.label, again.look, again.turns["generator"].credit) == ("mine", MINE.look, "first_step_alone")
+    assert again.turns["generator"].calls == MINE.turns["generator"].calls
+    [row] = [json.loads(line) for path in (made / "run/rollouts").glob("turn_*") for line in path.open()][:1]
+    assert [term["name"] for term in row["advantage"]["terms"]] == ["outcome", "steps"]
+
+
+def test_by_object_it_is_the_same_and_resumes_only_from_the_same_source(made, tmp_path):
+    def run(arm: Arm) -> dict:
+        return train(settings(), tmp_path / "run", SILENT, arm=arm, algorithms={"generator": HALVED},
+                     loss_terms={"generator": less_entropy})  # fmt: skip
+
+    summary = run(MINE)
+    assert numbers(tmp_path / "run") == numbers(made / "run") and summary["arm"] == "mine"
+    assert json.loads((tmp_path / "run/config.json").read_text())["arm"] == "python:mine"
+    assert run(MINE) == summary  # finished
+
+    def first_step_alone(so_far):  # another source of the same name
+        return credit.outcome_credit(so_far)
+
+    plan = dataclasses.replace(MINE.turns["generator"], credit=first_step_alone)
+    with pytest.raises(ValueError, match=r"was begun with another method \(arm: .*mine\.py has changed"):
+        run(dataclasses.replace(MINE, turns={"generator": plan}))
+    with pytest.raises(ValueError, match="arm=python:mine was handed over by a Python program: call .*train with it"):
+        train(load_config(str(tmp_path / "run/config.json")), tmp_path / "run", SILENT)
+
+
+def test_an_edited_credit_is_no_resumption(made):
+    (made / "method.py").write_text(METHOD.replace("7.0", "8.0"))
+    try:
+        with pytest.raises(ValueError, match=r"was begun with another method \(arm: .*method\.py has changed"):
+            train(by_edited_file(made), made / "run", SILENT)
+    finally:
+        (made / "method.py").write_text(METHOD)
+
+
+def by_edited_file(folder: Path):
+    place = folder / "method.py"
+    return settings(f"arm={place}:mine", f"generator.loss.algorithm={place}:halved",
+                    f"generator.loss.term={place}:less_entropy")  # fmt: skip
+
+
+def test_a_turn_may_name_files_for_its_reward_and_credit(tmp_path):
+    (tmp_path / "parts.py").write_text(
+        "from tango_jax.rl import credit\n"
+        "def double(answers, rl):\n"
+        "    usual = credit.outcome_reward(answers, rl)\n"
+        "    return usual._replace(reward_B=2 * usual.reward_B)\n"
+        "def shared(so_far):\n    return credit.outcome_credit(so_far)\n")
+    plan = dataclasses.replace(GRPO.turns["generator"], reward=f"{tmp_path}/parts.py:double",
+                               credit=f"{tmp_path}/parts.py:shared")  # fmt: skip
+    summary = train(settings(), tmp_path / "run", SILENT, arm=dataclasses.replace(GRPO, label="parts",
+                                                                                turns={"generator": plan}))
+    assert summary["arm"] == "parts"
+    files = read_provenance(tmp_path / "run")["files"]
+    assert {"arm, reward of generator", "arm, credit of generator"} <= set(files)
+    with pytest.raises(ValueError, match="'judge' is no role: choose from generator and verifier"):
+        train(settings(), tmp_path / "other", SILENT, rewards={"judge": len})
+
+
+# ------------------------------------------------------------------------------------------------ mistakes in one line
+
+
+HEAD = METHOD + "\n"
+CREDIT = 'arm = dataclasses.replace(GRPO, label="x", turns={"generator": dataclasses.replace(GRPO.turns["generator"], '
+MISTAKES = {
+    "no such file": ("", {"arm": "none.py:x"}, r"arm=none\.py:x: there is no file none\.py"),
+    "no such name": (HEAD, {"arm": "own.py:x"}, r"arm=own\.py:x: own\.py has no record 'x'"),
+    "not an arm": (HEAD + "arm = 3\n", {"arm": "own.py:arm"}, r"arm=own\.py:arm is an int; it must be an Arm"),
+    "a known name": (HEAD + "tango = ARMS['tango']\n", {"arm": "own.py:tango"},
+                     "has the name of an arm that is built in"),
+    "no turns": (HEAD + "arm = dataclasses.replace(GRPO, turns={})\n", {"arm": "own.py:arm"},
+                 "turns must be a mapping from"),
+    "another role": (HEAD + "arm = dataclasses.replace(GRPO, turns={'judge': GRPO.turns['generator']})\n",
+                     {"arm": "own.py:arm"}, "turns must be a mapping from generator or verifier to a TurnPlan"),
+    "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator and"),
+    "unknown credit": (HEAD + CREDIT + "credit='mine')})\n", {"arm": "own.py:arm"},
+                       r"turns\['generator'\], credit='mine' is not one of outcome, outcome_and_judged_steps"),
+    "credit of another signature": (HEAD + "def f(a, b):\n    pass\n" + CREDIT + "credit='own.py:f')})\n",
+                                    {"arm": "own.py:arm"}, r"own\.py, line \d+: missing a required argument"),
+    "no algorithm": (HEAD + "a = 3\n", {"generator.loss.algorithm": "own.py:a"}, "is an int; it must be an Algorithm"),
+    "a term of another shape": (HEAD + "def t(tokens):\n    return tokens.adv_BT.sum()\n",
+                                {"verifier.loss.term": "own.py:t"}, r"must return a float for each token, \[2, 5\]"),
+    "a term that fails": (HEAD + "def t(tokens):\n    return tokens.nothing\n", {"generator.loss.term": "own.py:t"},
+                          r"own\.py, line \d+: AttributeError: .*'nothing'"),
+    "arms of one name": (HEAD, {"ablation.arms": ("own.py:mine", "other.py:mine")}, "has two arms of one name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, changed, message", MISTAKES.values(), ids=list(MISTAKES))
+def test_a_mistake_that_settings_show_is_one_line(text, changed, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.py", "other.py"):
+        Path(name).write_text(text or HEAD)
+    config = default_config()
+    config.update_from_flattened_dict(changed)
+    with pytest.raises(ValueError, match=message) as error:
+        validate(config)
+    lines = [line for line in str(error.value).splitlines() if "own.py" in line or "none.py" in line]
+    assert lines and any(len(line) < 500 for line in lines)
+
+
+def no_credit(so_far):
+    return so_far.reward_B
+
+
+def short_credit(so_far):
+    return credit.Credit(Signal(so_far.reward_B, np.zeros((1, 1), np.float32)), so_far.counters, {})
+
+
+def infinite_credit(so_far):
+    adv_BT = np.full(so_far.is_action_BT.shape, np.inf, np.float32)
+    return credit.Credit(Signal(so_far.reward_B, adv_BT), so_far.counters, {})
+
+
+def failing_credit(so_far):
+    return so_far.answers["judge"]
+
+
+def short_reward(answers, rl):
+    return credit.Rewards(np.zeros(17, np.float32), {})
+
+
+def no_reward(answers, rl):
+    return 1.0
+
+
+@pytest.mark.parametrize("changed, message", [
+    ({"credit": no_credit}, r"it returned .*; it must return a Credit"),
+    ({"credit": short_credit}, r"adv_BT is of shape \[1, 1\]; it must have a finite number for each token, \[2, \d+\]"),
+    ({"credit": infinite_credit}, r"adv_BT is of shape \[2, \d+\] and not finite"),
+    ({"credit": failing_credit}, r"line \d+: KeyError: judge"),
+    ({"reward": short_reward}, r"reward_B is of shape \[17\]; it must have a finite number for each response of"),
+    ({"reward": no_reward}, r"it returned 1\.0; it must return Rewards"),
+])  # fmt: skip
+def test_a_function_that_fails_is_found_before_the_run(changed, message, monkeypatch):
+    plan = dataclasses.replace(ARMS["tango"].turns["generator"], **changed)
+    arm = dataclasses.replace(ARMS["tango"], label="x", turns=ARMS["tango"].turns | {"generator": plan})
+    monkeypatch.setattr(sys.modules[__name__], "arm", arm, raising=False)
+    monkeypatch.setitem(sys.modules, "arms_under_test", sys.modules[__name__])
+    config = settings("arm=arms_under_test:arm")
+    [kind] = changed
+    place = rf"^arm=arms_under_test:arm, turns\['generator'\], {kind}=\w+: .*"
+    with pytest.raises(ValueError, match=place + message) as error:
+        try_method(config, make_task(config, {}))
+    assert "\n" not in str(error.value) and str(error.value).endswith("made up to try the function before the run")
+
+
+# --------------------------------------------------------------------------------------------------------- the pieces
+
+
+def test_the_record_of_an_arm_is_stored_whole():
+    assert stored_arm("tango") is None
+    for name, arm in ARMS.items():
+        stored = {"name": name} | json.loads(json.dumps(dataclasses.asdict(arm)))
+        assert read_arm(stored) == arm
+    with pytest.raises(ValueError, match=r"the stored record of an arm is damaged \(KeyError"):
+        read_arm({"turns": {}})
+    with pytest.raises(ValueError, match="arm='tangoo' is not one of tango, grpo, .*; one of your own is FILE.py:name"):
+        load_arm("tangoo")
+
+
+@pytest.mark.parametrize("name", ["outcome", "outcome_and_judged_steps", "outcome_and_gold_steps", "class_balanced"])
+def test_terms_sum_to_the_advantages_and_the_rewards(name):
+    """Of the built-in functions, on the made-up responses that a user's are tried on."""
+    seen = []
+
+    def recorded(so_far):
+        seen.append((so_far, found := credit.CREDITS[name](so_far)))
+        return found
+
+    role = "verifier" if name == "class_balanced" else "generator"
+    plan = dataclasses.replace(ARMS["tango"].turns[role], credit=recorded)
+    config = settings("rl.format_weight=0.25", "rl.gamma=0.5")
+    with given({"arm": dataclasses.replace(ARMS["tango"], label="x", turns=ARMS["tango"].turns | {role: plan})}) as arm:
+        config.arm = arm["arm"]
+        method = try_method(config, make_task(config, {}))
+    [(so_far, found)] = seen
+    total_BT = sum(np.reshape(term.weight, (-1, 1)) * term.value for term in found.signal.adv_terms)
+    np.testing.assert_allclose(total_BT, found.signal.adv_BT, atol=1e-6)
+    reward = method.rewards[role](so_far.answers, config.rl)
+    np.testing.assert_allclose(sum(term.weight * term.value for term in reward.terms), reward.reward_B, atol=1e-6)
+    assert np.ptp(reward.reward_B) > 0
