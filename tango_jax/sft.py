@@ -6,10 +6,15 @@ The checkpoints of the roles are written to DIR/sft. Once they are finished, ano
 --config.generator.init_from=DIR --config.verifier.init_from=DIR.
 """
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
 
 from tango_jax.cli.command_line import parse_command_line
-from tango_jax.cli.session import session
+from tango_jax.cli.session import configured, session
+from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
 from tango_jax.loop.init_from import check_init_from, sft_directory
@@ -17,23 +22,41 @@ from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_method import try_method
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
+from tango_jax.runtime.checks import folder_to_write
+from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import hold
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import check_config
 
 
+def sft(config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None) -> None:
+    """Run stage 1 as the command does, from a Python program or a notebook; see `tango_jax.train.train`.
+
+    Raises:
+        ValueError: as the command's one-line errors: a setting, no role with a stage 1, or a workdir in use.
+    """
+    validate(config)
+    workdir = folder_to_write("workdir", workdir)
+    with configured(config, console) as console:
+        _run(config, workdir, console, hosts.Preemption(is_watching=False))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line("sft", __doc__, argv, "runs/sft")
-    with session(config, workdir) as console, hold(workdir, console):
-        preemption = hosts.Preemption()
-        trained = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
-        if not trained:
-            states = ", ".join(f"{role}.sft.steps={config[role].sft.steps} {role}.init_from={config[role].init_from!r}"
-                               for role in ROLES)
-            raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and leave init_from empty "
-                             "(--config.generator.init_from=)")
+    with session(config, workdir) as console:
+        _run(config, workdir, console, hosts.Preemption())
+
+
+def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.Preemption) -> None:
+    trained = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
+    if not trained:
+        states = ", ".join(f"{role}.sft.steps={config[role].sft.steps} {role}.init_from={config[role].init_from!r}"
+                           for role in ROLES)
+        raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and leave init_from empty "
+                         "(--config.generator.init_from=)")
+    with hold(workdir, console):
         check_config(config, workdir / "config.json")
         provenance = begin(config, workdir, console)
         needed = ROLES if config.verifier.sft.start == "generator" else trained
