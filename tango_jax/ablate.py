@@ -33,14 +33,21 @@ from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import hold
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.evaluations import Evaluation, read_tables
+from tango_jax.tracking.known_arms import arms_beside, keep_arms, known
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import plot_ablation
+from tango_jax.tracking.plots import plot_ablation, save_figure
 from tango_jax.tracking.provenance import describe, read_provenance
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     """Write the summary and the figures of a table. Returns the files, the table's first."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
+    keep_arms(plan.config.ablation.arms, plan.workdir)
+    with known(arms_beside(files)):
+        return _write_files(plan, rows, files)
+
+
+def _write_files(plan: Plan, rows: Sequence[Evaluation], files: list[Path]) -> list[Path]:
     write_atomically(files[-1], summarize(rows) + made_with(plan))
     if plan.config.ablation.grid:
         return files + draw_figures(rows, plan.workdir / "figures")
@@ -49,7 +56,7 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
         if run.is_finished():
             metrics = read_metrics(run.folder / "metrics.jsonl")
             runs[run.arm][run.seed] = [row for row in metrics if row["phase"] == "eval"]
-    plot_ablation(runs, plan.workdir / "ablation.png")
+    save_figure(plot_ablation(runs), plan.workdir / "ablation.png")
     return [*files, plan.workdir / "ablation.png"]
 
 
@@ -76,9 +83,9 @@ def redraw(argv: Sequence[str]) -> None:
     parser.add_argument("--setting", default="", help="of what_it_bought.png; default: the one with the most runs")
     options = parser.parse_args(argv)
     folder = folder_to_write("--out", options.out)
-    rows = read_tables(options.figures)
-    files = draw_figures(rows, folder, options.setting)
-    summary = summarize(rows)
+    with known(arms_beside(options.figures)):
+        rows = read_tables(options.figures)
+        files, summary = draw_figures(rows, folder, options.setting), summarize(rows)
     write_atomically(folder / "summary.md", summary)
     print(summary, *(f"  {path}" for path in [*files, folder / "summary.md"]), sep="\n")
 

@@ -24,6 +24,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import file_to_write, folder_to_write, require
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.known_arms import arms_of_runs, known
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_bundle, build_page
 from tango_jax.viewer.runs import find_runs
 
@@ -87,9 +88,10 @@ def report(options: Options) -> tuple[Built, bool]:
     """Write the report; returns what it holds, and whether every run is finished."""
     runs = find_runs(options.runs)
     is_finished = all(run.is_finished for run in runs)
-    if options.is_bundle:
-        return build_bundle(runs, options.out, options.rollouts, options.as_seed), is_finished
-    return build_page(runs, options.out, options.rollouts, as_seed=options.as_seed), is_finished
+    with known(arms_of_runs(run.workdir for run in runs)):
+        if options.is_bundle:
+            return build_bundle(runs, options.out, options.rollouts, options.as_seed), is_finished
+        return build_page(runs, options.out, options.rollouts, as_seed=options.as_seed), is_finished
 
 
 def main(argv: Sequence[str] | None = None) -> None:

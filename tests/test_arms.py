@@ -20,7 +20,7 @@ from tango_jax.planning.planner import Options, make_plan
 from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import plot_ablation
+from tango_jax.tracking.plots import plot_ablation, save_figure
 from tango_jax.viewer import comparison
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.lines import lines_of
@@ -61,7 +61,7 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, own_arm, tmp_p
             assert row["generator/alpha"] > 0 and "generator/reward/step" in row
             assert not any(name.startswith("verifier/") for name in row)
     assert (workdir / "curves.png").read_bytes().startswith(b"\x89PNG")
-    plot_ablation({"own": {0: rows}}, tmp_path / "ablation.png")
+    save_figure(plot_ablation({"own": {0: rows}}), tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     runs = find_runs([workdir])

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tango_jax.arms import ARMS, DEFAULT_ARM
+from tango_jax.arms import DEFAULT_ARM
 from tango_jax.tracking.evaluations import Evaluation
 from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, difference, estimate, gap_share, ratio
+from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Arms,
@@ -51,22 +52,23 @@ def heading(task: str, setting: str, arms: Arms) -> str:
 
 
 def in_order(arms: Mapping[str, object]) -> list[str]:
-    """Arms in their usual order; those that this version does not know come last."""
-    return sorted(arms, key=lambda arm: list(ARMS).index(arm) if arm in ARMS else len(ARMS))
+    """Arms in their usual order; those that are not known come last."""
+    names = known_names()
+    return sorted(arms, key=lambda arm: names.index(arm) if arm in names else len(names))
 
 
 def outcome_only(arms: Mapping[str, object]) -> str | None:
     """The baseline: the first arm whose generator is trained alone, with nothing but outcome rewards."""
     for arm in in_order(arms):
-        calls = [call for plan in ARMS[arm].turns.values() for call in plan.calls] if arm in ARMS else []
-        if calls and all(call.role == "generator" for call in calls) and not ARMS[arm].needs_gold_steps:
+        record = record_of(arm)
+        if record is not None and not record.asks_verifier and not record.needs_gold_steps:
             return arm
     return None
 
 
 def upper_bound(arms: Mapping[str, object]) -> str | None:
     """The arm that is given the labels of every step."""
-    return next((arm for arm in in_order(arms) if arm in ARMS and ARMS[arm].needs_gold_steps), None)
+    return next((arm for arm in in_order(arms) if (record := record_of(arm)) and record.needs_gold_steps), None)
 
 
 def sampled_at_start(arms: Arms) -> float | None:

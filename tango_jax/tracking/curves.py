@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.arms import ARMS, GREY, SKY, Look
+from tango_jax.arms import GREY, SKY, Look
+from tango_jax.tracking.known_arms import record_of
 
 # Marker names of plotly -> those of Matplotlib.
 MARKERS = {
@@ -24,14 +25,15 @@ LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks 
 
 
 def label_of(arm: str) -> str:
-    """The legend label of an arm; an arm that this version does not know is labelled by its name."""
-    return ARMS[arm].label if arm in ARMS else arm
+    """The legend label of an arm; an arm that is not known is labelled by its name."""
+    record = record_of(arm)
+    return record.label if record else arm
 
 
 def looks_of(arms: Iterable[str]) -> dict[str, Look]:
-    """How to draw the curve of each arm; arms that this version does not know get the spare looks."""
+    """How to draw the curve of each arm; arms that are not known get the spare looks."""
     spare = itertools.cycle(SPARE_LOOKS)
-    return {arm: ARMS[arm].look if arm in ARMS else next(spare) for arm in arms}
+    return {arm: record.look if (record := record_of(arm)) else next(spare) for arm in arms}
 
 
 class Series(NamedTuple):

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.arms import ARMS
 from tango_jax.tracking.curves import Series, at_common_x
 from tango_jax.tracking.evaluations import Evaluation
 from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Unit, has_interval, independent_means, t_interval
+from tango_jax.tracking.known_arms import record_of
 
 LEVEL = 0.8  # accuracy that counts as having learned the task
 
@@ -83,7 +83,8 @@ def trains_generator(arm: str) -> bool:
     """Whether the generator learns in this arm, so that its curve can rise; an arm that this version does not know is
     taken for one that does. Generator steps do not tell: where the generator is fixed, they are those that it would
     have made."""
-    return arm not in ARMS or "generator" in ARMS[arm].turns
+    record = record_of(arm)
+    return record is None or "generator" in record.turns
 
 
 def shared_span(curves: Iterable[Curve]) -> int:

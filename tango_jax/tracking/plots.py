@@ -142,8 +142,8 @@ def plot_curves(metrics_rows: Sequence[dict], title: str) -> Figure:
     return figure
 
 
-def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLike) -> None:
-    """Plot the arms over generator steps, like figure 4 of the paper: mean over seeds, with a min-max band."""
+def plot_ablation(runs: dict[str, dict[int, list[dict]]]) -> Figure:
+    """The arms over generator steps, like figure 4 of the paper: mean over seeds, with a min-max band."""
     figure, looks, drawn = make_figure(), looks_of(runs), {}
     for axes, (heading, name) in zip(figure.subplots(1, len(SCORES)), SCORES.items(), strict=True):
         axes.set_title(heading)
@@ -154,7 +154,7 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]], path: str | os.PathLik
                 drawn[arm] = draw_band(axes, Band(x, values.mean(0), values.min(0), values.max(0)), looks[arm])
         _finish(axes, are_scores=True)
     add_legend(figure, {label_of(arm): drawn[arm] for arm in runs if arm in drawn})
-    save_figure(figure, path)
+    return figure
 
 
 def _draw_generator(axes: Axes, rows: Sequence[dict]) -> None:

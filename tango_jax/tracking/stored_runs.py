@@ -11,12 +11,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
 from tango_jax.config import ROLES
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tasks.own_arm import arm_name, arm_of
 from tango_jax.tracking.curves import Series, label_of, looks_of
 from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, read_tables, sources_of
+from tango_jax.tracking.known_arms import arms_beside, known, record_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Curve,
@@ -39,22 +40,29 @@ def compare(config: ConfigDict, workdir: Path) -> list[str]:
     """
     if not config.compare_with:
         return []
-    picture = workdir / PICTURE
     try:
-        picture.unlink(missing_ok=True)  # it may be of another table
-        stored = stored_curves(config)
-        metrics = read_metrics(workdir / "metrics.jsonl")
-        own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
-        name = on_one_line(Path(config.compare_with).name)
-        if _differ("setup", own, stored):
-            return [f"this run is not compared with those in {name}: it has {SETUP_IN_WORDS}"]
-        if _differ("problems", own, stored):
-            return [f"this run is not compared with those in {name}: its files of problems or prompts have other "
-                    "contents"]
-        if stored:
-            draw_comparison(config, own, stored, picture)
+        own_arm = {arm_name(config.arm): arm_of(config)}
+        with known(own_arm | arms_beside([config.compare_with])):
+            return _compare(config, workdir)
     except (ValueError, OSError) as error:
         return [f"this run is not compared with stored ones: {describe(error)}"]
+
+
+def _compare(config: ConfigDict, workdir: Path) -> list[str]:
+    """Raises ValueError or OSError where the table or the run cannot be read, or the picture not be written."""
+    picture = workdir / PICTURE
+    picture.unlink(missing_ok=True)  # it may be of another table
+    stored = stored_curves(config)
+    metrics = read_metrics(workdir / "metrics.jsonl")
+    own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
+    name = on_one_line(Path(config.compare_with).name)
+    if _differ("setup", own, stored):
+        return [f"this run is not compared with those in {name}: it has {SETUP_IN_WORDS}"]
+    if _differ("problems", own, stored):
+        return [f"this run is not compared with those in {name}: its files of problems or prompts have other "
+                "contents"]
+    if stored:
+        draw_comparison(config, own, stored, picture)
     return describe_comparison(config, own, stored)
 
 
@@ -67,7 +75,7 @@ def stored_curves(config: ConfigDict) -> dict[str, Curve]:
     curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
     arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
     return {arm: found[unit] for arm, found in arms.items()
-            if arm != config.arm and trains_generator(arm) and unit in found}  # fmt: skip
+            if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}  # fmt: skip
 
 
 def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]) -> list[str]:
@@ -77,7 +85,7 @@ def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]
     if not stored:
         return [f"{name} has no run to compare this one with: of task {config.task.name}, {same} and another arm, made "
                 "without a grid"]
-    runs = {f"{config.arm} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
+    runs = {f"{arm_name(config.arm)} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {name} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
@@ -109,7 +117,7 @@ def is_paired(own: Curve, stored: dict[str, Curve]) -> bool:
 
 def _is_other_start(own: Curve, curve: Curve) -> bool:
     first, other = own.evaluations[0], curve.evaluations[0]
-    asks = [row.arm not in ARMS or ARMS[row.arm].asks_verifier for row in (first, other)]
+    asks = [(arm := record_of(row.arm)) is None or arm.asks_verifier for row in (first, other)]
     weights = [(first.generator_start, other.generator_start)]
     weights += [(first.verifier_start, other.verifier_start)] * all(asks)
     if all(a and b for a, b in weights):
@@ -128,13 +136,13 @@ def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], pa
     others = "stored ones" if is_paired(own, stored) else "stored ones from another start"
     figure = make_figure(f"{config.task.name}, seed {config.seed}: this run beside {others}")
     panels = figure.subplots(1, 2)
-    looks, drawn = looks_of([config.arm, *stored]), {}
+    looks, drawn = looks_of([arm_name(config.arm), *stored]), {}
     for axes, over in zip(panels, ("steps", "tokens"), strict=True):
         for arm, curve in reversed(stored.items()):
             drawn[label_of(arm)] = draw_line(axes, _points(curve, over), looks[arm], width=1.2)
         # The run itself on top.
-        drawn[f"{label_of(config.arm)} (this run)"] = draw_line(
-            axes, _points(own, over), dataclasses.replace(looks[config.arm], dash="-")
+        drawn[f"{label_of(arm_name(config.arm))} (this run)"] = draw_line(
+            axes, _points(own, over), dataclasses.replace(looks[arm_name(config.arm)], dash="-")
         )
         style_accuracy(axes, over)
     panels[0].set_ylabel("greedy accuracy, held out", fontsize=8)

@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from tango_jax.arms import ARMS, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
+from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
+from tango_jax.tracking.known_arms import known_names
 from tango_jax.tracking.provenance import method_digests
 from tango_jax.tracking.run_config import ANY_EXPERIMENT, ANY_HARDWARE, ANY_PLACE, ANY_TIME, ANY_WATCHING
 from tango_jax.viewer.runs import Run
@@ -38,7 +39,7 @@ class Line(NamedTuple):
 
 def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
     """The lines of the comparison, known arms first. Runs of a line may also differ in the settings `as_seed`."""
-    order = {arm: place for place, arm in enumerate(ARMS)}
+    order = {arm: place for place, arm in enumerate(known_names())}
     groups: dict[tuple, list[Run]] = {}
     for run in sorted(runs, key=lambda run: order.get(run.arm, len(order))):
         groups.setdefault((run.arm, *_compared(run, as_seed).items()), []).append(run)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.typed_command import typed_command
+from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 
@@ -27,7 +28,7 @@ class Run(NamedTuple):
 
     @property
     def arm(self) -> str:
-        return self.settings["arm"]
+        return arm_name(self.settings["arm"])
 
     @property
     def cell(self) -> str:

@@ -67,7 +67,7 @@ def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
                                   {"tango": {0: FULL, 1: FULL}, "grpo": {0: FULL[1:]}, "my_arm": {3: FULL}}],
                          ids=["no arm", "no seed", "no row", "three arms"])
 def test_ablation_is_drawn_whatever_is_missing(tmp_path, runs):
-    plot_ablation(runs, tmp_path / "ablation.png")
+    save_figure(plot_ablation(runs), tmp_path / "ablation.png")
     assert png_size(tmp_path / "ablation.png")[0] == 1200
 
 
