@@ -52,9 +52,9 @@ def load_method(config: ConfigDict) -> Method:
     """
     mistakes, rewards, credits, own_rewards, arm = Mistakes(), {}, {}, {}, None
     with mistakes.collected():
-        own_rewards = load_own_rewards(config)
-    with mistakes.collected():
         arm = arm_of(config)
+    with mistakes.collected():
+        own_rewards = load_own_rewards(config)
     for role, plan in arm.turns.items() if arm else ():
         place = f"arm={config.arm}, turns[{role!r}]"
         with mistakes.collected():

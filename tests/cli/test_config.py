@@ -190,6 +190,7 @@ MISTAKES = [
     ("rollouts.max_mb=0", r"rollouts\.max_mb=0\.0 must be at least 1"),
     ("transcripts=-1", r"transcripts=-1 must be at least 0"),
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
+    ("ablation.arms=('a.py:mine','b.py:mine')", r"has two arms of one name, which is that of their folder: rename one"),
     ("generator.template=maths", r"generator\.template='maths' is neither one of math, plain, last_letter nor a file"),
     ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
     ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
