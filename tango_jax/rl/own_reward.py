@@ -18,6 +18,7 @@ on made-up responses before a run begins any work (loop/try_rewards.py).
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def with_own_reward(
     def both_fn(answers: Answers, rl: ConfigDict) -> Rewards:
         usual, own_B = reward_fn(answers, rl), own_reward_B(own, answers[own.role])
         metrics = usual.metrics | {f"{own.role}/reward/own": own_B.mean()}
-        terms = (*usual.terms, Term(f"own reward ({own.function.name})", 1.0, own_B))
+        terms = (*usual.terms, Term(f"own reward ({PurePath(own.function.name).name})", 1.0, own_B))
         return Rewards(usual.reward_B + own_B, metrics, terms)
 
     return both_fn

@@ -33,10 +33,10 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
             item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
     make_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = make_rows(result, dicts["generator"], dicts["verifier"])
-    signal, M = result.signal, config.rl.samples_per_prompt
-    formula = algorithm_of(config[turn.role].loss.algorithm).formula
-    reward_PM = signal.reward_B.reshape(-1, M)
-    places = [
+    signal, M, loss = result.signal, config.rl.samples_per_prompt, config[turn.role].loss
+    formula, learners = algorithm_of(loss.algorithm).formula, result.answers[turn.role].records
+    groups = [_group(reward_M) for reward_M in signal.reward_B.reshape(-1, M)]
+    return [
         {
             "turn": turn.index + 1,  # as `step` in metrics.jsonl
             "row": b,
@@ -46,14 +46,13 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
             "generator_step": turn.generator_step,
             "group": b // M,
             "sample": b % M,
-            "group_rewards": [_number(value) for value in reward_PM[b // M]],
-            "formula": formula,  # of the outcome advantage
         }
-        for b in range(len(rows))
+        | groups[b // M]
+        | row
+        | {"reward": _reward(signal, b), "formula": formula, "advantage": _advantage(signal, b, learner.token_ends)}
+        | {"notes": _notes(row, loss.mask_overlong and learner.is_truncated)}
+        for b, (row, learner) in enumerate(zip(rows, learners, strict=True))
     ]
-    learners = result.answers[turn.role].records
-    return [place | row | {"reward": _reward(signal, b), "advantage": _advantage(signal, b, learners[b].token_ends)}
-            for b, (place, row) in enumerate(zip(places, rows, strict=True))]  # fmt: skip
 
 
 def evaluation_rows(
@@ -83,6 +82,7 @@ def _generator_rows(result: TurnResult, written: list[dict], said: list[dict]) -
         # One list per verification of the solution (or of the task's labels), y_k / K each; null without step rewards.
         | {"step_rewards": [_step_rewards(labels[b]) if is_end_BT[b].any() else None
                             for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)]}
+        | {"step_formula": f"±1 / K, K = {len(solution.step_ends)}"}
         for b, solution in enumerate(solutions)
     ]  # fmt: skip
 
@@ -93,8 +93,26 @@ def _verifier_rows(result: TurnResult, written: list[dict], said: list[dict]) ->
     for b, verification in enumerate(said):
         place = b * len(written) // len(said)  # of the solution that it judges
         rows.append({"problem": _problem(result.solutions[place]), "solution": written[place],
-                     "verifications": [verification], "step_rewards": []})  # fmt: skip
+                     "verifications": [verification], "step_rewards": [], "step_formula": ""})  # fmt: skip
     return rows
+
+
+def _group(reward_M: np.ndarray) -> dict:
+    """The rewards of a group, with their mean and std (ddof=1); a response that is alone in its group has neither."""
+    is_alone = len(reward_M) == 1
+    return {"group_rewards": [_number(value) for value in reward_M],
+            "group_mean": None if is_alone else _number(reward_M.mean(dtype=np.float64)),
+            "group_std": None if is_alone else _number(reward_M.std(ddof=1, dtype=np.float64))}  # fmt: skip
+
+
+def _notes(row: dict, is_masked: bool) -> list[str]:
+    """What a reader of the advantages has to know besides."""
+    notes = []
+    if is_masked:
+        notes.append("The response was cut off, and is masked out of the loss (mask_overlong).")
+    if row["step_rewards"] and not any(row["step_rewards"]):
+        notes.append("No step has a reward: no labels match the steps.")
+    return notes
 
 
 def _reward(signal: Signal, b: int) -> dict:

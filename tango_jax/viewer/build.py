@@ -32,7 +32,6 @@ MAX_BYTES = 19_000_000  # size limit of the page
 BUNDLE_CHUNK = 512  # rollouts in a file of a bundle
 PLOTLY = "vendor/plotly-basic.min.js"
 MARK = '<meta name="generator" content="tango_jax.report">'
-LOSS_SETTINGS = ("algorithm", "use_std", "mask_overlong")
 
 
 class Built(NamedTuple):
@@ -139,9 +138,7 @@ def _charts_of(run: Run, judged: list[quality.Judged], grades: dict[tuple[int, i
 
 
 def _facts(run: Run) -> dict:
-    """Facts about a run that the page displays or needs to explain its rewards."""
-    loss = {role: {name: run.settings[f"{role}.loss.{name}"] for name in LOSS_SETTINGS}
-            for role in ("generator", "verifier")}  # fmt: skip
+    """Facts about a run that the page displays."""
     return {
         "name": run.name,
         "arm": run.arm,
@@ -151,15 +148,7 @@ def _facts(run: Run) -> dict:
         "turns": max((row["step"] for row in run.rows), default=0),
         "is_finished": run.is_finished,
         "made_with": describe(run.provenance),
-        "loss": loss,
-        "own_reward": {role: _short_name(run.settings[f"{role}.reward"]) for role in ("generator", "verifier")},
     }
-
-
-def _short_name(function: str) -> str:
-    """The setting FILE.py:name without the folders of the file."""
-    place, separator, name = function.rpartition(":")
-    return f"{Path(place).name}{separator}{name}"
 
 
 def _at_most(packed: list[pack.Packed], count: int) -> list[pack.Packed]:

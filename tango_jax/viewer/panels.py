@@ -57,7 +57,7 @@ def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]
     faint["line"] = faint["line"] | {"width": 1}
     mean = _trace(name, Series(curve.x, smooth(curve.y)), colour, style)
     if len(curve.x) == 1:  # a line alone would show nothing
-        mean["mode"] = "lines+markers"
+        mean |= {"mode": "lines+markers", "marker": {"symbol": "circle", "size": 7}}
     return [faint, mean]
 
 

@@ -193,18 +193,18 @@ function groupRow(rollout, siblings, choose) {
 
 // How the reward became an advantage; of an evaluation, that there is none.
 function rewardCard(rollout, context) {
-  const { fact, siblings, choose } = context;
+  const { siblings, choose } = context;
   if (!rollout.reward) {
     return h("section", { class: "card" }, muted("Greedy, in an evaluation: no reward, and no update from it."));
   }
-  const arithmetic = rollout.role === "generator" ? generatorArithmetic : verifierArithmetic;
-  const sums = arithmetic(rollout, fact.loss[rollout.role], fact.own_reward[rollout.role]);
   return h(
     "section",
     { class: "card" },
     h("h3", {}, "From reward to advantage"),
     groupRow(rollout, siblings, choose),
-    ...sums,
+    rewardTable(rollout),
+    advantageTable(rollout),
+    ...rollout.notes.map((note) => muted(note)),
   );
 }
 

@@ -3,17 +3,19 @@
 Texts are made up; parsing, rewards and advantages are those of the project, and the files are written by its dump.
 """
 
+import dataclasses
 import json
 import types
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
+from tango_jax.arms import ARMS
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
 from tango_jax.loop.responses import make_solution
-from tango_jax.records import Problem, Signal, Verification
-from tango_jax.rl import advantages, credit
+from tango_jax.records import Counters, Problem, Responses, Rollout, Term, TurnResult, Verification
+from tango_jax.rl.credit import CREDITS, REWARDS, Rewards, TurnSoFar
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.tracking import alarms
@@ -53,6 +55,13 @@ def make_one(rng, problem: Problem, length: int):
     return make_solution(task, problem, text, ends_of(text), all(gold) and not is_truncated, is_truncated)
 
 
+def hostile_solution():
+    task = types.SimpleNamespace(min_steps=1, gold_steps=lambda problem, steps: (False,))
+    # Spans count characters: one beyond the first 65,536 before them must not shift what is shown.
+    text = f"\U0001f600\u202e<think><step>{HOSTILE}</step></think>"
+    return make_solution(task, Problem("hostile", HOSTILE, HOSTILE), text, ends_of(text), False)
+
+
 def verify_one(rng, solution, length: int) -> Verification:
     """A verification that errs on one step of six, and now and then forgets a step or the verdict."""
     labels = [bool(gold) != (rng.random() < 1 / 6) for gold in solution.gold_steps]
@@ -69,82 +78,49 @@ def verify_one(rng, solution, length: int) -> Verification:
                         tuple(ends_of(text)), not final)  # fmt: skip
 
 
-def mask_of(records) -> np.ndarray:
-    longest = max(len(record.token_ends) for record in records)
-    return np.arange(longest)[None] < np.array([len(record.token_ends) for record in records])[:, None]
-
-
-def own_rewards(role_config, records) -> np.ndarray | None:
-    """What a function of the user's might say of each response; None where the settings name none."""
-    if not role_config.reward:
-        return None
-    return np.float32([0.01 * (len(record.text) % 90) - 0.3 for record in records])
-
-
-def answers_of(index: int, **records) -> dict:
-    """What the sampler leaves of each role's responses: log-probs, most of them near 0."""
-    rng = np.random.default_rng(index)
-
+def responses(rng, role: str, parents, group_size: int, records) -> Responses:
+    """What a call leaves: log-probs of the sampler, most of them near 0."""
     def logps(record):
         count = len(record.token_ends)
         return -rng.exponential(0.5, count) * (rng.random(count) < 0.4)
 
-    return {role: types.SimpleNamespace(records=found, rollout=types.SimpleNamespace(logps=list(map(logps, found))))
-            for role, found in records.items()}  # fmt: skip
+    rollout = Rollout((), tuple(map(logps, records)), np.array([record.is_truncated for record in records]), 0, 0)
+    return Responses(role, parents, [], group_size, rollout, records, {})
+
+
+def rewards_of(config, role: str, answers) -> Rewards:
+    """The role's rewards, with what a function of the user's might say of each response if the settings name one."""
+    usual, name = REWARDS[ARMS[config.arm].turns[role].reward](answers, config.rl), config[role].reward
+    if not name:
+        return usual
+    own_B = np.float32([0.01 * (len(record.text) % 90) - 0.3 for record in answers[role].records])
+    own_term = Term(f"own reward ({PurePath(name).name})", 1.0, own_B)
+    return Rewards(usual.reward_B + own_B, usual.metrics, (*usual.terms, own_term))
+
+
+def make_turn(config, rng, turn: Turn, length: int, credit_fn=None, first=()) -> TurnResult:
+    """A turn's records; `credit_fn` takes the place of the arm's credit, and `first` that of the first solutions."""
+    groups, M, role = config.rl.prompts_per_step, config.rl.samples_per_prompt, turn.role
+    samples, votes = (M, config.rl.verifications_per_solution) if role == "generator" else (1, M)
+    plan = ARMS[config.arm].turns[role]
+    problems = [Problem(f"made/{turn.index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
+    solutions = [make_one(rng, problem, length) for problem in problems for _ in range(samples)]
+    solutions[: len(first)] = first
+    answers = {"generator": responses(rng, "generator", problems, samples, solutions)}
+    if "verifier" in [call.role for call in plan.calls]:
+        verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(votes)]
+        answers["verifier"] = responses(rng, "verifier", solutions, votes, verifications)
+    reward, counters = rewards_of(config, role, answers), Counters(label_counts=(3.0, 5.0))
+    lengths_B = np.array([len(record.token_ends) for record in answers[role].records])
+    is_action_BT = np.arange(lengths_B.max())[None] < lengths_B[:, None]
+    so_far = TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters)
+    signal = (credit_fn or CREDITS[plan.credit])(so_far).signal
+    signal = dataclasses.replace(signal, reward_terms=reward.terms)
+    return TurnResult({}, counters, {}, answers, signal)
 
 
 def kinds_of(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(("long step", "short step")[len(step) % 2] for step in steps)
-
-
-def generator_result(config, rng, index: int, length: int):
-    groups, M = config.rl.prompts_per_step, config.rl.samples_per_prompt
-    problems = [Problem(f"made/{index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
-    solutions = [make_one(rng, problem, length) for problem in problems for _ in range(M)]
-    is_action_BT = mask_of(solutions)
-    is_correct_B = np.array([solution.is_correct for solution in solutions])
-    format_B = np.array([solution.format_score for solution in solutions])
-    reward_B = credit.generator_outcome_reward_B(is_correct_B, format_B, config.rl.outcome_weight,
-                                                 config.rl.format_weight)  # fmt: skip
-    own_B = own_rewards(config.generator, solutions)
-    reward_B = reward_B if own_B is None else reward_B + own_B
-    outcome_BT = advantages.outcome_advantages("grpo", reward_B, is_action_BT, M)
-    if config.arm == "grpo":
-        return types.SimpleNamespace(
-            answers=answers_of(index, generator=solutions), solutions=solutions, verifications=None,
-            signal=Signal(reward_B, outcome_BT, outcome_BT, own_reward_B=own_B),
-        )  # fmt: skip
-    count = config.rl.verifications_per_solution
-    verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(count)]
-    labels = [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
-    step_ends = [solution.step_ends for solution in solutions]
-    parts = []
-    for judgements in labels:
-        reward_BT, is_end_BT = credit.step_reward_BT(judgements, step_ends, is_action_BT.shape[1])
-        parts.append(advantages.step_advantages("grpo", reward_BT, is_end_BT, is_action_BT, M))
-    step_BT = advantages.average_over_verifications(parts)
-    signal = Signal(reward_B, outcome_BT, advantages.blend(outcome_BT, step_BT, 0.3), step_BT, 0.3, labels,
-                    own_reward_B=own_B)  # fmt: skip
-    answers = answers_of(index, generator=solutions, verifier=verifications)
-    return types.SimpleNamespace(answers=answers, solutions=solutions, verifications=verifications, signal=signal)
-
-
-def verifier_result(config, rng, index: int, length: int):
-    groups, M = config.rl.prompts_per_step, config.rl.samples_per_prompt
-    problems = [Problem(f"made/{index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
-    solutions = [make_one(rng, problem, length) for problem in problems]
-    verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(M)]
-    is_correct_B = np.repeat([solution.is_correct for solution in solutions], M)
-    format_B = np.array([v.format_score for v in verifications])
-    reward_B, _ = credit.verifier_reward_B([v.verdict for v in verifications], is_correct_B, format_B,
-                                           config.rl.gamma, config.rl.correctness_weight)  # fmt: skip
-    own_B = own_rewards(config.verifier, verifications)
-    reward_B = reward_B if own_B is None else reward_B + own_B
-    outcome_BT = advantages.outcome_advantages("grpo", reward_B, mask_of(verifications), M)
-    weight_B = advantages.class_weights_B(np.array([3.0, 5.0]), is_correct_B)
-    signal = Signal(reward_B, outcome_BT, outcome_BT * weight_B[:, None], class_weight_B=weight_B, own_reward_B=own_B)
-    answers = answers_of(index, generator=solutions, verifier=verifications)
-    return types.SimpleNamespace(answers=answers, solutions=solutions, verifications=verifications, signal=signal)
 
 
 def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple[int, str, dict]]:
@@ -167,8 +143,9 @@ def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple
 
 
 def write_run(
-    folder: Path, config=None, turns: int = 10, length: int = 6, hostile: bool = False, evaluated: int = 0
-) -> Path:
+    folder: Path, config=None, turns: int = 10, length: int = 6, hostile: bool = False, evaluated: int = 0,
+    credit_fn=None,
+) -> Path:  # fmt: skip
     """A run of so many turns, every fourth of the verifier; with `hostile`, one question is full of markup.
 
     `evaluated` problems are solved and judged anew at every evaluation, that after every fourth turn.
@@ -184,15 +161,8 @@ def write_run(
         for index in range(turns):
             role = "verifier" if index % 4 == 3 and config.arm != "grpo" else "generator"
             turn = Turn(index, role, role, generator_step)
-            result = (generator_result if role == "generator" else verifier_result)(config, rng, index, length)
-            if hostile and index == 0:
-                problem = Problem("hostile", HOSTILE, HOSTILE)
-                # Spans count characters: one beyond the first 65,536 before them must not shift what is shown.
-                text = f"\U0001f600\u202e<think><step>{HOSTILE}</step></think>"
-                result.answers = {}  # without log-probs, as in the dumps of older versions
-                result.solutions[0] = make_solution(types.SimpleNamespace(min_steps=1, gold_steps=None), problem, text,
-                                                    ends_of(text), False)  # fmt: skip
-            dump.write(turn, result)
+            first = [hostile_solution()] if hostile and index == 0 else ()
+            dump.write(turn, make_turn(config, rng, turn, length, credit_fn, first))
             for step, phase, row in metrics_rows(index, role, generator_step, rng):
                 if phase in alarms.TURN_PHASES:
                     rows.append({"step": step, "phase": phase} | row)

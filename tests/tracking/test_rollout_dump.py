@@ -9,7 +9,8 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.loop.responses import make_solution
-from tango_jax.records import Problem, Signal, Verification
+from tango_jax.records import Counters, Problem, Responses, Rollout, Signal, Term, TurnResult, Verification
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
 from tango_jax.tracking.rollout_dump import RolloutDump, dumped_evaluations, dumped_turns, read_rollouts
@@ -42,49 +43,87 @@ def config_of(**rollouts):
     return config
 
 
-def generator_result():
+def result_of(signal, solutions, verifications=None) -> TurnResult:
+    """A turn's records; every token has the log-prob -0.3."""
+    records = {"generator": solutions} | ({} if verifications is None else {"verifier": verifications})
+    answers = {}
+    for role, found in records.items():
+        lengths = [len(record.token_ends) for record in found]
+        rollout = Rollout((), tuple(np.full(length, -0.3) for length in lengths), np.zeros(len(found), bool), 0, 0)
+        answers[role] = Responses(role, [], [], 1, rollout, found, {})
+    return TurnResult({}, Counters(), {}, answers, signal)
+
+
+OUTCOME_BT = np.array([[-0.7071] * 6 + [0], [0.7071] * 6 + [0]], np.float32)
+STEP_BT = np.array([[0.5, 0.5, -0.75, 0, 0, 0, 0], [0] * 7], np.float32)  # to go: the second of two normalised elements
+
+
+def generator_result(verifications=None, labels=((True, False), None)) -> TurnResult:
     """Two samples: a wrong one whose steps are judged right, wrong; a right one whose verification is misaligned."""
-    step_BT = np.array([[0, 0, -0.75, 0, 0, 0, 0], [0] * 7], np.float32)  # to go: the second of two normalised elements
-    step_BT[0, :2] = 0.5
-    outcome_BT = np.array([[-0.7071] * 6 + [0], [0.7071] * 6 + [0]], np.float32)
     signal = Signal(
-        reward_B=np.array([0.0, 1.0], np.float32), adv_outcome_BT=outcome_BT, adv_step_BT=step_BT, alpha=0.2,
-        adv_BT=(0.8 * outcome_BT + 0.2 * step_BT).astype(np.float32), labels=[[(True, False), None]],
+        np.float32([0.0, 1.0]), (0.8 * OUTCOME_BT + 0.2 * STEP_BT).astype(np.float32),
+        (Term("outcome", 0.8, OUTCOME_BT), Term("steps", 0.2, STEP_BT)), [list(labels)],
+        (Term("grade", 1.0, np.float32([0, 1])), Term("format score", 0.0, np.float32([1, 1]))),
     )  # fmt: skip
-    return types.SimpleNamespace(
-        answers={}, solutions=[solution(), solution(is_correct=True, is_truncated=True)],
-        verifications=[verification(), verification("INVALID", is_truncated=True)], signal=signal,
-    )  # fmt: skip
+    verifications = verifications or [verification(), verification("INVALID", is_truncated=True)]
+    return result_of(signal, [solution(), solution(is_correct=True, is_truncated=True)], verifications)
 
 
-def verifier_result():
+def verifier_result() -> TurnResult:
     """Two verifications of one wrong solution, whose class weighs 1.5: the first verdict is right."""
     outcome_BT = np.array([[0.7071] * 3 + [0], [-0.7071] * 3 + [0]], np.float32)
-    signal = Signal(np.float32([1.8, 0.8]), outcome_BT, 1.5 * outcome_BT, class_weight_B=np.float32([1.5, 1.5]))
-    return types.SimpleNamespace(
-        answers={}, solutions=[solution()], verifications=[verification(), verification("CORRECT")], signal=signal
-    )
+    term = Term("by class", np.float32([1.5, 1.5]), outcome_BT)
+    rewards = (Term("agreement", 1.0, np.float32([1, 0])), Term("format score", 0.8, np.float32([1, 1])))
+    signal = Signal(np.float32([1.8, 0.8]), 1.5 * outcome_BT, (term,), reward_terms=rewards)
+    return result_of(signal, [solution()], [verification(), verification("CORRECT")])
 
 
 def test_a_generator_line_says_how_its_advantage_came_about():
     rows = turn_rows(config_of(), Turn(33, "generator", "generator", 20), generator_result())
     first, second = json.loads(json.dumps(rows))
-    names = ("turn", "row", "rows_in_turn", "role", "phase", "generator_step", "group", "sample", "alpha")
-    assert [first[name] for name in names] == [34, 0, 2, "generator", "generator", 20, 0, 0, 0.2]
-    assert first["group_rewards"] == [0.0, 1.0]
+    names = ("turn", "row", "rows_in_turn", "role", "phase", "generator_step", "group", "sample")
+    assert [first[name] for name in names] == [34, 0, 2, "generator", "generator", 20, 0, 0]
+    assert (first["group_rewards"], first["group_mean"], first["group_std"]) == ([0.0, 1.0], 0.5, 0.707107)
+    assert first["formula"] == ALGORITHMS["grpo"].formula and first["notes"] == []
     assert first["problem"] == {"id": "p0", "question": "ab#1 cd#2", "answer": "bd", "size": 2}
-    assert first["reward"] == {
-        "outcome": 0.0, "outcome_weight": 1.0, "format": 1.0, "format_weight": 0.0, "total": 0.0, "steps": [[0.5, -0.5]]
-    }  # fmt: skip
+    assert first["reward"] == {"total": 0.0, "terms": [
+        {"name": "grade", "weight": 1.0, "value": 0.0}, {"name": "format score", "weight": 0.0, "value": 1.0}]}
+    assert (first["step_rewards"], first["step_formula"]) == ([[0.5, -0.5]], "±1 / K, K = 2")
     # Tokens 0 and 1 lead to step 1's end, token 2 is step 2, tokens 3 to 5 follow it; the mask's seventh is no token.
     # Characters: <think> has 7, a step 14, </think> 8, the answer 27.
     assert first["advantage"] == {
         "total": [[2, -0.46568, 21], [1, -0.71568, 35], [3, -0.56568, 70]],
-        "outcome": [[6, -0.7071]],
-        "step": [[2, 0.5], [1, -0.75], [3, 0.0]],
-    }
-    assert second["reward"]["steps"] == [None] and second["reward"]["total"] == 1.0
+        "terms": [{"name": "outcome", "weight": 0.8, "runs": [[6, -0.7071]]},
+                  {"name": "steps", "weight": 0.2, "runs": [[2, 0.5], [1, -0.75], [3, 0.0]]}],
+    }  # fmt: skip
+    assert second["step_rewards"] == [None] and second["reward"]["total"] == 1.0
     assert second["advantage"]["total"] == [[6, 0.56568, 70]]
+    assert second["notes"] == ["No step has a reward: no labels match the steps."]
+
+
+def test_a_credit_of_ones_own_is_shown_by_its_own_terms_or_by_its_total_alone():
+    result = generator_result()
+    terms = (Term("luck", np.float32([2, 3]), OUTCOME_BT), Term("patience", -1.0, STEP_BT))
+    for given in (terms, ()):
+        result = dataclasses.replace(result, signal=dataclasses.replace(result.signal, adv_terms=given))
+        rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
+        assert [[(term["name"], term["weight"]) for term in row["advantage"]["terms"]] for row in rows] == [
+            [("luck", weight), ("patience", -1.0)] if given else [] for weight in (2.0, 3.0)]
+        assert rows[1]["advantage"]["total"] == [[6, 0.56568, 70]]
+
+
+def test_a_row_that_is_masked_out_says_so():
+    config = config_of()
+    config.generator.loss.mask_overlong = True
+    _, truncated = turn_rows(config, Turn(0, "generator", "generator", 0), generator_result())
+    assert truncated["notes"][0] == "The response was cut off, and is masked out of the loss (mask_overlong)."
+
+
+def test_a_response_that_is_alone_in_its_group_has_no_statistics():
+    config = config_of()
+    config.rl.samples_per_prompt = 1
+    row, _ = turn_rows(config, Turn(0, "generator", "generator", 0), generator_result())
+    assert (row["group_rewards"], row["group_mean"], row["group_std"]) == ([0.0], None, None)
 
 
 def test_spans_and_judgements_point_into_the_texts():
@@ -102,70 +141,58 @@ def test_spans_and_judgements_point_into_the_texts():
 
 def test_a_verifier_line_says_how_its_advantage_came_about():
     first, second = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())
-    assert first["reward"] == {
-        "correctness": 1.0, "correctness_weight": 1.0, "format": 1.0, "gamma": 0.8, "total": 1.8
-    }  # fmt: skip
-    assert (second["reward"]["correctness"], second["reward"]["total"]) == (0.0, 0.8)
-    assert first["class_weight"] == 1.5 and first["group_rewards"] == [1.8, 0.8]
+    assert first["reward"] == {"total": 1.8, "terms": [
+        {"name": "agreement", "weight": 1.0, "value": 1.0}, {"name": "format score", "weight": 0.8, "value": 1.0}]}
+    assert (second["reward"]["terms"][0]["value"], second["reward"]["total"]) == (0.0, 0.8)
+    assert first["group_rewards"] == [1.8, 0.8] and first["step_rewards"] == []
     characters = len("".join(VERIFICATION))
-    assert first["advantage"] == {"total": [[3, 1.06065, characters]], "outcome": [[3, 0.7071]], "step": None}
+    assert first["advantage"] == {"total": [[3, 1.06065, characters]],
+                                  "terms": [{"name": "by class", "weight": 1.5, "runs": [[3, 0.7071]]}]}  # fmt: skip
     assert second["solution"] == first["solution"] and second["verifications"][0]["verdict"] == "CORRECT"
 
 
 def test_a_verifier_line_holds_the_solution_that_it_judges():
-    result = verifier_result()
-    result.solutions.append(solution(is_correct=True))
-    result.verifications = result.verifications * 2
-    result.signal = Signal(np.float32([1.8, 0.8, 0.8, 1.8]), *[np.zeros((4, 4), np.float32)] * 2,
-                           class_weight_B=np.ones(4, np.float32))  # fmt: skip
+    signal = Signal(np.float32([1.8, 0.8, 0.8, 1.8]), np.zeros((4, 4), np.float32))
+    said = [verification(), verification("CORRECT")]
+    result = result_of(signal, [solution(), solution(is_correct=True)], said * 2)
     rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result)
     assert [row["solution"]["is_correct"] for row in rows] == [False, False, True, True]
-    # INCORRECT, CORRECT of a wrong solution, then of a right one.
-    assert [row["reward"]["correctness"] for row in rows] == [1.0, 0.0, 0.0, 1.0]
+    assert [row["verifications"][0]["verdict"] for row in rows] == ["INCORRECT", "CORRECT"] * 2
     assert [(row["group"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_every_verification_of_a_solution_is_kept():
-    result = generator_result()
-    result.verifications = [verification("CORRECT"), *result.verifications, verification("INCORRECT")]
+    said = [verification("CORRECT"), verification("INCORRECT"), verification("INVALID"), verification("INCORRECT")]
+    result = generator_result(said)
     result.signal.labels.append([None, (True, True)])
     rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
     verdicts = [[item["verdict"] for item in row["verifications"]] for row in rows]
     assert verdicts == [["CORRECT", "INCORRECT"], ["INVALID", "INCORRECT"]]
-    assert [row["reward"]["steps"] for row in rows] == [[[0.5, -0.5], None], [None, [0.5, 0.5]]]
+    assert [row["step_rewards"] for row in rows] == [[[0.5, -0.5], None], [None, [0.5, 0.5]]]
 
 
 def test_an_arm_without_verifier_has_lines_without_verifications():
-    result = generator_result()
-    result.verifications = None
-    result.signal = Signal(result.signal.reward_B, result.signal.adv_outcome_BT, result.signal.adv_outcome_BT)
+    signal = Signal(np.float32([0.0, 1.0]), OUTCOME_BT, (Term("outcome", 1.0, OUTCOME_BT),))
+    result = result_of(signal, [solution(), solution(is_correct=True)])
     row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)[0]
-    assert (row["verifications"], row["reward"]["steps"], row["alpha"]) == ([], [], 0.0)
-    assert row["advantage"] == {"total": [[6, -0.7071, 70]], "outcome": [[6, -0.7071]], "step": None}
-
-
-def test_the_part_of_a_users_function_is_kept_where_there_is_one():
-    for make_result, role in ((generator_result, "generator"), (verifier_result, "verifier")):
-        result = make_result()
-        assert "own" not in turn_rows(config_of(), Turn(0, role, role, 0), result)[0]["reward"]
-        result.signal = dataclasses.replace(result.signal, own_reward_B=np.float32([0.7, -1 / 3]))
-        rows = turn_rows(config_of(), Turn(0, role, role, 0), result)
-        assert [row["reward"]["own"] for row in rows] == [0.7, -0.333333]
+    assert (row["verifications"], row["step_rewards"], row["notes"]) == ([], [], [])
+    assert row["advantage"] == {"total": [[6, -0.7071, 70]],
+                                "terms": [{"name": "outcome", "weight": 1.0, "runs": [[6, -0.7071]]}]}  # fmt: skip
 
 
 def test_the_log_probs_and_the_kinds_of_steps_are_kept_where_there_are_any():
     result = verifier_result()
-    logps = {"generator": [np.full(6, -0.3)], "verifier": [np.array([-1.0, 0.0, -0.2]), np.zeros(3)]}
-    records = {"generator": result.solutions, "verifier": result.verifications}
-    rollouts = {role: types.SimpleNamespace(logps=logps[role]) for role in logps}
-    result.answers = {role: types.SimpleNamespace(records=records[role], rollout=rollouts[role]) for role in logps}
+    judged = result.answers["verifier"]
+    rollout = dataclasses.replace(judged.rollout, logps=(np.array([-1.0, 0.0, -0.2]), np.zeros(3)))
+    result = dataclasses.replace(result, answers=result.answers | {
+        "verifier": dataclasses.replace(judged, rollout=rollout)})  # fmt: skip
     rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result,
                      lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))  # fmt: skip
     assert rows[0]["solution"]["token_surprise"] == "DDDDDD" and rows[0]["solution"]["token_lengths"] == "HOOIbA"
     assert [row["verifications"][0]["token_surprise"] for row in rows] == ["KAC", "AAA"]
     assert rows[0]["solution"]["step_kinds"] == ["p0 b", "p0 c"]
     plain = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())[0]
-    assert not {"token_surprise", "step_kinds"} & (plain["solution"].keys() | plain["verifications"][0].keys())
+    assert "step_kinds" not in plain["solution"]
 
 
 @pytest.mark.parametrize("text", ["", "<step>a</step>", "</step_verification><step_verification><step>a</step>"])
@@ -245,10 +272,9 @@ def test_thinning_is_the_same_in_a_killed_run(tmp_path):
 
 
 def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path):
-    result, groups = generator_result(), 3
-    result.solutions, result.verifications = result.solutions * groups, result.verifications * groups
-    result.signal = Signal(*(np.concatenate([part] * groups) for part in (
-        result.signal.reward_B, result.signal.adv_outcome_BT, result.signal.adv_BT)))  # fmt: skip
+    one, groups = generator_result(), 3
+    signal = Signal(*(np.concatenate([part] * groups) for part in (one.signal.reward_B, one.signal.adv_BT)))
+    result = result_of(signal, one.solutions * groups, one.verifications * groups)
     for turns, lines in ((8 * 2.5, 4), (8 * 0.5, 2), (0.5, 2)):  # an eighth of the limit holds 2, 0, 0 groups
         config = config_of(every=1, max_mb=limit_of_turns(tmp_path, turns))
         RolloutDump(tmp_path / "run", config).write(Turn(0, "generator", "generator", 0), result)

@@ -7,10 +7,14 @@ import struct
 from pathlib import Path
 from urllib.parse import quote_plus
 
+import numpy as np
 import pytest
 
 from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.notebook.live import inline_page
+from tango_jax.records import Signal, Term
+from tango_jax.rl.algorithms import ALGORITHMS
+from tango_jax.rl.credit import Credit, TurnSoFar
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.token_codes import ALPHABET
 from tango_jax.viewer.build import build_bundle, build_page
@@ -215,8 +219,8 @@ def test_orders(page, rollouts):
 
 
 def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, rollouts):
-    row = next(row for row in rollouts if row["role"] == "generator" and row["reward"]["steps"] not in ([], [None])
-               and len(row["reward"]["steps"][0]) >= 3 and len(set(row["group_rewards"])) == 2)  # fmt: skip
+    row = next(row for row in rollouts if row["role"] == "generator" and row["step_rewards"] not in ([], [None])
+               and len(row["step_rewards"][0]) >= 3 and len(set(row["group_rewards"])) == 2)  # fmt: skip
     page.open(report, f"r={key(row)}")
     assert shown(page)["id"] == row["problem"]["id"]
     assert f"turn {row['turn']} of {row['run']}" in shown(page)["where"]
@@ -229,19 +233,33 @@ def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, roll
     assert page.js("[...document.querySelectorAll('#rollout .step')].map((item) => item.classList[1])") == judged
     marks = {"good": "✓ approved", "bad": "✗ rejected"}
     assert page.texts("#rollout .said b") == [marks[kind] for kind in judged]
-    # reward, group, A outcome; then step, r, A step, the sum, A.
-    outcome = row["advantage"]["outcome"][0][1]
-    assert page.texts("#rollout .sums:first-of-type td.num")[2] == signed(outcome)
-    cells = page.js("[...document.querySelectorAll('.steps-sums tbody tr')].map((tr) => [...tr.children]"
-                    ".map((td) => td.textContent))")  # fmt: skip
-    for k, end in enumerate(row["solution"]["step_ends"]):
-        r = row["reward"]["steps"][0][k]
-        step, total = at(row["advantage"]["step"], end), at(row["advantage"]["total"], end)
-        assert total == pytest.approx(0.7 * outcome + 0.3 * step, abs=1e-4)
-        sum_text = f"0.700 × {signed(outcome)} + 0.300 × {signed(step)}"
-        assert cells[k] == [f"step {k + 1}", signed(r), signed(step), sum_text, signed(total)]
-    rest = f"0.700 × {signed(outcome)} + 0.300 × +0.000"  # no step comes after these tokens
-    assert cells[-1] == ["after the last step", "", "+0.000", rest, signed(0.7 * outcome)]
+    mean, std = np.mean(row["group_rewards"]), np.std(row["group_rewards"], ddof=1)
+    assert page.texts("#rollout .sums:not(.steps-sums) tr:nth-child(2) td")[0].endswith(
+        f": mean {mean:.3f}, std {std:.3f}")  # fmt: skip
+    assert page.texts("#rollout .sums:not(.steps-sums) tr:nth-child(3) td")[0] == ALGORITHMS["grpo"].formula
+    assert head_of(page) == ["at the end of", f"step reward ±1 / K, K = {len(steps)}", "outcome", "steps", "advantage"]
+    cells, (outcome, step) = cells_of(page), row["advantage"]["terms"]
+    assert outcome["weight"] + step["weight"] == pytest.approx(1)
+    ends = row["solution"]["step_ends"]
+    after = ends[-1] + 1
+    names = [*(f"step {k}" for k in range(1, len(steps) + 1)), "after the last step"]
+    rewards = [*map(signed, row["step_rewards"][0]), ""]
+    for name, token, reward, shown_cells in zip(names, [*ends, after], rewards, cells, strict=True):
+        total = at(row["advantage"]["total"], token)
+        parts = [(term["weight"], at(term["runs"], token)) for term in (outcome, step)]
+        assert total == pytest.approx(sum(weight * value for weight, value in parts), abs=1e-4)
+        products = [f"{weight:.3f} × {signed(value)}" for weight, value in parts]
+        assert shown_cells == [name, reward, *products, signed(total)]
+    assert at(step["runs"], after) == 0  # no step comes after these tokens
+
+
+def head_of(page) -> list[str]:
+    return page.texts("#rollout .steps-sums thead th")
+
+
+def cells_of(page) -> list[list[str]]:
+    return page.js("[...document.querySelectorAll('.steps-sums tbody tr')].map((tr) => [...tr.children]"
+                   ".map((td) => td.textContent))")  # fmt: skip
 
 
 def at(runs: list, token: int) -> float:
@@ -270,14 +288,16 @@ def test_shading_covers_the_tokens_that_it_belongs_to(page, report, rollouts):
 def test_the_verifiers_own_rollout(page, report, rollouts):
     row = next(row for row in rollouts if row["role"] == "verifier" and row["advantage"]["total"][0][1])
     page.open(report, f"r={key(row)}")
-    total, outcome = row["advantage"]["total"][0][1], row["advantage"]["outcome"][0][1]
-    sums = page.texts("#rollout .sums td")
-    verdict, fact = row["verifications"][0]["verdict"], "right" if row["solution"]["is_correct"] else "wrong"
-    reward = row["reward"]
-    assert sums[0] == (f"{reward['correctness']:.0f} ({verdict} on a {fact} answer) + 0.8 × format "
-                       f"{reward['format']:.2f}")  # fmt: skip
-    assert sums[1] == f"{reward['total']:.3f}"
-    assert sums[-2:] == [f"{row['class_weight']:.3f} (weight of {fact} solutions) × {signed(outcome)}", signed(total)]
+    agrees, written = row["reward"]["terms"]
+    assert page.texts("#rollout .sums:not(.steps-sums) tr:first-child td") == [
+        f"1 × agreement with the grade {agrees['value']:.3f} + 0.8 × format score {written['value']:.3f}",
+        f"{row['reward']['total']:.3f}",
+    ]
+    (term,), total = row["advantage"]["terms"], row["advantage"]["total"][0][1]
+    assert total == pytest.approx(term["weight"] * term["runs"][0][1], abs=1e-4)
+    assert head_of(page) == ["at the end of", "outcome, by the weight of its class", "advantage"]
+    product = f"{term['weight']:.3f} × {signed(term['runs'][0][1])}"
+    assert cells_of(page) == [["every token", product, signed(total)]]
     assert page.js("document.querySelector('#rollout .wrote .adv')") is None  # its tokens are the verifier's
 
 
@@ -297,20 +317,56 @@ HOSTILE_FILE = "a<b>\u202e.py"
 def test_an_own_reward_is_a_part_of_the_sum(browser, own_reward_run, tmp_path, role, name):
     build_page(find_runs([own_reward_run]), tmp_path / "report.html")
     rows = [row for row in read_rollouts(own_reward_run / "rollouts") if row["role"] == role]
-    row = max(rows, key=lambda row: (row["reward"].get("correctness", 0), row["reward"]["total"]))
-    assert row["reward"]["own"] != 0
+    row = max(rows, key=lambda row: (row["reward"]["terms"][0]["value"], row["reward"]["total"]))
+    *_, own = row["reward"]["terms"]
+    assert own["value"] != 0
     browser.open(tmp_path / "report.html", f"r=own:{row['turn']}:{row['row']}")
     browser.wait("document.querySelector('#rollout h2') !== null")
-    left, total = browser.texts("#rollout .sums:first-of-type tr:first-child td")
+    left, total = browser.texts("#rollout .sums:not(.steps-sums) tr:first-child td")
     assert total == f"{row['reward']['total']:.3f}".replace("-", "−")
-    assert left.endswith(f"own reward {row['reward']['own']:.3f} ({name})".replace("-", "−"))
-    terms = left.removesuffix(f" ({name})").replace("(right)", "").replace("(wrong)", "").replace("−", "-")
-    for word in ("CORRECT", "INCORRECT", "INVALID"):
-        terms = terms.replace(f"({word} on a right answer)", "").replace(f"({word} on a wrong answer)", "")
-    terms = terms.replace("format", "").replace("own reward", "").replace("×", "*")
-    assert eval(terms) == pytest.approx(row["reward"]["total"], abs=0.006)  # the format score has two digits
-    weights = {"generator": ("0 × ", " + 0.5 × format"), "verifier": ("2 × ", " + 0.8 × format")}[role]
+    assert left.endswith(f" + 1 × own reward ({name}) {own['value']:.3f}".replace("-", "−"))
+    weights = {"generator": ("0 × grade ", " + 0.5 × format score "),
+               "verifier": ("2 × agreement with the grade ", " + 0.8 × format score ")}[role]  # fmt: skip
     assert left.startswith(weights[0]) and weights[1] in left
+    assert browser.logged() == []
+
+
+def invented_credit(so_far: TurnSoFar) -> Credit:
+    """Three terms of names of their own, of which one has a weight for every row; the total is none of their sums."""
+    B, T = so_far.is_action_BT.shape
+    rise_BT = np.tile(np.arange(T, dtype=np.float32), (B, 1))
+    row_B = np.arange(B, dtype=np.float32)
+    terms = (Term("rise <b>", row_B / 8, rise_BT), Term("patience", -2.5, np.ones((B, T), np.float32)),
+             Term("luck", 0.0, -rise_BT))  # fmt: skip
+    return Credit(Signal(so_far.reward_B, 7 * so_far.is_action_BT + rise_BT, terms), so_far.counters, {})
+
+
+def credit_of_no_terms(so_far: TurnSoFar) -> Credit:
+    return Credit(Signal(so_far.reward_B, 0.25 * so_far.is_action_BT), so_far.counters, {})
+
+
+def test_an_invented_credit_is_shown_with_its_own_numbers(browser, tmp_path):
+    write_run(tmp_path / "runs" / "own", turns=4, credit_fn=invented_credit)
+    write_run(tmp_path / "runs" / "bare", turns=1, credit_fn=credit_of_no_terms)
+    build_page(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    rows = [row for row in read_rollouts(tmp_path / "runs" / "own" / "rollouts") if row["row"] == 3]
+    solved = next(row for row in rows if row["role"] == "generator" and len(row["solution"]["step_ends"]) > 1)
+    browser.open(tmp_path / "report.html", f"r=own:{solved['turn']}:3")
+    browser.wait("document.querySelector('#rollout h2') !== null")
+    assert head_of(browser) == ["at the end of", "rise <b>", "patience", "luck", "advantage"]
+    ends = solved["solution"]["step_ends"]
+    for k, (cells, token) in enumerate(zip(cells_of(browser)[: len(ends)], ends, strict=True), 1):
+        assert cells == [f"step {k}", f"0.375 × {signed(token)}", "−2.500 × +1.000",
+                         f"0.000 × {signed(-token)}", signed(7 + token)]  # fmt: skip
+    judged = next(row for row in rows if row["role"] == "verifier")  # whose tokens have no steps: one row a run
+    browser.open(tmp_path / "report.html", f"r=own:{judged['turn']}:3")
+    browser.wait("document.querySelector('#rollout h2') !== null")
+    cells = cells_of(browser)
+    assert cells[2] == ["tokens 3 to 3", "0.375 × +2.000", "−2.500 × +1.000", "0.000 × −2.000", "+9.000"]
+    assert len(cells) == 24 and f"The first 24 of {judged['verifications'][0]['tokens']}." in browser.text("#rollout")
+    browser.open(tmp_path / "report.html", "r=bare:1:0")
+    browser.wait("document.querySelector('#rollout h2') !== null")
+    assert head_of(browser) == ["at the end of", "advantage"] and cells_of(browser) == [["every token", "+0.250"]]
     assert browser.logged() == []
 
 
@@ -330,7 +386,7 @@ def test_a_misaligned_verification_says_so(page, report, rollouts):
     page.open(report, f"r={key(row)}")
     assert "misaligned" in page.text("#rollout .banner")
     assert set(page.texts("#rollout .said b")) == {"– not judged"}
-    assert "No step rewards: the verification is not aligned" in page.text("#rollout")
+    assert "No step has a reward: no labels match the steps." in page.text("#rollout")
 
 
 def test_model_text_is_never_markup(page, report):
@@ -638,7 +694,7 @@ def test_tokens_are_coloured_by_their_log_probs(page, report, rollouts):
 
 
 def test_a_rollout_without_log_probs_says_so(page, report):
-    page.open(report, "r=tango/0:1:0&colour=logp")
+    page.open(report, "r=tango/0:1:e0&colour=logp")  # an evaluation
     assert "This rollout was dumped without log-probs." in page.text("#rollout .colouring")
 
 
