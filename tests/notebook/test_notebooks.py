@@ -24,7 +24,8 @@ from support.repository_address import COLAB, HOST, PLACES, repository_name, wit
 from support.tiny_checkpoints import write_tiny_folder
 from support.xla_settings import on_devices
 
-FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12}  # pictures that are stored
+# Pictures that are stored.
+FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12, "04_change_the_method": 1}
 MAX_BYTES = 2_000_000
 COPY = "PYTHONPATH=tests python -m support.repository_address"
 MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/")
@@ -43,6 +44,10 @@ def small_parameters(folder: Path) -> dict[str, dict]:
             "VERIFIER_LENGTHS": (160, 240),
         },
         "03_follow_one_problem": {"WORKDIR": str(folder / "03"), "SFT_STEPS": 30},
+        "04_change_the_method": {"WORKDIR": str(folder / "04"), "SEEDS": (0,), "SETTINGS": {
+            "rl.warmup_steps": 0, "rl.generator_steps": 3, "eval.problems": 8, "eval.pool": 8,
+            **{f"{role}.{key}": 4 if key == "sft.steps" else 1 for role in ("generator", "verifier")
+               for key in ("sft.steps", "model.num_layers")}}},
     }  # fmt: skip
 
 
