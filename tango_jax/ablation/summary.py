@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tango_jax.arms import DEFAULT_ARM
-from tango_jax.tracking.evaluations import Evaluation
+from tango_jax.tracking.evaluations import Evaluation, beside_the_arm
 from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, difference, estimate, gap_share, ratio
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.learning_curve import (
@@ -107,7 +107,7 @@ def _other_methods(arms: Arms) -> list[str]:
     """A line about arms that differ in more than the arm."""
     by_method: dict[str, list[str]] = {}
     for arm in in_order(arms):
-        for method in {curve.evaluations[0].method for curve in arms[arm].values()} - {""}:
+        for method in {beside_the_arm(curve.evaluations[0].method) for curve in arms[arm].values()} - {""}:
             by_method.setdefault(method, []).append(arm)
     if len(by_method) < 2:
         return []

@@ -135,8 +135,20 @@ def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
 
 def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
     """A digest of all other settings and functions that results depend on, such as schedules, rewards, losses and
-    learning rates: runs with different ones are not seeds of the same arm."""
-    return _digest_of_settings(config, files, is_setup=False)
+    learning rates, and behind a plus one of the files of an arm of the user's: runs with different ones are not seeds
+    of the same arm. Of runs of different arms, `beside_the_arm` is compared."""
+    arm = sorted((key, digest) for key, digest in files.items() if _is_of_arm(key))
+    others = {key: digest for key, digest in files.items() if not _is_of_arm(key)}
+    return _digest_of_settings(config, others, is_setup=False) + (f"+{_digest(arm)}" if arm else "")
+
+
+def beside_the_arm(method: str) -> str:
+    """The part of `method_of` a run that does not tell its arm."""
+    return method.partition("+")[0]
+
+
+def _is_of_arm(key: str) -> bool:
+    return key == "arm" or key.startswith(("arm ", "arm,"))  # see user_files.py
 
 
 def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: bool) -> str:

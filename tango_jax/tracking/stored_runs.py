@@ -16,7 +16,7 @@ from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tasks.own_arm import arm_name, arm_of
 from tango_jax.tracking.curves import Series, label_of, looks_of
-from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, read_tables, sources_of
+from tango_jax.tracking.evaluations import SETUP_IN_WORDS, beside_the_arm, evaluations_of, read_tables, sources_of
 from tango_jax.tracking.known_arms import arms_beside, known, record_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
@@ -128,7 +128,8 @@ def _is_other_start(own: Curve, curve: Curve) -> bool:
 
 def _differ(name: str, own: Curve, stored: dict[str, Curve]) -> bool:
     """Whether the runs have different digests of this name, of those that have any."""
-    return len({getattr(row, name) for curve in (own, *stored.values()) for row in curve.evaluations} - {""}) > 1
+    rows = [row for curve in (own, *stored.values()) for row in curve.evaluations]
+    return len({beside_the_arm(getattr(row, name)) for row in rows} - {""}) > 1
 
 
 def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:

@@ -7,6 +7,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.tracking.evaluations import (
     Evaluation,
     Sources,
+    beside_the_arm,
     evaluations_of,
     method_of,
     read_tables,
@@ -179,6 +180,14 @@ def test_an_edited_function_makes_other_digests():
              for reward, grader in (("a", "a"), ("b", "a"), ("a", "b"))]  # fmt: skip
     assert [setup_of(config, each) == setup_of(config, files[0]) for each in files] == [True, True, False]
     assert [method_of(config, each) == method_of(config, files[0]) for each in files] == [True, False, True]
+
+
+def test_the_files_of_an_arm_tell_its_versions_apart_and_not_arms():
+    config, default = with_values(arm="my.py:mine"), default_config()
+    first, second = ({"arm": "a", "arm, credit of generator": digest} for digest in "ab")
+    methods = [method_of(config, first), method_of(config, second), method_of(default)]
+    assert len(set(methods)) == 3 and {beside_the_arm(method) for method in methods} == {method_of(default)}
+    assert setup_of(config, first) == setup_of(default)
 
 
 def test_what_a_run_started_from_is_in_its_rows():
