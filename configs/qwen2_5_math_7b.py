@@ -16,8 +16,8 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
 Time:      by the plan, not measured: 14 hours on 32 A100, 11 hours on 32 chips of a TPU v5p, if the mean response has
            half the maximum length; 12 and 9 if both roles sample in int8 (`model.sample_cache_dtype`,
-           `model.sample_weight_dtype`), and on the v5p share a mesh of fsdp 16 x tensor 2 (launch/README.md). Meshes
-           and remat are what its --search found for 32 A100 with int8.
+           `model.sample_weight_dtype`), and on the v5p share a mesh of fsdp 16 x tensor 2
+           (tango_jax/planning/README.md). Meshes and remat are what its --search found for 32 A100 with int8.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """

@@ -25,10 +25,10 @@ from tango_jax.cli.command_line import load_options
 from tango_jax.cli.ranges import SHARE_ABOVE_ZERO, check_options
 from tango_jax.cli.validation import validate
 from tango_jax.planning.machines import planned_for
-from tango_jax.planning.planner import Options, make_plan
+from tango_jax.planning.plan_tables import as_json, show
+from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.search import search
 from tango_jax.planning.search_tables import search_as_json, show_search
-from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import TARGETS, machine_of, open_target, parse_target, reserve_devices
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.console import Console
@@ -39,7 +39,7 @@ RANGES = {
 }
 
 
-def parse_options(argv: Sequence[str] | None) -> tuple[Options, bool]:
+def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions, bool]:
     """The options, and whether to search. Raises ValueError on a mistake."""
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
              "[--filled=SHARE] [--search] [--json]")
@@ -65,7 +65,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[Options, bool]:
     if per_process < 1 or devices % per_process or per_process > kind.per_host:
         raise ValueError(f"--per-process={shortened(per_process)}: choose a number of devices that divides {devices} "
                          f"and is at most the {kind.per_host} of a host")
-    return Options(config, kind, devices, per_process, args.filled, args.json), args.search
+    return PlanOptions(config, kind, devices, per_process, args.filled, args.json), args.search
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from tango_jax.arms import ARMS, JUDGE, SOLVE_WITH_GOLD_STEPS, Arm, Look
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.loop.run import train
-from tango_jax.planning.planner import Options, make_plan
+from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
@@ -76,7 +76,7 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, own_arm, tmp_p
 
 def test_an_arm_of_ones_own_is_planned(config):
     target = dataclasses.replace(TARGETS["a100-80gb"], compilers=("a_package_that_is_not_there", "json"))
-    plan = make_plan(Options(config, target, devices=1, per_process=1, filled=0.5, is_json=False), SILENT)
+    plan = make_plan(PlanOptions(config, target, devices=1, per_process=1, filled=0.5, is_json=False), SILENT)
     assert plan.counts == {"verifier": 1, "generator": 2}
     assert {role: set(turn.sampled) for role, turn in plan.turns.items()} == {
         "verifier": {"generator", "verifier"}, "generator": {"generator"},

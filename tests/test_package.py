@@ -99,9 +99,10 @@ def test_the_wheel_holds_all_that_runs(wheel):
         for path in (ROOT / "tango_jax").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
-    figures = {name for name in package if name.startswith("tango_jax/assets/")}  # of the README
+    # A page, and the figures of another, are read in the repository.
+    pages = {name for name in package if name.startswith(("tango_jax/assets/", "tango_jax/planning/README.md"))}
     configs = {f"tango_jax/configs/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()}
-    assert files == package - figures | configs
+    assert files == package - pages | configs
 
 
 def test_the_wheel_asks_for_what_requirements_names(wheel):

@@ -4,10 +4,9 @@ In: the phases' memory and what a device has. Out: one line for each phase that 
 helps. Stage: the end of `plan`.
 """
 
+from tango_jax.planning.job import Job, SizedPolicy
 from tango_jax.planning.memory import Phase
-from tango_jax.planning.programs import Job
 from tango_jax.planning.targets import GIB, Target
-from tango_jax.rl.policy import Policy
 
 
 def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
@@ -46,7 +45,7 @@ def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
     return changes
 
 
-def _training_changes(policy: Policy) -> list[str]:
+def _training_changes(policy: SizedPolicy) -> list[str]:
     role, config = policy.role, policy.config
     changes = _less_kept(policy)
     if config.rows_per_micro_batch > 1:
@@ -56,7 +55,7 @@ def _training_changes(policy: Policy) -> list[str]:
     return changes + _more_tensor(policy)
 
 
-def _stage_one_changes(policy: Policy) -> list[str]:
+def _stage_one_changes(policy: SizedPolicy) -> list[str]:
     role, sft = policy.role, policy.config.sft
     changes = _less_kept(policy)
     if sft.rows_per_micro_batch > 1:
@@ -64,7 +63,7 @@ def _stage_one_changes(policy: Policy) -> list[str]:
     return changes + _more_tensor(policy)
 
 
-def _less_kept(policy: Policy) -> list[str]:
+def _less_kept(policy: SizedPolicy) -> list[str]:
     role, changes = policy.role, []
     if policy.model_config.remat != "full":
         changes.append(f"{role}.model.remat=full: only each layer's input is kept for the backward pass")
@@ -73,14 +72,14 @@ def _less_kept(policy: Policy) -> list[str]:
     return changes
 
 
-def _more_tensor(policy: Policy) -> list[str]:
+def _more_tensor(policy: SizedPolicy) -> list[str]:
     tensor = policy.placement.train.shape["tensor"]
     if policy.model_config.num_kv_heads % (2 * tensor) or policy.placement.local.size <= tensor:
         return []
     return [f"{policy.role}.mesh.tensor={2 * tensor}: a layer's parameters and most activations are split"]
 
 
-def _sampling_changes(policy: Policy) -> list[str]:
+def _sampling_changes(policy: SizedPolicy) -> list[str]:
     role, config, model = policy.role, policy.config, policy.model_config
     tensor, changes = config.mesh.decode_tensor, []
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size >= 2 * tensor:

@@ -20,10 +20,10 @@ import numpy as np
 
 from tango_jax.models.transformer import HEAD_PRECISIONS, ModelConfig
 from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
-from tango_jax.planning.bench_work import Work, micro_batch_shape, sampling_work, training_work
-from tango_jax.planning.needs import Flops
-from tango_jax.planning.programs import device_bytes
-from tango_jax.planning.rough_sizes import GIB, num_parameters
+from tango_jax.planning.bench_work import PhaseWork, sampling_work, training_work
+from tango_jax.planning.costs import micro_batch_shape, num_parameters
+from tango_jax.planning.job import device_bytes
+from tango_jax.planning.machines import GIB
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.packing import TrainSequence, pack, pack_shape
 from tango_jax.rl.policy import Policy
@@ -44,7 +44,7 @@ SAMPLING_PHASES, TRAINING_PHASES = ("prefill", "decode"), ("score", "update", "o
 PHASES = SAMPLING_PHASES + TRAINING_PHASES
 
 
-class Rates(NamedTuple):
+class DeviceRates(NamedTuple):
     """What a device was measured to do at best."""
 
     matmul: float  # FLOP/s in compute_dtype, as jax multiplies it by default
@@ -80,7 +80,7 @@ def bench_phases(
     batch, tokens = training_batch(policy, sizes)
     work = sampling_work(policy, sizes) | training_work(policy, batch, tokens)
     phases = {}
-    for name, timed in timed_phases(policy, sizes, batch, PhaseTimer(names, runs, memory)):
+    for name, timed in timed_phases(policy, sizes, batch, BenchTimer(names, runs, memory)):
         phases[name] = figures(work[name], timed, rates)
         report_fn(name, phases[name])
     peak = peak_memory()
@@ -95,11 +95,11 @@ def bench_phases(
     }  # fmt: skip
 
 
-def measured_rates(model: ModelConfig) -> Rates:
+def measured_rates(model: ModelConfig) -> DeviceRates:
     matmul = matmul_rate(model.compute_dtype)
     precision = HEAD_PRECISIONS[model.head_precision] if model.head_dtype == "float32" else None
     is_same = model.head_dtype == model.compute_dtype and precision is None
-    return Rates(matmul, matmul if is_same else matmul_rate(model.head_dtype, precision), copy_rate())
+    return DeviceRates(matmul, matmul if is_same else matmul_rate(model.head_dtype, precision), copy_rate())
 
 
 def describe_model(policy: Policy) -> dict:
@@ -120,7 +120,7 @@ def describe_model(policy: Policy) -> dict:
     }
 
 
-def figures(work: Work, timed: Timed, rates: Rates) -> dict[str, float]:
+def figures(work: PhaseWork, timed: Timed, rates: DeviceRates) -> dict[str, float]:
     """A phase in numbers for JSON.
 
     `share_of_matmul` is the time that the products would take at the measured rates of their dtypes, over the time that
@@ -136,8 +136,8 @@ def figures(work: Work, timed: Timed, rates: Rates) -> dict[str, float]:
         "flops_per_s": work.flops.total / seconds,
         "bytes": work.bytes,
         "bytes_per_s": work.bytes / seconds,
-        "share_of_matmul": matmul_seconds(work.flops, rates) / seconds,
-        "mfu": matmul_seconds(work.needed, rates) / seconds,
+        "share_of_matmul": work.flops.seconds(rates.matmul, rates.head) / seconds,
+        "mfu": work.needed.seconds(rates.matmul, rates.head) / seconds,
         "share_of_copy": work.bytes / rates.copy / seconds,
         "compile_s": timed.compile_s,
         "memory_gib": timed.memory / GIB,
@@ -159,10 +159,6 @@ def phase_line(name: str, found: dict) -> str:
     return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s"
 
 
-def matmul_seconds(flops: Flops, rates: Rates) -> float:
-    return flops.layers / rates.matmul + flops.head / rates.head
-
-
 class CompiledPhase(NamedTuple):
     """A jitted function, compiled for its arguments."""
 
@@ -171,7 +167,7 @@ class CompiledPhase(NamedTuple):
     memory: int  # as in Timed
 
 
-class PhaseTimer(NamedTuple):
+class BenchTimer(NamedTuple):
     """Compiles functions and times the phases that are asked for."""
 
     names: tuple[str, ...]
@@ -211,7 +207,7 @@ class PhaseTimer(NamedTuple):
         return Timed(median_seconds(fn, self.runs, prepare_fn), phase.compile_s, phase.memory)
 
 
-def timed_phases(policy: Policy, sizes: Sizes, batch: Batch, timer: PhaseTimer) -> Iterator[tuple[str, Timed]]:
+def timed_phases(policy: Policy, sizes: Sizes, batch: Batch, timer: BenchTimer) -> Iterator[tuple[str, Timed]]:
     """The phases that are asked for, in the order of a turn."""
     state = policy.init(step_key(0, "bench"))
     if set(timer.names) & set(SAMPLING_PHASES):
@@ -221,7 +217,7 @@ def timed_phases(policy: Policy, sizes: Sizes, batch: Batch, timer: PhaseTimer) 
 
 
 def timed_sampling(
-    policy: Policy, sizes: Sizes, state: TrainState, timer: PhaseTimer
+    policy: Policy, sizes: Sizes, state: TrainState, timer: BenchTimer
 ) -> Iterator[tuple[str, Timed]]:
     """Prefill and decode, apart."""
     sampler = policy.sampler
@@ -248,7 +244,7 @@ def timed_sampling(
 
 
 def timed_training(
-    policy: Policy, batch: Batch, state: TrainState, timer: PhaseTimer
+    policy: Policy, batch: Batch, state: TrainState, timer: BenchTimer
 ) -> Iterator[tuple[str, Timed]]:
     """Score, update, and an update without micro-batches. The state is donated."""
     placed = jax.tree.map(lambda leaf: jax.device_put(leaf, batch_sharding(policy.placement, leaf)), batch)

@@ -12,25 +12,19 @@ from typing import NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax.config import role_config
+from tango_jax.config import default_config, role_config
+from tango_jax.models.attention import capability_of
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning import needs
-from tango_jax.planning.programs import abstract_sampling, blank_tokenizer, device_bytes
-from tango_jax.planning.rough_sizes import (
-    ACCELERATOR,
-    CPU,
-    GIB,
-    Machine,
-    halved,
-    logits_chunk,
-    resident_bytes,
-    sampling_bytes,
-    update_bytes,
-)
+from tango_jax.planning.choices import halved
+from tango_jax.planning.estimates import estimated_phases, rows_fit
+from tango_jax.planning.job import Job, counted_placement, sized_job
+from tango_jax.planning.machines import GIB, Machine
+from tango_jax.planning.memory import PHASES_OF
+from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime.checks import cut, local_path
-from tango_jax.sharding.placement import Placement, check_model, make_placement
+from tango_jax.sharding.placement import Placement, check_model
 from tango_jax.weights.presets import CONFIG_JSON, short_names
 from tango_jax.weights.source import NUMERICS, Source, published_model
 
@@ -135,32 +129,30 @@ def parse_mesh(text: str) -> ConfigDict:
     return settings
 
 
-def place_model(options: BenchOptions, model: ModelConfig) -> tuple[ConfigDict, Placement]:
-    """The `mesh` settings of the options, and the meshes on this machine's devices.
+def place_model(options: BenchOptions, model: ModelConfig, machine: Machine) -> tuple[ConfigDict, Placement]:
+    """The `mesh` settings of the options, and the meshes on that machine.
 
     Raises:
         ValueError: they fit neither the devices nor the model.
     """
     settings = parse_mesh(options.mesh)
     try:
-        placement = make_placement(settings)
+        placement = counted_placement(settings, machine)
         check_model(model, settings, placement)
     except ValueError as error:
         raise ValueError(f"--mesh={cut(options.mesh)}: {error}") from error
     return settings, placement
 
 
-def choose_sizes(options: BenchOptions, model: ModelConfig, groups: int, machine: Machine) -> Sizes:
+def choose_sizes(options: BenchOptions, model: ModelConfig, machine: Machine) -> Sizes:
     """The sizes of the options, and for the others the largest usual ones that should fit.
 
-    Args:
-        groups: device groups that share the rows of a decode batch.
-        machine: its devices are those that split a train state.
-
     Raises:
-        ValueError: sizes that do not go together, or that exceed the model's positions.
+        ValueError: sizes that do not go together, that exceed the model's positions, or that fit neither the devices
+            nor what they can run.
     """
-    usual, scale = (USUAL_CPU, CPU) if machine.is_cpu else (USUAL_ACCELERATOR, ACCELERATOR)
+    mesh, placement = place_model(options, model, machine)
+    usual, groups = USUAL_CPU if machine.is_cpu else USUAL_ACCELERATOR, placement.row_multiple
     half = model.max_position // 2
     prompt, new = options.prompt or min(usual.prompt, half), options.new or min(usual.new, half)
     if prompt + new > model.max_position:
@@ -171,25 +163,40 @@ def choose_sizes(options: BenchOptions, model: ModelConfig, groups: int, machine
     if options.rows % (samples * groups):
         raise ValueError(f"--rows={options.rows} must be a multiple of {samples * groups}: {samples} samples of a "
                          f"prompt on each of {groups} device groups; change it, or --samples")
-    sizes = Sizes(most, samples, prompt, new, 1, options.logp_chunk or logits_chunk(scale, model))
-    free = scale.memory * machine.memory - resident_bytes({"bench": role_settings(sizes)}, {"bench": model}, machine)
-    tried = [options.rows] if options.rows else halved(most, samples * groups)
-    rows = next((n for n in tried if sampling_bytes(role_settings(sizes), model, n // groups) <= free),
-                options.rows or samples * groups)
-    micro_rows = options.micro_rows or 1
+    chunk = options.logp_chunk or machine.scale.logits_chunk(model.vocab_size)
+
+    def fits(sizes: Sizes, kind: str) -> bool:
+        return rows_fit(bench_job(model, sizes, mesh, machine), "generator", kind, machine)
+
+    sizes = Sizes(most, samples, prompt, new, options.micro_rows or 1, chunk)
+    if not options.rows:
+        tried = [sizes._replace(rows=rows) for rows in halved(most, samples * groups)]
+        sizes = next((each for each in tried if fits(each, "sampling")), sizes._replace(rows=samples * groups))
     while not options.micro_rows:
-        larger = sizes._replace(micro_rows=2 * micro_rows)
+        larger = sizes._replace(micro_rows=2 * sizes.micro_rows)
         tokens = larger.micro_rows * (new + 1) + larger.micro_prompts * prompt
-        needed = update_bytes(role_settings(larger), model, larger.micro_rows, machine)
-        if tokens > usual.micro_tokens or needed > free:
+        if tokens > usual.micro_tokens or not fits(larger, "training"):
             break
-        micro_rows = larger.micro_rows
-    return sizes._replace(rows=rows, micro_rows=micro_rows)
+        sizes = larger
+    return sizes
 
 
-def role_settings(sizes: Sizes) -> ConfigDict:
+def bench_job(model: ModelConfig, sizes: Sizes, mesh: ConfigDict, machine: Machine) -> Job:
+    """What is timed, as shapes, before it is allocated.
+
+    Raises:
+        ValueError: see `sized_job`.
+    """
+    config = default_config()
+    config.generator = role_settings(sizes, mesh)
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = sizes.micro_prompts * MICRO_BATCHES, sizes.micro_samples
+    return sized_job(config, {"generator": model}, machine, sizes.samples)
+
+
+def role_settings(sizes: Sizes, mesh: ConfigDict) -> ConfigDict:
     """A role's configuration of these sizes, without a reference policy."""
     config = role_config()
+    config.mesh = mesh
     config.max_prompt, config.max_response, config.row_buckets = sizes.prompt, sizes.new, (sizes.rows,)
     config.rows_per_micro_batch, config.prompts_per_micro_batch = sizes.micro_rows, sizes.micro_prompts
     config.logp_chunk, config.loss.kl_coef = sizes.logp_chunk, 0.0
@@ -202,8 +209,7 @@ def make_bench_policy(model: ModelConfig, sizes: Sizes, mesh: ConfigDict) -> Pol
     Raises:
         ValueError: the devices cannot run the attention that is asked for.
     """
-    config = role_settings(sizes)
-    config.mesh = mesh
+    config = role_settings(sizes, mesh)
     tokenizer = dataclasses.replace(blank_tokenizer(model), stop_ids=(model.vocab_size,))
     return make_policy("generator", config, Source("", model, tokenizer, None, lambda folder: None, {}))
 
@@ -218,25 +224,22 @@ def open_bench(options: BenchOptions, memory: int) -> tuple[Policy, Sizes]:
         raise ValueError(f"--model is timed in one process, and there are {jax.process_count()}: start one, with all "
                          "devices of a machine")
     model = open_model(options)
-    mesh, placement = place_model(options, model)
-    split = placement.train.shape["fsdp"] * placement.train.shape["tensor"]
-    machine = Machine(jax.default_backend(), split, memory)
-    sizes = choose_sizes(options, model, placement.row_multiple, machine)
-    policy = make_bench_policy(model, sizes, mesh)
-    check_memory(policy, sizes, memory)
-    return policy, sizes
+    machine = Machine(jax.default_backend(), jax.device_count(), memory, capability_of(jax.local_devices()[0]))
+    sizes = choose_sizes(options, model, machine)
+    mesh = parse_mesh(options.mesh)
+    check_memory(bench_job(model, sizes, mesh, machine), sizes, machine)
+    return make_bench_policy(model, sizes, mesh), sizes
 
 
-def check_memory(policy: Policy, sizes: Sizes, memory: int) -> None:
+def check_memory(job: Job, sizes: Sizes, machine: Machine) -> None:
     """Raises ValueError where the largest arrays alone, without any temporary ones, exceed a device's memory."""
-    state, placement = policy.abstract_state(), policy.placement
-    held, gradients = device_bytes(state), device_bytes(state.params)
-    weights = device_bytes(abstract_sampling(policy).weights)
-    tokens = (sizes.prompts * sizes.prompt + sizes.rows * sizes.new) / placement.row_multiple
-    cache = tokens * needs.cached_token_bytes(policy.model_config, placement.local.shape["tensor"])
-    _check("an update", {"parameters and moments": held, "gradients": gradients}, memory, "--layers")
-    parts = {"parameters and moments": held, "weights to sample with": weights, "keys and values": cache}
-    _check(f"sampling {sizes.rows} rows of {sizes.prompt} + {sizes.new} tokens", parts, memory,
+    found = [phase for kind in PHASES_OF for phase in estimated_phases(job, "generator", kind, machine.platform)]
+    phases = {phase.name.removeprefix("generator/"): phase for phase in found}
+    update, sample = phases["update"], phases["sample"]
+    held = {"parameters and moments": update.parameters + update.optimizer}
+    _check("an update", held | {"gradients": update.gradients}, machine.memory, "--layers")
+    parts = held | {"weights to sample with": sample.weights, "keys and values": sample.cache}
+    _check(f"sampling {sizes.rows} rows of {sizes.prompt} + {sizes.new} tokens", parts, machine.memory,
            "--rows, --prompt, --new or --layers")
 
 

@@ -134,6 +134,15 @@ def _tensor_sizes(model: ModelConfig, local: int) -> list[int]:
     return [size for size in _divisors(local) if model.num_kv_heads % size == 0 and model.mlp_width % size == 0]
 
 
+def halved(most: int, multiple: int) -> list[int]:
+    """`most` and what repeated halving makes of it, as multiples, the largest first."""
+    found = []
+    while most >= multiple:
+        found.append(most // multiple * multiple)
+        most //= 2
+    return found
+
+
 def _divisors(count: int) -> list[int]:
     return [size for size in range(1, count + 1) if count % size == 0]
 

@@ -1,7 +1,8 @@
 """What a compiled function would say of itself, by arithmetic: memory of a device, and collectives.
 
-In: a job, as shapes. Out: one `Estimate` for each of its functions, which stands in for a compiled `Program`. Stage:
-`plan --search`, which counts hundreds of settings and compiles a few of them.
+In: a job, as shapes. Out: one `ProgramEstimate` for each of its functions, which stands in for a compiled `Program`.
+Stage: `plan --search`, which counts hundreds of settings and compiles a few of them; own_problems and `bench --model`,
+which choose sizes without compiling any.
 
 What shapes tell is exact: states, weights, caches, gradients, saved activations. What a compiler needs for itself is
 not: the arrays of one layer, the parameters that it gathers, a few copies of the logits. They are added up here, and a
@@ -16,29 +17,35 @@ import jax
 import numpy as np
 
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.hlo import Collective
-from tango_jax.planning.memory import saved_activations
-from tango_jax.planning.needs import (
+from tango_jax.planning.costs import (
     SKIPPING,
     MicroBatchShape,
-    axis_members,
     cached_token_bytes,
+    micro_batch_shape,
+)
+from tango_jax.planning.hlo import Collective
+from tango_jax.planning.job import Job, SizedPolicy, device_bytes
+from tango_jax.planning.machines import Machine
+from tango_jax.planning.memory import PHASES_OF, Phase, saved_activations
+from tango_jax.planning.programs import Program
+from tango_jax.planning.traffic import (
+    axis_members,
     dtype_widths,
     param_sizes,
     score_traffic,
     update_traffic,
 )
-from tango_jax.planning.programs import Job, Program, device_bytes
 from tango_jax.records import Batch
-from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
 
 # A compiled program may need so much less or more than the sum.
 LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0
 LOGITS_FORWARD, LOGITS_BACKWARD = 3, 5  # arrays of the size of the logits that exist at once
 
+Factors = dict[str, float]  # function -> by what its estimate of what a compiler needs is multiplied
 
-class Estimate(NamedTuple):
+
+class ProgramEstimate(NamedTuple):
     """One function; bytes of a device."""
 
     known: float  # beside arguments and result, as far as shapes tell
@@ -59,23 +66,51 @@ class Estimate(NamedTuple):
         return min(MOST_FACTOR, max(LEAST_FACTOR, (program.added - self.output - self.known) / self.rough))
 
 
-def training_estimates(job: Job, role: str, platform: str) -> dict[str, Estimate]:
+def estimates_of(job: Job, role: str, platform: str) -> dict[str, ProgramEstimate]:
+    """Of all functions of a role."""
+    return training_estimates(job, role, platform) | sampling_estimates(job, role)
+
+
+def as_programs(role: str, estimates: dict[str, ProgramEstimate], factors: Factors) -> dict[str, Program]:
+    """{"generator/update": Program, ...}, as if they had been compiled."""
+    return {f"{role}/{name}": estimate.program(factors.get(f"{role}/{name}", 1.0))
+            for name, estimate in estimates.items()}
+
+
+def estimated_phases(job: Job, role: str, kind: str, platform: str) -> list[Phase]:
+    """The phases of a role's sampling or training (`kind`) with nothing compiled."""
+    found = sampling_estimates(job, role) if kind == "sampling" else training_estimates(job, role, platform)
+    return PHASES_OF[kind](job, as_programs(role, found, {}), role)
+
+
+def rows_fit(job: Job, role: str, kind: str, machine: Machine) -> bool:
+    """Whether a role's sampling or training stays within the share of a device's memory that sizes are chosen for.
+
+    Laying out the weights is left out: fewer rows would not help it.
+    """
+    room = machine.scale.memory * machine.memory
+    return all(phase.peak <= room for phase in estimated_phases(job, role, kind, machine.platform)
+               if not phase.name.endswith("/reshard"))
+
+
+def training_estimates(job: Job, role: str, platform: str) -> dict[str, ProgramEstimate]:
     """{"score": ..., "update": ...} of one role, and "sft" where it has a stage 1."""
-    policy, batch, params = job.policies[role], job.batches[role], device_bytes(job.states[role].params)
+    policy = job.policies[role]
+    batch, params = policy.batch, device_bytes(policy.state.params)
     found = {
         "score": _score_estimate(policy, batch),
         "update": _update_estimate(policy, batch, params, platform),
     }
     if role in job.stage_one:
-        found["sft"] = _update_estimate(policy, job.stage_one[role], params, platform)
+        found["sft"] = _update_estimate(policy, policy.stage_one, params, platform)
     return found
 
 
-def _score_estimate(policy: Policy, batch: Batch) -> Estimate:
+def _score_estimate(policy: SizedPolicy, batch: Batch) -> ProgramEstimate:
     model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
-    tokens = _tokens(batch)
+    tokens = micro_batch_shape(batch)
     layer, logits = _working_bytes(policy, tokens)
-    return Estimate(
+    return ProgramEstimate(
         known=0.0,
         rough=layer + LOGITS_FORWARD * logits + gathered_bytes(model, mesh.shape["tensor"])[0],
         output=device_bytes(batch.ref_logp_NZRT),
@@ -83,34 +118,29 @@ def _score_estimate(policy: Policy, batch: Batch) -> Estimate:
     )
 
 
-def _update_estimate(policy: Policy, batch: Batch, params: int, platform: str) -> Estimate:
+def _update_estimate(policy: SizedPolicy, batch: Batch, params: int, platform: str) -> ProgramEstimate:
     """Of an update with parameters of so many bytes."""
     model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
-    tokens = _tokens(batch)
+    tokens = micro_batch_shape(batch)
     layer, logits = _working_bytes(policy, tokens)
     unsaved = model.num_layers * layer if model.remat == "none" else 0.0
     # Gradients of one micro-batch are made beside their sum.
     working = params + unsaved + 2 * layer + LOGITS_BACKWARD * logits + sum(gathered_bytes(model, mesh.shape["tensor"]))
     traffic = [_moved_out(item, platform, mesh) for item in update_traffic(model, mesh, tokens, chunk)]
-    return Estimate(known=params + saved_activations(policy, batch), rough=working, traffic=traffic)
+    return ProgramEstimate(known=params + saved_activations(policy, batch), rough=working, traffic=traffic)
 
 
-def _tokens(batch: Batch) -> MicroBatchShape:
-    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
-    return MicroBatchShape(R, T, Q, X)
-
-
-def _working_bytes(policy: Policy, tokens: MicroBatchShape) -> tuple[float, float]:
+def _working_bytes(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[float, float]:
     """(arrays of a layer, one array of logits)."""
     model, tensor, chunk = policy.model_config, policy.placement.train.shape["tensor"], policy.config.logp_chunk
     layer = layer_bytes(model, tokens.total, tokens.pairs(model.attention), tensor)
     return layer, logits_bytes(model, chunk if is_chunked(tokens.scored, chunk) else tokens.scored, tensor)
 
 
-def sampling_estimates(job: Job, role: str) -> dict[str, Estimate]:
+def sampling_estimates(job: Job, role: str) -> dict[str, ProgramEstimate]:
     """{"layout": ..., "prefill": ..., "decode": ...} of one role."""
-    policy, shapes = job.policies[role], job.sampling[role]
-    model, placement, sizes = policy.model_config, policy.placement, policy.sampler.config
+    policy, shapes = job.policies[role], job.policies[role].sampling
+    model, placement, sizes = policy.model_config, policy.placement, policy.sampler_config
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     weights = device_bytes(shapes.weights)
     prompts, length = (size / share for size, share in zip(shapes.prefill[1].token_PS.shape, (groups, 1), strict=True))
@@ -125,16 +155,16 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Estimate]:
     widest = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
                  for leaf in jax.tree.leaves(shapes.weights))
     return {
-        "layout": Estimate(
-            known=0.0, rough=2 * widest, output=weights, argument=device_bytes(job.states[role].params),
+        "layout": ProgramEstimate(
+            known=0.0, rough=2 * widest, output=weights, argument=device_bytes(job.policies[role].state.params),
             traffic=[received] if len(received.members) > 1 else [],
         ),
-        "prefill": Estimate(
+        "prefill": ProgramEstimate(
             known=0.0, output=output,
             rough=layer_bytes(model, prompts * length, pairs, tensor) + of_prompts
             + LOGITS_FORWARD * logits_bytes(model, prompts, tensor),
         ),
-        "decode": Estimate(
+        "decode": ProgramEstimate(
             known=0.0, rough=LOGITS_FORWARD * logits_bytes(model, rows, tensor) + 2 * scores
             + layer_bytes(model, rows, 0, tensor),
         ),

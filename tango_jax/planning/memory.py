@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from tango_jax.planning.programs import Job, Program, device_bytes
+from tango_jax.planning.costs import micro_batch_shape
+from tango_jax.planning.job import Job, SizedPolicy, device_bytes
+from tango_jax.planning.programs import Program
 from tango_jax.records import Batch
-from tango_jax.rl.policy import Policy
 
 
 class Phase(NamedTuple):
@@ -35,8 +36,7 @@ class Phase(NamedTuple):
 def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
     """Every phase of the roles whose functions are given, in the order of a turn."""
     roles = dict.fromkeys(name.split("/")[0] for name in programs)
-    return [phase for role in roles for phase in (*sampling_phases(job, programs, role),
-                                                  *training_phases(job, programs, role))]
+    return [phase for role in roles for phases_of in PHASES_OF.values() for phase in phases_of(job, programs, role)]
 
 
 def sampling_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
@@ -50,11 +50,14 @@ def training_phases(job: Job, programs: dict[str, Program], role: str) -> list[P
     return [_score(job, programs, role), _update(job, programs, role), *stage_one]
 
 
+PHASES_OF = {"sampling": sampling_phases, "training": training_phases}
+
+
 def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
     """What is on a device whatever runs. With `mesh.offload` a role's moments and reference are there when needed."""
     parameters = optimizer = 0
     for role, policy in job.policies.items():
-        state, config = job.states[role], policy.config
+        state, config = policy.state, policy.config
         own, is_busy = device_bytes(state.params), role == busy
         parameters += own
         if config.loss.kl_coef > 0 and (not config.mesh.offload or (is_busy and with_reference)):
@@ -74,11 +77,11 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """The fullest of: the prompts' pass, the steps in each cache bucket, and the moments when a cache is copied, layer
     by layer, into a larger one or into one of fewer rows."""
     prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
-    shapes = job.sampling[role]
+    shapes = job.policies[role].sampling
     caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
     rests = [device_bytes(state) - cache for state, cache in zip(shapes.states, caches, strict=True)]
     phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
-    sizes, num_layers = job.policies[role].sampler.config, job.policies[role].model_config.num_layers
+    sizes, num_layers = job.policies[role].sampler_config, job.policies[role].model_config.num_layers
     if sizes.cache_tokens:  # a chunk of prompts is read beside the cache that it will enter
         read = phase._replace(cache=caches[0], temporaries=prefill.added + rests[0], error=prefill.error)
     else:
@@ -106,8 +109,8 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """Gradients are those of one micro-batch's sum, in the parameters' type; the compiler may hold a second copy, which
     counts as temporary."""
     update = programs[f"{role}/update"]
-    gradients = device_bytes(job.states[role].params)
-    kept = saved_activations(job.policies[role], job.batches[role])
+    gradients = device_bytes(job.policies[role].state.params)
+    kept = saved_activations(job.policies[role], job.policies[role].batch)
     phase = resident(job, f"{role}/update", role, with_moments=True)
     return phase._replace(
         gradients=gradients,
@@ -120,14 +123,15 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
 def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """An update of stage 1. There are no references yet, and nothing waits in host memory; of the roles that had their
     stage 1 before, or were loaded, there are the parameters."""
-    update, state, batch = programs[f"{role}/sft"], job.states[role], job.stage_one[role]
+    policy, update = job.policies[role], programs[f"{role}/sft"]
+    state, batch = policy.state, policy.stage_one
     roles = list(job.policies)
     before = roles[: roles.index(role)]
     gradients = device_bytes(state.params)
     kept = saved_activations(job.policies[role], batch)
     return Phase(
         f"{role}/sft",
-        parameters=gradients + sum(device_bytes(job.states[other].params) for other in before),
+        parameters=gradients + sum(device_bytes(job.policies[other].state.params) for other in before),
         optimizer=device_bytes(state.opt_state),
         gradients=gradients,
         activations=kept,
@@ -137,19 +141,18 @@ def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _batches(job: Job, role: str) -> int:
-    return device_bytes(job.batches[role]) * job.policies[role].config.loss.minibatches
+    return device_bytes(job.policies[role].batch) * job.policies[role].config.loss.minibatches
 
 
-def saved_activations(policy: Policy, batch: Batch) -> float:
+def saved_activations(policy: SizedPolicy, batch: Batch) -> float:
     """What layers keep of a micro-batch: with remat=full their inputs, with dots also the results of their products.
 
     With remat=none everything is kept; that is not told apart from temporaries.
     """
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
-    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
     width = {"none": 0, "full": model.width}.get(model.remat)
     if width is None:
         heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         width = 3 * model.width + (heads + 2 * model.mlp_width) / tensor
     size = jnp.dtype(model.compute_dtype).itemsize
-    return model.num_layers * (R * T + Q * X) * width * size
+    return model.num_layers * micro_batch_shape(batch).total * width * size

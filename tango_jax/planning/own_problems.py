@@ -4,9 +4,8 @@ In: a configuration with `task.train` and both checkpoints, and the keys that th
 configuration with all other lengths, buckets, batch sizes, evaluations and intervals set, and notes that say why.
 Stage: before a run's settings are checked; configs/own_problems.py calls it.
 
-Everything is counted in tokens of the roles' own tokenizers; roughly where a plan has none of them. Memory is worked
-out by arithmetic: weights, optimizer states, references, caches and activations. `python -m tango_jax.plan` compiles
-the run and is exact.
+Everything is counted in tokens of the roles' own tokenizers; roughly where a plan has none of them. Memory is what
+`plan` predicts where it has no compiler (estimates.py); `python -m tango_jax.plan` compiles the run and is exact.
 """
 
 import math
@@ -18,22 +17,14 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key
 from tango_jax.models.transformer import LEAST_CAPABILITY, ModelConfig
-from tango_jax.planning.machines import planned_machine, this_machine
-from tango_jax.planning.own_sources import Settings, describe_form, describe_rough_counts, open_sources
+from tango_jax.planning.choices import halved
+from tango_jax.planning.costs import num_parameters
+from tango_jax.planning.estimates import estimated_phases, rows_fit
+from tango_jax.planning.job import Job, resized, sized_job
+from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
+from tango_jax.planning.memory import PHASES_OF, resident
 from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as, rounded
-from tango_jax.planning.rough_sizes import (
-    ACCELERATOR,
-    CPU,
-    GIB,
-    Machine,
-    Scale,
-    halved,
-    logits_chunk,
-    num_parameters,
-    resident_bytes,
-    sampling_bytes,
-    update_bytes,
-)
+from tango_jax.planning.sources import OpenSettings, describe_form, describe_rough_counts, open_sources
 from tango_jax.records import Problem
 from tango_jax.rl.schedule import problems_of_a_turn
 from tango_jax.runtime.checks import Mistakes, shortened
@@ -56,7 +47,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
         ValueError: the problems or a checkpoint cannot be read, there are too few problems, they are too long for the
             models, or the models are too large for the machine; all that can be found out at once.
     """
-    mistakes, settings = Mistakes(), Settings(config, given)
+    mistakes, settings = Mistakes(), OpenSettings(config, given)
     problems: tuple[Problem, ...] = ()
     test: tuple[Problem, ...] = ()
     with mistakes.collected("task.train: "):
@@ -78,7 +69,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
                 settings.put(f"{role}.model.head_precision", "bfloat16_x3")
     sources = open_sources(settings, mistakes, is_planned=planned is not None)
     mistakes.raise_all()
-    scale = CPU if machine.is_cpu else ACCELERATOR
+    scale = machine.scale
     models = {role: source.model_config for role, source in sources.items()}
     tokenizers = {role: source.tokenizer for role, source in sources.items()}
     lengths = prompt_lengths(config, problems, tokenizers)
@@ -89,7 +80,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     training, heldout = set_split(settings, scale, problems, lengths, test, test_lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)
-    set_batches(settings, scale, models, machine, mistakes)
+    set_batches(settings, models, machine, mistakes)
     mistakes.raise_all()
     counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
               f"{len(test)} in {config.task.test}" if test else
@@ -110,7 +101,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
 
 
 def set_lengths(
-    settings: Settings, scale: Scale, lengths: dict[str, Lengths], models: dict[str, ModelConfig], worked: int,
+    settings: OpenSettings, scale: Scale, lengths: dict[str, Lengths], models: dict[str, ModelConfig], worked: int,
     mistakes: Mistakes,
 ) -> None:
     """Set the limits and buckets of both roles: the verifier's prompt has room for a whole solution."""
@@ -155,7 +146,7 @@ def describe_lengths(role: str, lengths: Lengths, config: ConfigDict) -> str:
 
 
 def set_split(
-    settings: Settings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths],
+    settings: OpenSettings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths],
     test: tuple[Problem, ...], test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
 ) -> tuple[int, int]:
     """Set how many problems are held out; returns the numbers of problems for training and for evaluation.
@@ -208,7 +199,7 @@ def require_room(
         )
 
 
-def set_turns(settings: Settings, scale: Scale, training: int, heldout: int) -> None:
+def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int) -> None:
     """Set the length of the run, and what happens at intervals."""
     rl = settings.config.rl
     settings.put("rl.prompts_per_step", min(scale.prompts, training))
@@ -233,44 +224,52 @@ def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training:
 
 
 def set_batches(
-    settings: Settings, scale: Scale, models: dict[str, ModelConfig], machine: Machine, mistakes: Mistakes
+    settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine, mistakes: Mistakes
 ) -> None:
     """Set how many rows are decoded and trained on at a time: as many as the memory has room for."""
     config, M = settings.config, settings.config.rl.samples_per_prompt
-    resident = resident_bytes(config, models, machine)
+    rows_tried = [tuple(sorted({max(rows // 2, 1), rows})) for rows in halved(config.rl.prompts_per_step * M, M)]
+    tried = {("sampling", "row_buckets"): rows_tried,
+             ("training", "rows_per_micro_batch"): [4, 2, 1] if machine.is_cpu else [8, 4, 2, 1]}
+    for role, model in models.items():
+        chunk = machine.scale.logits_chunk(model.vocab_size)  # small vocabularies need no chunks
+        settings.put(f"{role}.logp_chunk", chunk if chunk < 4 * config[role].max_response else 0)
+        settings.put(f"{role}.prompts_per_micro_batch", 1)
+        for (_, key), values in tried.items():
+            settings.put(f"{role}.{key}", values[-1])
+    with mistakes.collected():
+        job = sized_job(config, models, machine)
+    mistakes.raise_all()
+    held = resident(job, "").peak
     names = ", ".join(dict.fromkeys(config[role].checkpoint for role in ROLES))
     mistakes.require(
-        resident < machine.memory,
-        f"{names}: parameters, optimizer states and references of both roles take {resident / GIB:.1f} GiB of each "
+        held < machine.memory,
+        f"{names}: parameters, optimizer states and references of both roles take {held / GIB:.1f} GiB of each "
         f"device, which has {machine.memory / GIB:.1f} GiB: choose a smaller model or more devices, or set "
         "generator.mesh.offload=true and verifier.mesh.offload=true, or generator.loss.kl_coef=0 and "
         "verifier.loss.kl_coef=0 for no references",
     )
-    free = scale.memory * machine.memory - resident
-    whole = config.rl.prompts_per_step * M
-    for role, model in models.items():
-        own = config[role]
-        chunk = logits_chunk(scale, model)  # small vocabularies need no chunks
-        settings.put(f"{role}.logp_chunk", chunk if chunk < 4 * own.max_response else 0)
-        settings.put(f"{role}.prompts_per_micro_batch", 1)
-        rows = next((rows for rows in halved(whole, M) if sampling_bytes(own, model, rows) <= free), M)
-        settings.put(f"{role}.row_buckets", tuple(sorted({max(rows // 2, 1), rows})))
-        micro = (8, 4, 2, 1) if not machine.is_cpu else (4, 2, 1)
-        settings.put(f"{role}.rows_per_micro_batch",
-                     next((rows for rows in micro if update_bytes(own, model, rows, machine) <= free), 1))
+    for role in models:
+        for (kind, key), values in tried.items():
+            for value in values:  # the last one where none fits
+                settings.put(f"{role}.{key}", value)
+                if has_room(job, config, role, kind, machine):
+                    break
 
 
-def planned_bytes(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> int:
-    """The most that a phase of a turn is expected to need on a device."""
-    added = [
-        max(sampling_bytes(config[role], model, config[role].row_buckets[-1]),
-            update_bytes(config[role], model, config[role].rows_per_micro_batch, machine))
-        for role, model in models.items()
-    ]  # fmt: skip
-    return resident_bytes(config, models, machine) + max(added)
+def has_room(job: Job, config: ConfigDict, role: str, kind: str, machine: Machine) -> bool:
+    """Whether a role's sampling or training fits with these settings."""
+    try:
+        job = resized(job, config, (role,))
+    except ValueError:  # the user's cache_tokens have no room for the smallest batch of these row_buckets
+        return False
+    return rows_fit(job, role, kind, machine)
 
 
 def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
+    job = sized_job(config, models, machine)
+    planned = max(phase.peak for role in ROLES for kind in PHASES_OF
+                  for phase in estimated_phases(job, role, kind, machine.platform))
     sizes = dict.fromkeys(f"{num_parameters(model) / 1e6:.3g} M parameters" for model in models.values())
     rl = config.rl
     decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)
@@ -278,4 +277,4 @@ def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine
     return (f"batches: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn, {decoded} rows "
             f"decoded and {trained} rows trained on at a time (generator and verifier), for {' and '.join(sizes)} on "
             f"{machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB, of which about "
-            f"{planned_bytes(config, models, machine) / GIB:.1f} GiB are planned")
+            f"{planned / GIB:.1f} GiB are planned")

@@ -10,14 +10,20 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
 from tango_jax.planning import choices
 from tango_jax.planning.choices import Settings
-from tango_jax.planning.estimates import Estimate, sampling_estimates, training_estimates
-from tango_jax.planning.memory import resident, sampling_phases, training_phases
-from tango_jax.planning.planner import Options, Plan, plan_of, run_seconds
-from tango_jax.planning.programs import ROLES, Job, Program
-from tango_jax.planning.resized import resized
-from tango_jax.planning.targets import Devices
+from tango_jax.planning.estimates import (
+    Factors,
+    ProgramEstimate,
+    as_programs,
+    estimates_of,
+    sampling_estimates,
+    training_estimates,
+)
+from tango_jax.planning.job import Job, resized
+from tango_jax.planning.memory import PHASES_OF, resident
+from tango_jax.planning.run_plan import PlanOptions, RunPlan, plan_of, run_seconds
 from tango_jax.planning.times import TimeModel, sampled_requests, trained_seconds
 from tango_jax.planning.workload import UpdateWorkload, packed_workload, sampling_workload, update_workload
 from tango_jax.rl.schedule import make_schedule
@@ -27,8 +33,6 @@ SHOWN_MESHES = 12
 # that changes less of the configuration.
 LEAST_GAIN = 0.01
 
-Factors = dict[str, float]  # function -> by what its estimate of what a compiler needs is multiplied
-
 
 class Part(NamedTuple):
     """One way for a role to sample, or to be trained on a mesh."""
@@ -37,23 +41,22 @@ class Part(NamedTuple):
     kind: str  # sampling or training
     settings: Settings
     job: Job | None  # in these sizes; None: refused
-    estimates: dict[str, Estimate]
+    estimates: dict[str, ProgramEstimate]
     seconds: float  # of the whole run
     reason: str = ""  # why it is refused
 
     def needs(self, factors: Factors) -> float:
         """Bytes of a device at the fullest moment, beside what is resident."""
-        programs = _programs(self.role, self.estimates, factors)
-        phases_of = sampling_phases if self.kind == "sampling" else training_phases
+        programs = as_programs(self.role, self.estimates, factors)
         base = resident(self.job, "").peak
-        return max(phase.peak for phase in phases_of(self.job, programs, self.role)) - base
+        return max(phase.peak for phase in PHASES_OF[self.kind](self.job, programs, self.role)) - base
 
 
 class Candidate(NamedTuple):
     """Settings of both roles, and what is known of them."""
 
     settings: dict[str, Settings]  # by role
-    plan: Plan
+    plan: RunPlan
     is_compiled: bool
 
     @property
@@ -92,21 +95,11 @@ def _text(value: object) -> str:
     return str(value).replace(" ", "")
 
 
-def _programs(role: str, estimates: dict[str, Estimate], factors: Factors) -> dict[str, Program]:
-    return {f"{role}/{name}": estimate.program(factors.get(f"{role}/{name}", 1.0))
-            for name, estimate in estimates.items()}
-
-
-def all_estimates(job: Job, role: str, platform: str) -> dict[str, Estimate]:
-    """Of all functions of a role."""
-    return training_estimates(job, role, platform) | sampling_estimates(job, role)
-
-
 class Pricing:
     """Prices of parts, and of whole settings, by arithmetic alone."""
 
-    def __init__(self, options: Options, devices: Devices, job: Job):
-        self.options, self.devices, self.job = options, devices, job
+    def __init__(self, options: PlanOptions, job: Job, is_target: bool):
+        self.options, self.job, self.is_target = options, job, is_target
         self.times = TimeModel(options.target)
         self.counts = {role: 0 for role in ROLES}
         for turn in make_schedule(options.config).turns():
@@ -150,7 +143,7 @@ class Pricing:
     def _sampling_part(self, role: str, settings: Settings) -> Part:
         config = applied(self.options.config, {role: settings})
         validate(config)
-        job = resized(self.job, config, self.devices, self.options.per_process, (role,), has_training=False)
+        job = resized(self.job, config, (role,))
         seconds = 0.0
         for turn, count in self.counts.items():
             request = sampled_requests(job, turn).get(role)
@@ -161,14 +154,14 @@ class Pricing:
 
     def _training_part(self, role: str, settings: Settings) -> Part:
         config = applied(self.options.config, {role: settings})
-        job = resized(self.job, config, self.devices, self.options.per_process, (role,), has_sampling=False)
+        job = resized(self.job, config, (role,))
         estimates = training_estimates(job, role, self.options.target.platform)
         seconds = 0.0
         if self.counts[role]:
             passes = self._workload(job, role)
             target = self.options.target
             seconds = self.counts[role] * sum(
-                trained_seconds(job, _programs(role, estimates, {}), target, role, passes).values()
+                trained_seconds(job, as_programs(role, estimates, {}), target, role, passes).values()
             )
         return Part(role, "training", settings, job, estimates, seconds)
 
@@ -217,12 +210,12 @@ class Pricing:
     def estimated(self, settings: dict[str, Settings], factors: Factors) -> Candidate:
         """A whole plan by arithmetic."""
         config = applied(self.options.config, settings)
-        job = resized(self.job, config, self.devices, self.options.per_process)
+        job = resized(self.job, config)
         programs = {}
         for role in ROLES:
-            programs |= _programs(role, all_estimates(job, role, self.options.target.platform), factors)
+            programs |= as_programs(role, estimates_of(job, role, self.options.target.platform), factors)
         options = self.options._replace(config=config)
-        return Candidate(settings, plan_of(options, job, programs, self.devices.is_target), is_compiled=False)
+        return Candidate(settings, plan_of(options, job, programs, self.is_target), is_compiled=False)
 
 
 def _by_mesh(parts: list[Part]) -> dict[tuple, list[Part]]:
@@ -237,5 +230,4 @@ def _by_mesh(parts: list[Part]) -> dict[tuple, list[Part]]:
 def _resident(job: Job, trained: dict[str, Part]) -> float:
     """Bytes that are on a device whatever runs, with these meshes."""
     policies = {role: part.job.policies[role] for role, part in trained.items()}
-    states = {role: part.job.states[role] for role, part in trained.items()}
-    return resident(dataclasses.replace(job, policies=policies, states=states), "").peak
+    return resident(dataclasses.replace(job, policies=policies), "").peak

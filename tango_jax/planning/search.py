@@ -19,11 +19,14 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
 from tango_jax.planning import choices
 from tango_jax.planning.choices import Settings
-from tango_jax.planning.planner import Options, plan_of
-from tango_jax.planning.pricing import LEAST_GAIN, Candidate, Factors, Part, Pricing, all_estimates, applied, overrides
-from tango_jax.planning.programs import ROLES, Job, Program, compile_job, function_names, make_job
+from tango_jax.planning.estimates import Factors, estimates_of
+from tango_jax.planning.job import Job, make_job
+from tango_jax.planning.pricing import LEAST_GAIN, Candidate, Part, Pricing, applied, overrides
+from tango_jax.planning.programs import Program, compile_job, function_names
+from tango_jax.planning.run_plan import PlanOptions, plan_of
 from tango_jax.planning.targets import Devices, open_devices
 from tango_jax.runtime.console import Console, format_seconds
 
@@ -38,7 +41,7 @@ CAUTION = 0.96
 class Search(NamedTuple):
     """All that was found."""
 
-    options: Options
+    options: PlanOptions
     given: Candidate  # the configuration as it is, compiled
     compiled: list[Candidate]  # in the order in which they were; without `given`
     estimated: list[Candidate]  # one for each pair of meshes that fits, in the order in which they would be compiled
@@ -52,7 +55,7 @@ class Search(NamedTuple):
         return min(fitting, key=lambda item: item.seconds, default=None)
 
 
-def search(options: Options, console: Console) -> Search:
+def search(options: PlanOptions, console: Console) -> Search:
     """Price what may be set, and compile the best of it.
 
     Raises:
@@ -63,7 +66,7 @@ def search(options: Options, console: Console) -> Search:
     job = make_job(options.config, devices, options.per_process)
     compiler = _Compiler(options, devices, console)
     given = compiler.compiled(options.config, {role: {} for role in ROLES}, job)
-    pricing = Pricing(options, devices, job)
+    pricing = Pricing(options, job, devices.is_target)
     with console.stage("Counting", total=2 * len(ROLES)) as progress:
         parts = {}
         for role, kind in itertools.product(ROLES, ("sampling", "training")):
@@ -116,7 +119,7 @@ def simplest_first(config: ConfigDict, ranking: list[Candidate]) -> list[Candida
 class _Compiler:
     """Compiles settings, each function once for each of its shapes, and learns the factors."""
 
-    def __init__(self, options: Options, devices: Devices, console: Console):
+    def __init__(self, options: PlanOptions, devices: Devices, console: Console):
         self.options, self.devices, self.console = options, devices, console
         self.factors: Factors = {}
         self.last_seconds = 0.0
@@ -135,7 +138,7 @@ class _Compiler:
         self._known |= {keys[name]: program for name, program in found.items()}
         programs = {name: self._known[key] for name, key in keys.items()}
         for role in ROLES:
-            for name, estimate in all_estimates(job, role, self.options.target.platform).items():
+            for name, estimate in estimates_of(job, role, self.options.target.platform).items():
                 factor = estimate.factor(programs[f"{role}/{name}"])
                 self.factors |= {} if factor is None else {f"{role}/{name}": factor}
         options = self.options._replace(config=config)

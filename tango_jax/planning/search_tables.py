@@ -6,12 +6,12 @@ its time and memory. Stage: the end of `plan --search`.
 
 import shlex
 
+from tango_jax.config import ROLES
 from tango_jax.planning import choices
 from tango_jax.planning.choices import Settings
+from tango_jax.planning.plan_tables import as_json, show
 from tango_jax.planning.pricing import Candidate, Part, overrides
-from tango_jax.planning.programs import ROLES
 from tango_jax.planning.search import Search
-from tango_jax.planning.tables import as_json, show
 from tango_jax.planning.targets import GIB
 from tango_jax.runtime.console import Console
 

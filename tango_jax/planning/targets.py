@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from tango_jax.planning.rough_sizes import GIB, Machine
+from tango_jax.planning.machines import GIB, Machine
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.machine import host_memory, machine_rates
 
@@ -130,8 +130,8 @@ def machine_of(name: str, count: int) -> Machine:
     """What a run's settings are fitted to on `count` devices of a target. No device is asked for."""
     if name == "cpu":
         return Machine("cpu", count, host_memory() // count)
-    target = TARGETS[name]
-    return Machine(target.platform, count, int(target.memory), target.capability)
+    target = open_target(name, count)
+    return Machine(target.platform, count, int(target.memory), target.capability, min(target.per_host, count))
 
 
 def reserve_devices(name: str, count: int) -> None:

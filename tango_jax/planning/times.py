@@ -19,9 +19,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.hlo import Collective, ring_bytes
-from tango_jax.planning.needs import (
+from tango_jax.planning.costs import (
     Flops,
+    MicroBatchShape,
     StepPart,
     cached_token_bytes,
     decode_parts,
@@ -30,7 +30,9 @@ from tango_jax.planning.needs import (
     score_flops,
     update_flops,
 )
-from tango_jax.planning.programs import Job, Program, device_bytes
+from tango_jax.planning.hlo import Collective, ring_bytes
+from tango_jax.planning.job import Job, SizedPolicy, device_bytes
+from tango_jax.planning.programs import Program
 from tango_jax.planning.targets import Target
 from tango_jax.planning.workload import (
     SamplingWorkload,
@@ -67,7 +69,7 @@ class TimeModel(NamedTuple):
         if model.head_dtype == "float32":  # see transformer.logits_from_hidden
             is_exact = model.head_precision == "highest" or target.platform == "cpu"
             head = self.share_of_highest * target.flops_highest if is_exact else head / 3
-        return flops.layers / layers + flops.head / head
+        return flops.seconds(layers, head)
 
     @property
     def share_of_highest(self) -> float:
@@ -90,7 +92,7 @@ class TimeModel(NamedTuple):
             return self.target.link
         return min(self.target.link, self.target.network * max(hosts.count(host) for host in set(hosts)))
 
-    def training_seconds(self, policy: Policy, program: Program, flops: Flops, passes: UpdateWorkload) -> float:
+    def training_seconds(self, policy: SizedPolicy, program: Program, flops: Flops, passes: UpdateWorkload) -> float:
         """All micro-batches of an update or a score."""
         model, count, calls = policy.model_config, passes.micro_batches, passes.calls
         overlapped = [item for item in program.collectives if item.kind in OVERLAPPED]
@@ -100,7 +102,7 @@ class TimeModel(NamedTuple):
         outside = calls * sum(self.transfer_seconds(item) for item in overlapped if not item.in_pass)
         return count * max(self.matmul_seconds(flops, model), inside) + outside + sums
 
-    def sampling_seconds(self, policy: Policy, done: SamplingWorkload) -> float:
+    def sampling_seconds(self, policy: SizedPolicy, done: SamplingWorkload) -> float:
         """All decode batches of a phase."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
@@ -143,7 +145,7 @@ class TimeModel(NamedTuple):
         return SUM_LATENCY + size / (self.target.link * SHARE_OF_LINK)
 
 
-class TurnPlan(NamedTuple):
+class TurnTimes(NamedTuple):
     """What a turn of one role does, and how long that takes."""
 
     role: str
@@ -156,7 +158,7 @@ class TurnPlan(NamedTuple):
         return sum(self.seconds.values())
 
 
-class StageOnePlan(NamedTuple):
+class StageOneTimes(NamedTuple):
     """Stage 1 of one role."""
 
     steps: int
@@ -170,19 +172,17 @@ class StageOnePlan(NamedTuple):
         return self.steps * self.step_seconds
 
 
-def plan_stage_one(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> StageOnePlan:
+def stage_one_times(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> StageOneTimes:
     """Stage 1 of a role that has one (`job.stage_one`)."""
-    times, policy, state = TimeModel(target), job.policies[role], job.states[role]
+    times, policy = TimeModel(target), job.policies[role]
     passes = stage_one_workload(job, role, filled)
-    model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
-    chunked = is_chunked(passes.tokens.scored, policy.config.logp_chunk)
-    flops = update_flops(model, passes.tokens, tensor, model.attention, chunked)
+    _, flops = function_flops(policy, passes.tokens)
     seconds = times.training_seconds(policy, programs[f"{role}/sft"], flops, passes)
-    seconds += times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
-    return StageOnePlan(policy.config.sft.steps, passes, flops, seconds)
+    seconds += times.read_seconds(optimizer_bytes(device_bytes(policy.state), device_bytes(policy.state.params)))
+    return StageOneTimes(policy.config.sft.steps, passes, flops, seconds)
 
 
-def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnPlan:
+def turn_times(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnTimes:
     """The turn in which `role` is updated."""
     times = TimeModel(target)
     requests = sampled_requests(job, role)
@@ -193,7 +193,7 @@ def plan_turn(job: Job, programs: dict[str, Program], target: Target, role: str,
         if name in sampled:
             seconds[phase] = times.sampling_seconds(job.policies[name], sampled[name])
     seconds |= trained_seconds(job, programs, target, role, passes)
-    return TurnPlan(role, passes, sampled, seconds)
+    return TurnTimes(role, passes, sampled, seconds)
 
 
 def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
@@ -210,9 +210,10 @@ def trained_seconds(
     job: Job, programs: dict[str, Program], target: Target, role: str, passes: UpdateWorkload
 ) -> dict[str, float]:
     """Scoring and updating, and what has to come from host memory for it and go back."""
-    times, policy, state = TimeModel(target), job.policies[role], job.states[role]
+    times, policy = TimeModel(target), job.policies[role]
+    state = policy.state
     loss, is_offloaded = policy.config.loss, policy.config.mesh.offload
-    score, update = function_flops(policy, passes)
+    score, update = function_flops(policy, passes.tokens)
     score_s = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes)
     step = loss.minibatches * times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
     update_s = loss.epochs * (times.training_seconds(policy, programs[f"{role}/update"], update, passes) + step)
@@ -222,16 +223,16 @@ def trained_seconds(
     return {"score": score_s, "update": update_s}
 
 
-def scores_of(policy: Policy) -> int:
+def scores_of(policy: SizedPolicy) -> int:
     """How often a batch is scored: by the reference, and by the policy itself before the first of several updates."""
-    return (policy.config.loss.kl_coef > 0) + (policy.updates_per_batch > 1)
+    return (policy.config.loss.kl_coef > 0) + (policy.config.loss.minibatches * policy.config.loss.epochs > 1)
 
 
-def function_flops(policy: Policy, passes: UpdateWorkload) -> tuple[Flops, Flops]:
+def function_flops(policy: Policy | SizedPolicy, tokens: MicroBatchShape) -> tuple[Flops, Flops]:
     """(score, update) of one micro-batch on one device."""
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
-    shape = (model, passes.tokens, tensor, model.attention)
-    return score_flops(*shape), update_flops(*shape, is_chunked(passes.tokens.scored, policy.config.logp_chunk))
+    shape = (model, tokens, tensor, model.attention)
+    return score_flops(*shape), update_flops(*shape, is_chunked(tokens.scored, policy.config.logp_chunk))
 
 
 def reshard_seconds(times: TimeModel, layout: Program) -> float:

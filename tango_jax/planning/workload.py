@@ -14,8 +14,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.models.decode_attention import columns_read
-from tango_jax.planning.needs import MicroBatchShape
-from tango_jax.planning.programs import Job
+from tango_jax.planning.costs import MicroBatchShape
+from tango_jax.planning.job import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.schedule import limits_of, replay
@@ -106,7 +106,7 @@ def shuffled(lengths: np.ndarray) -> np.ndarray:
 
 def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> SamplingWorkload:
     """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
-    config, buckets = job.policies[role].config, job.policies[role].sampler.config
+    config, buckets = job.policies[role].config, job.policies[role].sampler_config
     if buckets.cache_tokens:
         return _refilled_batch(buckets, config, num_prompts, group_size, filled)
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))

@@ -60,18 +60,23 @@ def make_placement(
     data, fsdp, tensor = resolve_axes(settings, len(devices))
     devices = devices[: data * fsdp * tensor]
     local = devices[:num_local] if num_local else [device for device in devices if device.process_index == mine]
-    for name, size in (("tensor", tensor), ("decode_tensor", settings.decode_tensor)):
-        if size < 1 or len(local) % size:
-            raise ValueError(
-                f"mesh.{name}={size} does not divide the {len(local)} devices of a process: the devices of a tensor "
-                f"group belong to one process; choose a divisor of {len(local)}, or start one process per node"
-            )
+    check_tensor_groups(tensor, settings.decode_tensor, len(local))
     decode_shape = (-1, settings.decode_tensor)
     return Placement(
         train=_mesh(devices, (data, fsdp, tensor), TRAIN_AXES),
         decode=_mesh(devices, decode_shape, DECODE_AXES),
         local=_mesh(local, decode_shape, DECODE_AXES),
     )
+
+
+def check_tensor_groups(tensor: int, decode_tensor: int, num_local: int) -> None:
+    """Raises ValueError where tensor groups cannot be made of the `num_local` devices of a process."""
+    for name, size in (("tensor", tensor), ("decode_tensor", decode_tensor)):
+        if size < 1 or num_local % size:
+            raise ValueError(
+                f"mesh.{name}={size} does not divide the {num_local} devices of a process: the devices of a tensor "
+                f"group belong to one process; choose a divisor of {num_local}, or start one process per node"
+            )
 
 
 def resolve_axes(settings: ConfigDict, num_devices: int) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from support.paths import ROOT, ROWS
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.data.problem_sets import BENCHMARKS
-from tango_jax.planning.programs import blank_tokenizer
+from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.rl.optimizer import learning_rate
 from tango_jax.rl.packing import TrainSequence, pack, pack_shape, sft_pack_shape
 from tango_jax.rl.policy import make_policy

@@ -10,11 +10,11 @@ import pytest
 
 from tango_jax import bench
 from tango_jax.planning import bench_phases, bench_sizes
-from tango_jax.planning.bench_phases import Rates, Timed, figures
+from tango_jax.planning.bench_phases import DeviceRates, Timed, figures
 from tango_jax.planning.bench_sizes import BenchOptions, Sizes, choose_sizes, open_model
-from tango_jax.planning.bench_work import Work
-from tango_jax.planning.needs import Flops
-from tango_jax.planning.rough_sizes import GIB, Machine
+from tango_jax.planning.bench_work import PhaseWork
+from tango_jax.planning.costs import Flops
+from tango_jax.planning.machines import GIB, Machine
 from tango_jax.weights.presets import CONFIG_JSON, short_names
 
 # A layer takes 240 FLOPs a token and 16 a query-key pair, the head 80 a token; a cached token takes 8 bytes in bf16.
@@ -93,8 +93,8 @@ def test_a_mesh_of_eight_devices_and_text(model, capsys, monkeypatch):
 
 
 def test_figures_by_hand():
-    rates = Rates(matmul=100.0, head=50.0, copy=10.0)
-    work = Work(tokens=60, flops=Flops(400.0, 100.0), bytes=30.0, needed=Flops(300.0, 100.0))
+    rates = DeviceRates(matmul=100.0, head=50.0, copy=10.0)
+    work = PhaseWork(tokens=60, flops=Flops(400.0, 100.0), bytes=30.0, needed=Flops(300.0, 100.0))
     found = figures(work, Timed(seconds=12.0, compile_s=3.0, memory=2**31), rates)
     assert found["tokens_per_s"] == 5 and found["flops_per_s"] == 500 / 12 and found["bytes_per_s"] == 2.5
     assert found["share_of_matmul"] == 6 / 12  # 400 / 100 + 100 / 50 seconds of 12
@@ -104,16 +104,16 @@ def test_figures_by_hand():
 
 def test_sizes_follow_from_memory():
     options = BenchOptions("qwen2_5_1_5b", layers=4)
-    # 420.6 M parameters: 5.0 GB with both moments. A row takes 7.5 MB beside 0.8 GB of weights; gradients take 3.4 GB.
+    # 420.6 M parameters: 5.0 GB with both moments, and 1.7 GB to sample with, of which the float32 head is 0.9.
     small = open_model(options)
     assert (small.num_layers, small.width, small.compute_dtype, small.head_dtype) == (4, 1536, "bfloat16", "float32")
     whole = Sizes(rows=256, samples=8, prompt=512, new=512, micro_rows=16, logp_chunk=256)
-    assert choose_sizes(options, small, 1, Machine("gpu", 1, 132 * GIB)) == whole
-    assert choose_sizes(options, small, 1, Machine("gpu", 1, 8 * GIB)) == whole._replace(rows=128, micro_rows=1)
-    assert choose_sizes(options, small, 8, Machine("gpu", 8, 132 * GIB)) == whole  # 32 rows on each of 8 devices
+    assert choose_sizes(options, small, Machine("gpu", 1, 132 * GIB)) == whole
+    assert choose_sizes(options, small, Machine("gpu", 1, 8 * GIB)) == whole._replace(rows=32, micro_rows=1)
+    assert choose_sizes(options, small, Machine("gpu", 8, 132 * GIB)) == whole  # 32 rows on each of 8 devices
     given = options._replace(rows=64, samples=1, prompt=2048, new=1024, micro_rows=4, logp_chunk=1024)
-    assert choose_sizes(given, small, 1, Machine("gpu", 1, 8 * GIB)) == Sizes(64, 1, 2048, 1024, 4, 1024)
-    on_cpu = choose_sizes(options, small, 1, Machine("cpu", 1, 64 * GIB))
+    assert choose_sizes(given, small, Machine("gpu", 1, 8 * GIB)) == Sizes(64, 1, 2048, 1024, 4, 1024)
+    on_cpu = choose_sizes(options, small, Machine("cpu", 1, 64 * GIB))
     assert on_cpu == Sizes(rows=8, samples=8, prompt=64, new=32, micro_rows=8, logp_chunk=32)
 
 
@@ -156,7 +156,7 @@ def test_mistakes_end_in_one_line(model, capsys, monkeypatch):
 
 
 def test_a_program_that_needs_too_much_is_not_started(model, capsys, monkeypatch):
-    monkeypatch.setattr(bench_sizes, "check_memory", lambda policy, sizes, memory: None)
+    monkeypatch.setattr(bench_sizes, "check_memory", lambda job, sizes, machine: None)
     monkeypatch.setattr(bench, "device_memory", lambda: 1000)
     sizes = ("--rows=2", "--prompt=3", "--new=3", "--micro_rows=1", "--mesh=fsdp:1")
     with pytest.raises(SystemExit) as stopped:

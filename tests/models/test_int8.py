@@ -14,7 +14,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.models import cache as kv
 from tango_jax.models import transformer
 from tango_jax.models.int8 import Quantized, quantize
-from tango_jax.planning import needs
+from tango_jax.planning import costs
 from tango_jax.sampling import decode
 from tango_jax.sampling.logits import sampling_params
 from tango_jax.sampling.slots import empty_state
@@ -134,15 +134,15 @@ def test_memory_as_it_is_planned():
     for model in (INT8, dataclasses.replace(INT8, compute_dtype="bfloat16"), MODEL):
         state = jax.eval_shape(lambda model=model: empty_state(model, 16, 8, 8, 12))
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.prefix.k, state.prefix.v)))
-        assert held == 8 * 8 * needs.cached_token_bytes(model, tensor=1)
+        assert held == 8 * 8 * costs.cached_token_bytes(model, tensor=1)
         weights = jax.eval_shape(lambda model=model: transformer.split_layers(model, True, random_params()))
         leaves = jax.tree_util.tree_flatten_with_path((weights["layers"], weights["head_DV"]))[0]
         held = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path))
-        assert held == needs.sampling_weight_bytes(model, tensor=1)
+        assert held == costs.sampling_weight_bytes(model, tensor=1)
     # By hand: 2 layers, keys and values, 2 heads of 4 bytes and a scale. A trainer's weights are what they were.
-    assert needs.cached_token_bytes(INT8, tensor=1) == 2 * 2 * 2 * (4 + 4)
-    assert needs.cached_token_bytes(INT8, tensor=2) == 2 * 2 * (4 + 4)
-    assert needs.weight_bytes(INT8, tensor=1) == needs.weight_bytes(MODEL, tensor=1)
+    assert costs.cached_token_bytes(INT8, tensor=1) == 2 * 2 * 2 * (4 + 4)
+    assert costs.cached_token_bytes(INT8, tensor=2) == 2 * 2 * (4 + 4)
+    assert costs.weight_bytes(INT8, tensor=1) == costs.weight_bytes(MODEL, tensor=1)
 
 
 @pytest.mark.parametrize("overrides, message", [

@@ -15,7 +15,8 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.programs import abstract_batch, blank_tokenizer
+from tango_jax.planning.job import sized
+from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.rl.policy import make_policy
 from tango_jax.sampling import decode
 from tango_jax.sampling.logits import sampling_params
@@ -41,7 +42,7 @@ def policy_of(model: ModelConfig, fsdp: int, **mesh):
 def batch_of(policy):
     rl = default_config().rl
     rl.prompts_per_step = policy.placement.num_shards
-    return abstract_batch(policy, rl, processes=1)
+    return sized(policy, rl, processes=1).batch
 
 
 def equations(jaxpr):

@@ -9,10 +9,13 @@ import pytest
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.hlo import collectives, wire_bytes_by_kind
-from tango_jax.planning.needs import MicroBatchShape, update_collectives
-from tango_jax.planning.programs import abstract_batch, blank_tokenizer, compile_one, lowered_functions, make_job
+from tango_jax.planning.job import make_job, sized
+from tango_jax.planning.programs import compile_one, lowered_functions
+from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
+from tango_jax.planning.traffic import update_collectives
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.weights.source import Source
@@ -46,7 +49,7 @@ def test_an_update_sends_what_it_must(case):
     policy = small_policy(model, *axes)
     rl = default_config().rl
     rl.prompts_per_step = policy.placement.num_shards
-    batch = abstract_batch(policy, rl, processes=1)
+    batch = sized(policy, rl, processes=1).batch
     compiled = policy.update.lower(policy.abstract_state(), batch).compile(QUICK)
     found = wire_bytes_by_kind(collectives(compiled.as_text(), 8), passes=1)
     need = update_collectives(model, policy.placement.train, MicroBatchShape(2, 64, 1, 32), 48)
@@ -88,7 +91,7 @@ def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_devic
     config.prompts_per_step = 2
     for axes in ((1, 1, 1), (1, 2, 4)):
         policy = small_policy(model, *axes)
-        shapes = abstract_batch(policy, config, processes=1)
+        shapes = sized(policy, config, processes=1).batch
         # Z is 1 or 2: the same row twice, so that the sums differ by a factor of two.
         batch = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
         micro = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
@@ -118,7 +121,7 @@ def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     config = load_config("configs/qwen2_5_math_7b.py", overrides)
     devices = open_devices(target, 32)
     job = make_job(config, devices, target.per_host)
-    policy, batch = job.policies["generator"], job.batches["generator"]
+    policy, batch = job.policies["generator"], job.policies["generator"].batch
     program = compile_one(lowered_functions(job, "generator")["update"](), devices.compiler_options, 32)
     (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
     need = update_collectives(policy.model_config, policy.placement.train, MicroBatchShape(R, T, Q, X), 512)

@@ -12,9 +12,10 @@ from support.paths import ROOT, TESTS
 from support.processes import HANG_S
 from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning import needs
-from tango_jax.planning.needs import MicroBatchShape
-from tango_jax.planning.programs import abstract_batch, abstract_sampling, blank_tokenizer
+from tango_jax.planning import costs
+from tango_jax.planning.costs import MicroBatchShape
+from tango_jax.planning.job import sized
+from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.rl.policy import make_policy
 from tango_jax.weights.source import Source
 
@@ -59,8 +60,8 @@ def test_flops_of_an_update(remat):
     rl.prompts_per_step = 2
     # One micro-batch: XLA counts the body of the loop over them once.
     tokens = MicroBatchShape(rows=2, row_length=256, prefixes=1, prefix_length=256)
-    expected = needs.update_flops(policy.model_config, tokens, 1, "xla", is_chunked=False).total
-    flops = counted(policy.update.lower(policy.abstract_state(), abstract_batch(policy, rl, 1)))
+    expected = costs.update_flops(policy.model_config, tokens, 1, "xla", is_chunked=False).total
+    flops = counted(policy.update.lower(policy.abstract_state(), sized(policy, rl, 1).batch))
     print(f"{remat}: {expected:.4e} by arithmetic, {flops:.4e} counted, {expected / flops:.3f}")
     assert expected == pytest.approx(flops, rel=0.05)
 
@@ -68,14 +69,14 @@ def test_flops_of_an_update(remat):
 def test_flops_of_scoring_and_sampling():
     policy, rl = small_policy("full", rows=10), default_config().rl
     rl.prompts_per_step = 2
-    model, sampling = policy.model_config, abstract_sampling(policy)
+    model, sampling = policy.model_config, sized(policy, rl, 1).sampling
     sampler, params = policy.sampler, policy.abstract_state().params
     tokens = MicroBatchShape(rows=2, row_length=256, prefixes=1, prefix_length=256)
-    state, batch = sampling.states[-1], abstract_batch(policy, rl, 1)
+    state, batch = sampling.states[-1], sized(policy, rl, 1).batch
     for name, expected, lowered in (
-        ("score", needs.score_flops(model, tokens, 1, "xla"), policy.score.lower(params, batch)),
-        ("prefill", needs.prefill_flops(model, 10, 256, 1, "xla"), sampler.driver.prefill_fn.lower(*sampling.prefill)),
-        ("decode", needs.decode_flops(model, 10, 256 + 255, 1),  # the loop over steps counts once, too
+        ("score", costs.score_flops(model, tokens, 1, "xla"), policy.score.lower(params, batch)),
+        ("prefill", costs.prefill_flops(model, 10, 256, 1, "xla"), sampler.driver.prefill_fn.lower(*sampling.prefill)),
+        ("decode", costs.decode_flops(model, 10, 256 + 255, 1),  # the loop over steps counts once, too
          sampler.driver.decode_fn.lower(sampling.weights, state, sampling.params, np.int32(0))),
     ):  # fmt: skip
         flops = counted(lowered)
@@ -92,10 +93,10 @@ def test_flops_by_hand():
     assert tokens.pairs("splash") == 3 + 3 * 2 + 6  # the prompt's triangle; rows see the prompt and their own triangle
     assert tokens.pairs("cudnn") == 3 + 3 * (2 + 3)  # all of a row that continues a prompt
     assert MicroBatchShape(rows=1, row_length=3).pairs("cudnn") == 6
-    forward = needs.score_flops(model, tokens, 1, "xla")
+    forward = costs.score_flops(model, tokens, 1, "xla")
     assert forward == (5 * 240 + 19 * 16, 3 * 80)
     # Again with remat: all but the last product, 5 tokens x 2 * 4 * 6; the head a fourth time where it is chunked.
-    update = needs.update_flops(model, tokens, 1, "xla", is_chunked=True)
+    update = costs.update_flops(model, tokens, 1, "xla", is_chunked=True)
     assert update == (4 * forward.layers - 5 * 48, 4 * forward.head)
 
 
@@ -103,14 +104,14 @@ def test_bytes_by_hand():
     # As above: 120 weights a layer, 40 of the head; keys and values of a token 2 * 1 * 1 * 2 numbers.
     model = ModelConfig(vocab_size=10, width=4, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, mlp_width=6,
                         compute_dtype="bfloat16")  # fmt: skip
-    assert needs.weight_bytes(model, tensor=1) == 2 * 120 + 4 * 40  # the head is float32
-    assert needs.weight_bytes(model, tensor=2) == 2 * 60 + 4 * 20
-    assert needs.weight_bytes(model, tensor=4) == 2 * 30 + 4 * 40  # 4 does not divide the vocabulary
-    assert needs.cached_token_bytes(model, tensor=1) == 2 * 4
-    assert needs.prefill_bytes(model, prompts=3, length=5, tensor=1) == 400 + 15 * 8
+    assert costs.weight_bytes(model, tensor=1) == 2 * 120 + 4 * 40  # the head is float32
+    assert costs.weight_bytes(model, tensor=2) == 2 * 60 + 4 * 20
+    assert costs.weight_bytes(model, tensor=4) == 2 * 30 + 4 * 40  # 4 does not divide the vocabulary
+    assert costs.cached_token_bytes(model, tensor=1) == 2 * 4
+    assert costs.prefill_bytes(model, prompts=3, length=5, tensor=1) == 400 + 15 * 8
     # 2 prompts of 5 tokens, and 6 rows with room for 7 new ones.
-    assert needs.decode_bytes(model, 2, 5, 6, 7, tensor=1) == 400 + (10 + 42) * 8
-    assert needs.update_bytes(model, micro_batches=2, tensor=1, gradients=1000) == 2 * (3 * 400 + 2000)
+    assert costs.decode_bytes(model, 2, 5, 6, 7, tensor=1) == 400 + (10 + 42) * 8
+    assert costs.update_bytes(model, micro_batches=2, tensor=1, gradients=1000) == 2 * (3 * 400 + 2000)
     kept = dataclasses.replace(model, remat="dots")  # no product is made twice
-    assert needs.update_bytes(kept, micro_batches=2, tensor=1, gradients=1000) == 2 * (2 * 400 + 2000)
-    assert needs.optimizer_bytes(state=3000, params=1000) == 8000
+    assert costs.update_bytes(kept, micro_batches=2, tensor=1, gradients=1000) == 2 * (2 * 400 + 2000)
+    assert costs.optimizer_bytes(state=3000, params=1000) == 8000

@@ -16,8 +16,11 @@ from tango_jax.cli.config_file import load_shipped
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.planning import own_problems
+from tango_jax.planning.costs import num_parameters
+from tango_jax.planning.job import sized_job
+from tango_jax.planning.machines import GIB, Machine
+from tango_jax.planning.memory import resident
 from tango_jax.planning.own_problems import fit
-from tango_jax.planning.rough_sizes import GIB, Machine, num_parameters, resident_bytes
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task
@@ -269,7 +272,8 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
     model = preset_model("HuggingFaceTB/SmolLM2-135M-Instruct")
     assert num_parameters(model) == pytest.approx(134_515_008, rel=0.001)
     models = dict.fromkeys(ROLES, model)
-    assert resident_bytes(large, models, Machine("cpu", 1, 0)) == pytest.approx(32 * 134_515_008, rel=0.001)
+    held = resident(sized_job(large, models, Machine("cpu", 1, 0)), "").peak
+    assert held == pytest.approx(32 * 134_515_008, rel=0.001)
     for config in (large, small):
         validate(config)
     message = r"take 4\.0 GiB of each device, which has 3\.0 GiB: choose a smaller model"
@@ -277,6 +281,31 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
         fitted(folder, problems, Machine("cpu", 1, 3 * GIB))
     fitted(folder, problems, Machine("cpu", 1, 3 * GIB), "generator.loss.kl_coef=0.0", "verifier.loss.kl_coef=0.0",
            "generator.mesh.offload=True")  # fmt: skip
+
+
+def test_a_mesh_that_the_machine_cannot_have_is_one_message(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 20)
+    with pytest.raises(SettingsError) as error:
+        fitted(folder, problems, Machine("gpu", 8, 80 * GIB), "generator.mesh.fsdp=3")
+    (message,) = error.value.messages
+    assert message.startswith("generator: mesh axes data=1, fsdp=3, tensor=1")
+
+
+def test_a_budget_of_cached_tokens_is_kept_to(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    config = fitted(folder, problems, Machine("gpu", 8, 80 * GIB), "generator.cache_tokens=6000")
+    longest = config.generator.max_prompt + config.generator.max_response
+    # The smallest batch has room, of 8 groups of devices.
+    assert config.generator.row_buckets[0] / 8 * longest <= 6000
+    assert config.verifier.row_buckets[-1] == 256
+    validate(config)
+
+
+def test_rows_are_shared_by_the_devices_of_a_process(folder, tmp_path):
+    problems, rows = write_problems(tmp_path / "problems.jsonl", 20), "generator.row_buckets=(4096,)"
+    planned = [float(re.search(r"about ([\d.]+) GiB are planned", fitted(folder, problems, machine, rows).notes)[1])
+               for machine in (Machine("gpu", 8, 80 * GIB), Machine("gpu", 8, 80 * GIB, local=1))]
+    assert planned[1] > 4 * planned[0]
 
 
 def test_the_policies_can_be_built(folder, tmp_path):

@@ -15,10 +15,9 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES, default_config
 from tango_jax.data.problem_sets import load_task_problems
 from tango_jax.planning import own_problems
-from tango_jax.planning.machines import planned_for
+from tango_jax.planning.machines import GIB, Machine, planned_for
 from tango_jax.planning.problem_lengths import prompt_lengths, with_rough_tokens
-from tango_jax.planning.programs import plan_source
-from tango_jax.planning.rough_sizes import GIB, Machine
+from tango_jax.planning.sources import plan_source
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.weights.presets import CONFIG_JSON
 from tango_jax.weights.source import open_source
@@ -65,8 +64,8 @@ def test_the_target_is_what_settings_are_fitted_to(folder, tmp_path, monkeypatch
 
 def test_less_memory_of_the_target_means_fewer_rows(folder, tmp_path):
     problems = write_problems(tmp_path / "problems.jsonl", 200)
-    rows = [planned("Qwen/Qwen2.5-1.5B", problems, target).generator.row_buckets[-1] for target in ("h100:8", "h100:1")]
-    assert rows[0] > rows[1]
+    large, small = (planned("Qwen/Qwen2.5-1.5B", problems, target) for target in ("h100:8", "tpu-v5e:4"))
+    assert large.generator.row_buckets[-1] > small.generator.row_buckets[-1]
     with pytest.raises(SettingsError, match="take 46.0 GiB of each device, which has 15.8 GiB: choose a smaller model"):
         planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1")
 

@@ -13,26 +13,26 @@ from tango_jax import plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
+from tango_jax.planning.costs import (
+    Flops,
+    decode_bytes,
+    decode_flops,
+    decode_parts,
+)
 from tango_jax.planning.hlo import Collective
+from tango_jax.planning.job import device_bytes, make_job
 from tango_jax.planning.memory import Phase
-from tango_jax.planning.needs import Flops, decode_bytes, decode_flops, decode_parts
-from tango_jax.planning.planner import (
-    Options,
+from tango_jax.planning.plan_tables import as_json, assumptions, show
+from tango_jax.planning.programs import compile_one, function_names, lowered_functions
+from tango_jax.planning.run_plan import (
+    PlanOptions,
     comparison,
     make_plan,
     plan_of,
     run_seconds,
     seconds_with_narrow_head,
 )
-from tango_jax.planning.programs import (
-    compile_one,
-    device_bytes,
-    function_names,
-    lowered_functions,
-    make_job,
-    plan_source,
-)
-from tango_jax.planning.tables import as_json, assumptions, show
+from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices
 from tango_jax.planning.times import TimeModel
 from tango_jax.planning.workload import (
@@ -56,7 +56,7 @@ def tiny_plan():
     """Two processes of four A100 without a compiler for them: virtual CPU devices stand in."""
     config = load_config(str(ROOT / "configs/tiny.py"), ["generator.cache_buckets=()", "verifier.model.num_layers=1"])
     target = dataclasses.replace(A100, compilers=("a_package_that_is_not_there", "json"))
-    options = Options(config, target, devices=8, per_process=4, filled=0.5, is_json=True)
+    options = PlanOptions(config, target, devices=8, per_process=4, filled=0.5, is_json=True)
     return make_plan(options, Console(enabled=False))
 
 
@@ -89,11 +89,11 @@ def test_memory_of_states_is_counted_by_hand(tiny_plan):
     """float32 over 8 devices: each holds both policies and their references, and the moments of both."""
     job = tiny_plan.job
     stored = {role: sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * 4 for leaf in
-                        jax.tree.leaves(state.params)) for role, state in job.states.items()}
+                        jax.tree.leaves(policy.state.params)) for role, policy in job.policies.items()}
     phase = tiny_plan.phases[0]
     assert phase.parameters == 2 * sum(stored.values())
     assert phase.optimizer == pytest.approx(2 * sum(stored.values()), abs=64)  # and two counters
-    table = job.states["generator"].params["embed"]
+    table = job.policies["generator"].state.params["embed"]
     assert table.sharding.shard_shape(table.shape) == (table.shape[0], table.shape[1] // 8)
 
 
@@ -114,7 +114,7 @@ def test_what_a_float32_head_costs(tiny_plan):
 def test_stage_one_is_planned_by_hand(tiny_plan):
     """Four examples of a step on two processes of four devices: one row on each of two devices, the others idle."""
     job = tiny_plan.job
-    generator, verifier = (device_bytes(job.states[role].params) for role in ("generator", "verifier"))
+    generator, verifier = (device_bytes(job.policies[role].state.params) for role in ("generator", "verifier"))
     phases = {phase.name: phase for phase in tiny_plan.phases}
     # No reference; the generator's stage 1 comes first and has nothing beside it.
     assert (phases["generator/sft"].parameters, phases["verifier/sft"].parameters) == (generator, generator + verifier)
@@ -122,7 +122,7 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     assert phases["verifier/sft"].gradients == verifier
     config, stage = job.config.generator, tiny_plan.stage_one["generator"]
     length = config.max_prompt + config.max_response  # sft.pack_length is 0
-    assert job.stage_one["generator"].token_NZRT.shape == (1, 8, config.sft.rows_per_micro_batch, length)
+    assert job.policies["generator"].stage_one.token_NZRT.shape == (1, 8, config.sft.rows_per_micro_batch, length)
     assert (stage.steps, stage.passes.micro_batches, stage.passes.calls) == (6, 1, 1)
     assert stage.passes.tokens.total == config.sft.rows_per_micro_batch * length
     assert stage.seconds == 6 * stage.step_seconds > 0
@@ -144,7 +144,7 @@ def test_a_process_works_on_its_share(tiny_plan):
     assert (tiny_plan.job.processes, tiny_plan.job.prompts) == (2, 2)  # of four prompts a turn
     placement = tiny_plan.job.policies["generator"].placement
     assert (placement.num_shards, placement.num_local_shards, placement.row_multiple) == (8, 4, 4)
-    assert tiny_plan.job.batches["generator"].token_NZRT.shape[1] == 8
+    assert tiny_plan.job.policies["generator"].batch.token_NZRT.shape[1] == 8
 
 
 def test_tables_for_people(tiny_plan):
@@ -304,14 +304,12 @@ def test_a_kernel_is_planned_to_read_less():
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     policy = job.policies["generator"]
     # Of a model whose cache is most of what a step reads.
-    large = {"max_prompt": 1024, "max_response": 4096}
+    large = {"max_prompt": 1024, "max_response": 4096, "prompt_buckets": (), "cache_buckets": ()}
     policy.config.update(large)
-    sizes = dataclasses.replace(policy.sampler.config, prompt_buckets=(1024,), cache_buckets=(4096,))
-    sampler = dataclasses.replace(policy.sampler, config=sizes)
 
     def seconds(implementation):
         model = dataclasses.replace(policy.model_config, decode_attention=implementation)
-        chosen = dataclasses.replace(policy, model_config=model, sampler=sampler)
+        chosen = dataclasses.replace(policy, model_config=model)
         planned = dataclasses.replace(job, policies={"generator": chosen})
         return TimeModel(A100).sampling_seconds(chosen, sampling_workload(planned, "generator", 4, 2, filled=0.5))
 
@@ -323,7 +321,7 @@ def test_a_budget_of_cached_tokens():
     settings = ["generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
     config = load_config(str(ROOT / "configs/tiny.py"), settings)
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
-    shapes = job.sampling["generator"]
+    shapes = job.policies["generator"].sampling
     assert [state.out_token_BS.shape for state in shapes.states] == [(4, 16), (2, 32)]
     assert shapes.prefill[1].token_PS.shape == (1, 24)
     filled = sampling_workload(job, "generator", 4, 2, filled=0.5)

@@ -13,20 +13,23 @@ from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
-from tango_jax.config import flatten
+from tango_jax.config import ROLES, flatten
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import choices, estimates, search
-from tango_jax.planning.estimates import Estimate
+from tango_jax.planning.costs import MicroBatchShape
+from tango_jax.planning.estimates import ProgramEstimate, as_programs, estimates_of
 from tango_jax.planning.hlo import wire_bytes_by_kind
-from tango_jax.planning.needs import MicroBatchShape, axis_members, score_traffic, update_traffic
-from tango_jax.planning.planner import Options
+from tango_jax.planning.job import make_job, resized, sized_job
+from tango_jax.planning.machines import Machine
+from tango_jax.planning.memory import phases
 from tango_jax.planning.pricing import Pricing, applied, overrides
-from tango_jax.planning.programs import ROLES, Program, make_job
-from tango_jax.planning.resized import resized
+from tango_jax.planning.programs import Program
+from tango_jax.planning.run_plan import PlanOptions
 from tango_jax.planning.search import simplest_first
 from tango_jax.planning.search_tables import search_as_json, show_search
 from tango_jax.planning.targets import TARGETS, Devices
 from tango_jax.planning.times import TimeModel, trained_seconds
+from tango_jax.planning.traffic import axis_members, score_traffic, update_traffic
 from tango_jax.planning.workload import DecodeSegment, SamplingWorkload, update_workload
 from tango_jax.runtime.console import Console
 
@@ -37,12 +40,12 @@ SIZES = ("model.num_layers=1", "model.num_kv_heads=2", "row_buckets=(4,)", "cach
 SMALL = ["rl.prompts_per_step=16", *(f"{role}.{item}" for role in ROLES for item in SIZES)]
 
 
-def options_of(*settings: str, memory: float = A100.memory, devices: int = 4) -> Options:
+def options_of(*settings: str, memory: float = A100.memory, devices: int = 4) -> PlanOptions:
     target = dataclasses.replace(A100, memory=memory, compilers=("a_package_that_is_not_there",))
-    return Options(load_config(TINY, [*SMALL, *settings]), target, devices, devices, filled=0.5, is_json=True)
+    return PlanOptions(load_config(TINY, [*SMALL, *settings]), target, devices, devices, filled=0.5, is_json=True)
 
 
-def devices_of(options: Options) -> Devices:
+def devices_of(options: PlanOptions) -> Devices:
     return Devices(jax.devices()[: options.devices], False, {})
 
 
@@ -55,7 +58,7 @@ def job():
 @pytest.fixture(scope="module")
 def pricing(job):
     options = options_of()
-    return Pricing(options, devices_of(options), job)
+    return Pricing(options, job, is_target=False)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ def found(pricing):
 
 
 def described(tree):
-    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
+    return jax.tree.map(lambda leaf: (leaf.dtype, leaf.sharding.spec, leaf.sharding.shard_shape(leaf.shape)), tree)
 
 
 @pytest.mark.parametrize("settings", [
@@ -83,21 +86,36 @@ def described(tree):
 def test_a_resized_job_is_the_job_of_those_settings(job, settings):
     options = options_of(*settings)
     made = make_job(options.config, devices_of(options), options.per_process)
-    sized = resized(job, options.config, devices_of(options), options.per_process)
+    sized = resized(job, options.config)
     for role in ROLES:
-        for name in ("states", "batches", "stage_one"):
-            assert described(getattr(sized, name)[role]) == described(getattr(made, name)[role])
+        one, other = sized.policies[role], made.policies[role]
+        for name in ("state", "batch", "stage_one"):
+            assert described(getattr(one, name)) == described(getattr(other, name))
         for name in ("weights", "states"):
-            assert described(getattr(sized.sampling[role], name)) == described(getattr(made.sampling[role], name))
-        assert sized.sampling[role].prefill[1].token_PS.shape == made.sampling[role].prefill[1].token_PS.shape
-        assert sized.policies[role].model_config == made.policies[role].model_config
-        assert sized.policies[role].sampler.config == made.policies[role].sampler.config
+            assert described(getattr(one.sampling, name)) == described(getattr(other.sampling, name))
+        assert one.sampling.prefill[1].token_PS.shape == other.sampling.prefill[1].token_PS.shape
+        assert one.model_config == other.model_config
+        assert one.sampler_config == other.sampler_config == made.functions[role].sampler.config
+
+
+@pytest.mark.parametrize("settings", [
+    (), ("generator.mesh.fsdp=2", "generator.mesh.tensor=2", "verifier.cache_tokens=448"),
+])  # fmt: skip
+def test_devices_that_are_only_counted_give_the_same_sizes(settings):
+    options = options_of(*settings)
+    made = make_job(options.config, devices_of(options), options.per_process)
+    models = {role: policy.model_config for role, policy in made.policies.items()}
+    sized = sized_job(options.config, models, Machine("cpu", options.devices, 0))
+    for role in ROLES:
+        assert estimates_of(sized, role, "cpu") == estimates_of(made, role, "cpu")
+        programs = as_programs(role, estimates_of(sized, role, "cpu"), {})
+        assert phases(sized, programs) == phases(made, programs)
 
 
 def test_a_mesh_that_does_not_fit_is_refused(job):
     options = options_of("generator.mesh.decode_tensor=4")
     with pytest.raises(ValueError, match="generator: mesh decode_tensor=4 does not divide the model's num_kv_heads=2"):
-        resized(job, options.config, devices_of(options), 4)
+        resized(job, options.config)
 
 
 def test_members_of_a_group():
@@ -125,7 +143,7 @@ def test_traffic_of_scoring_by_hand():
 
 
 def test_an_estimate_is_corrected_by_a_compiled_program():
-    estimate = Estimate(known=100, rough=50, output=10, argument=7)
+    estimate = ProgramEstimate(known=100, rough=50, output=10, argument=7)
     assert estimate.program() == Program(argument=7, output=10, alias=0, temp=150, collectives=[])
     compiled = Program(argument=7, output=30, alias=20, temp=200, collectives=[])
     assert estimate.factor(compiled) == 2  # 210 beside its arguments, of which 10 and 100 are known
@@ -139,7 +157,7 @@ def test_estimates_of_compiled_programs(found):
     for candidate in (found.given, *found.compiled):
         job, programs = candidate.plan.job, candidate.plan.programs
         for role in ROLES:
-            predicted = search.all_estimates(job, role, "cpu")
+            predicted = estimates_of(job, role, "cpu")
             for name, estimate in predicted.items():
                 program = programs[f"{role}/{name}"]
                 print(role, name, estimate.factor(program))
@@ -157,7 +175,7 @@ def test_estimates_of_compiled_programs(found):
 
 def test_gradients_are_summed_over_data_once_on_gpus(job):
     options = options_of("generator.mesh.data=2", "generator.mesh.fsdp=2")
-    sized = resized(job, options.config, devices_of(options), 4)
+    sized = resized(job, options.config)
     members = axis_members(sized.policies["generator"].placement.train, "data")
     for platform, in_pass in (("gpu", False), ("tpu", True)):
         traffic = estimates.training_estimates(sized, "generator", platform)["update"].traffic
@@ -175,9 +193,9 @@ def test_time_of_what_waits_in_host_memory(job):
                 for name, estimate in estimates.training_estimates(job, "generator", "gpu").items()}
     stays = trained_seconds(job, programs, A100, "generator", passes)
     options = options_of("generator.mesh.offload=true")
-    waiting = trained_seconds(resized(job, options.config, devices_of(options), 4), programs, A100, "generator", passes)
+    waiting = trained_seconds(resized(job, options.config), programs, A100, "generator", passes)
     params = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * 4
-                 for leaf in jax.tree.leaves(job.states["generator"].params))
+                 for leaf in jax.tree.leaves(job.policies["generator"].state.params))
     assert waiting["score"] - stays["score"] == pytest.approx(params / (0.8 * 32e9), rel=0.01)
     assert waiting["update"] - stays["update"] == pytest.approx(2 * 2 * params / (0.8 * 32e9), rel=0.01)
 
@@ -231,7 +249,7 @@ def test_choices_of_micro_batches():
 
 def test_padded_tokens_are_those_of_the_workload(job, pricing):
     config = options_of("generator.rows_per_micro_batch=3", "generator.prompts_per_micro_batch=2").config
-    passes = update_workload(resized(job, config, devices_of(pricing.options), 4), "generator", 0.5)
+    passes = update_workload(resized(job, config), "generator", 0.5)
     assert pricing._padded_tokens("generator", 3, 2) == passes.micro_batches * passes.tokens.total
 
 
@@ -254,7 +272,7 @@ def test_overrides_make_the_settings(pricing, parts):
 def test_refused_settings_are_named(job):
     options = options_of("generate.samples=4")
     sized = dataclasses.replace(job, config=options.config)
-    priced = Pricing(options, devices_of(options), sized)
+    priced = Pricing(options, sized, is_target=False)
     bad = {"mesh.decode_tensor": 1, "row_buckets": (4, 6), "cache_tokens": 0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choices, "sampling_choices", lambda *args: [bad])
@@ -266,7 +284,7 @@ def test_the_ranking_keeps_to_the_memory(pricing, parts):
     free = pricing.ranking(parts, {}, 1.0, [])
     assert [item.seconds for item in free] == sorted(item.seconds for item in free)
     room = 0.9 * free[0].peak
-    small = Pricing(options_of(memory=room), pricing.devices, pricing.job)
+    small = Pricing(options_of(memory=room), pricing.job, is_target=False)
     tight = small.ranking(parts, {}, 1.0, [])
     assert tight and all(item.peak <= room for item in tight)
     assert tight[0].seconds >= (1 - search.LEAST_GAIN) * free[0].seconds
@@ -288,7 +306,7 @@ def test_no_combination_of_parts_is_quicker(pricing, parts):
     ]
     peaks = sorted(item.peak for item in everything)
     for memory in (peaks[len(peaks) // 4], peaks[-1]):
-        small = Pricing(options_of(memory=memory), pricing.devices, pricing.job)
+        small = Pricing(options_of(memory=memory), pricing.job, is_target=False)
         (first, *_) = small.ranking(few, {}, 1.0, [])
         quickest = min(item.seconds for item in everything if item.peak <= memory)
         assert first.peak <= memory

@@ -12,8 +12,7 @@ from support.paths import ROOT
 from support.processes import HANG_S
 from tango_jax.config import default_config
 from tango_jax.planning import machines
-from tango_jax.planning.machines import planned_for, planned_machine, this_machine
-from tango_jax.planning.rough_sizes import GIB, Machine
+from tango_jax.planning.machines import GIB, Machine, planned_for, planned_machine, this_machine
 from tango_jax.planning.targets import TARGETS, machine_of, missing_compilers, open_devices, open_target, parse_target
 
 V5E = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -59,9 +58,9 @@ def test_this_machine_as_a_target(monkeypatch):
 
 
 def test_the_machine_of_a_target():
-    assert machine_of("h100", 16) == Machine("gpu", 16, int(TARGETS["h100"].memory), 9.0)
+    assert machine_of("h100", 16) == Machine("gpu", 16, int(TARGETS["h100"].memory), 9.0, local=8)
     assert machine_of("a100-80gb", 1).capability == 8.0
-    assert machine_of("tpu-v5e", 4) == Machine("tpu", 4, int(15.75 * GIB), None)
+    assert machine_of("tpu-v5e", 4) == Machine("tpu", 4, int(15.75 * GIB), None, local=4)
     with planned_for(machine_of("h100", 16)):
         assert planned_machine().devices == 16
     assert planned_machine() is None

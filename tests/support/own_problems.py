@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tango_jax.planning.rough_sizes import GIB, Machine
+from tango_jax.planning.machines import GIB, Machine
 
 ROOMY_CPU = Machine("cpu", devices=1, memory=64 * GIB)
 

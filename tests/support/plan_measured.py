@@ -14,8 +14,9 @@ import numpy as np
 
 from support.paths import CONFIGS
 from tango_jax.cli.command_line import load_config
+from tango_jax.planning.job import make_job
 from tango_jax.planning.memory import phases
-from tango_jax.planning.programs import examine, lowered_functions, make_job
+from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.targets import Devices
 from tango_jax.runtime.rng import step_key
 
@@ -54,12 +55,13 @@ def zeros(tree):
 
 def main() -> None:
     job = make_job(load_config(str(CONFIG), settings()), Devices(jax.devices()[:1], True, {}), 1)
-    policy = job.policies["generator"]
+    policy = job.functions["generator"]
     compiled = {name: lower().compile() for name, lower in lowered_functions(job, "generator").items()}
     programs = {f"generator/{name}": examine(program, 1) for name, program in compiled.items()}
     predicted = {phase.name.split("/")[1]: phase.peak for phase in phases(job, programs)}
     make_state = policy.init.lower(step_key(0, "plan")).compile()
-    copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params)).lower(job.states["generator"].params).compile()
+    shapes = job.policies["generator"]
+    copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params)).lower(shapes.state.params).compile()
 
     base, measured = reset(), {}
     states = [make_state(step_key(0, "plan"))]
@@ -71,7 +73,7 @@ def main() -> None:
         measured[name] = resident("VmHWM") - base
         del result
 
-    examples = zeros(job.stage_one["generator"]).replace(num_micro=jnp.int32(1))
+    examples = zeros(shapes.stage_one).replace(num_micro=jnp.int32(1))
 
     def stage_one():
         states[0], metrics = compiled["sft"](states[0], examples)
@@ -84,12 +86,11 @@ def main() -> None:
 
     def sample():
         weights = jax.block_until_ready(compiled["layout"](states[0].params))
-        shapes = job.sampling["generator"]
-        state = jax.block_until_ready(compiled["prefill"](weights, *zeros(shapes.prefill[1:])))
-        return compiled["decode"](weights, state, shapes.params, np.int32(0))
+        state = jax.block_until_ready(compiled["prefill"](weights, *zeros(shapes.sampling.prefill[1:])))
+        return compiled["decode"](weights, state, shapes.sampling.params, np.int32(0))
 
     measure("sample", sample)
-    batch = zeros(job.batches["generator"]).replace(num_micro=jnp.int32(1))
+    batch = zeros(shapes.batch).replace(num_micro=jnp.int32(1))
     measure("score", lambda: compiled["score"](references[0], batch))
 
     def update():

@@ -1,9 +1,11 @@
-"""What the roles of configs/own_problems.py start from, in a run and in a plan.
+"""What the roles start from, in a plan and in configs/own_problems.py: sizes and tokenizers, but no weights.
 
-In: the configuration with both checkpoints. Out: the sizes and the tokenizer of each. Stage: while the settings are
-worked out. A run opens its checkpoints; a plan downloads nothing, and counts roughly where it has no tokenizer.
+In: the configuration with both checkpoints. Out: the sizes and the tokenizer of each. Stage: before a plan, and while
+the settings of own_problems are worked out. A run opens its checkpoints; a plan downloads nothing, and counts roughly
+where it has no tokenizer.
 """
 
+import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,38 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.problem_lengths import BYTES_PER_TOKEN, is_rough, with_rough_tokens
-from tango_jax.planning.programs import plan_source
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.text.hf_tokenizer import has_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source
-from tango_jax.weights.workdir import open_checkpoint, read_config
+from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source, published_model
+from tango_jax.weights.workdir import open_checkpoint, read_config, start_source
 
 
-class Settings:
+def plan_source(config: ConfigDict, role: str) -> Source:
+    """What a role starts from, as far as shapes go: the sizes of its model and of its vocabulary.
+
+    Raises:
+        ValueError: a checkpoint whose sizes neither a file here nor the table of presets tells.
+    """
+    name = config[role].checkpoint
+    if not name:
+        return start_source(config, role)
+    numerics = {key: config[role].model[key] for key in NUMERICS}
+    if kind_of(name) == "workdir":
+        source = plan_source(read_config(Path(name).expanduser()), role)
+        return dataclasses.replace(source, model_config=dataclasses.replace(source.model_config, **numerics))
+    model = published_model(name, **numerics)
+    return Source(name, model, blank_tokenizer(model), None, lambda folder: None, {})
+
+
+def blank_tokenizer(model: ModelConfig) -> Tokenizer:
+    """As many ids as the model has, and nothing behind them: no text is read or written."""
+    return Tokenizer(lambda text: [0], (b"",) * model.vocab_size, bos_ids=(), stop_ids=(0,))
+
+
+class OpenSettings:
     """The configuration, in which nothing is changed that the user has set."""
 
     def __init__(self, config: ConfigDict, given: Collection[str]):
@@ -36,7 +60,7 @@ class Settings:
         node[name] = value
 
 
-def open_sources(settings: Settings, mistakes: Mistakes, is_planned: bool) -> dict[str, Source]:
+def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -> dict[str, Source]:
     """What each role starts from; sets `use_chat` where its checkpoint has a chat template. No weights are read.
 
     Args:

@@ -1,6 +1,6 @@
 """The plan of a run on a target: everything that `python -m tango_jax.plan` prints, worked out.
 
-In: the options of the command. Out: one record, which `report.py` shows. Stage: none of a run; before it.
+In: the options of the command. Out: one record, which `plan_tables.py` shows. Stage: none of a run; before it.
 """
 
 import dataclasses
@@ -9,18 +9,20 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import wire_bytes_by_kind
+from tango_jax.planning.job import Job, make_job
 from tango_jax.planning.memory import Phase, phases
-from tango_jax.planning.needs import dtype_widths, update_collectives
-from tango_jax.planning.programs import ROLES, Job, Program, compile_job, function_names, make_job
+from tango_jax.planning.programs import Program, compile_job, function_names
 from tango_jax.planning.targets import Target, open_devices
-from tango_jax.planning.times import StageOnePlan, TurnPlan, plan_stage_one, plan_turn
+from tango_jax.planning.times import StageOneTimes, TurnTimes, stage_one_times, turn_times
+from tango_jax.planning.traffic import dtype_widths, update_collectives
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.console import Console
 
 
-class Options(NamedTuple):
+class PlanOptions(NamedTuple):
     """The command line."""
 
     config: ConfigDict
@@ -31,16 +33,16 @@ class Options(NamedTuple):
     is_json: bool
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """All that the plan found."""
 
-    options: Options
+    options: PlanOptions
     job: Job
     is_target: bool  # compiled for the target itself
     programs: dict[str, Program]
     phases: list[Phase]
-    turns: dict[str, TurnPlan]  # by the role that is updated
-    stage_one: dict[str, StageOnePlan]  # by role
+    turns: dict[str, TurnTimes]  # by the role that is updated
+    stage_one: dict[str, StageOneTimes]  # by role
     counts: Counter  # turns of the run, by that role
     advice: list[str]
 
@@ -49,7 +51,7 @@ class Plan(NamedTuple):
         return not self.advice
 
 
-def make_plan(options: Options, console: Console) -> Plan:
+def make_plan(options: PlanOptions, console: Console) -> RunPlan:
     """Compile everything, and work out the rest.
 
     Raises:
@@ -63,23 +65,23 @@ def make_plan(options: Options, console: Console) -> Plan:
     return plan_of(options, job, programs, devices.is_target)
 
 
-def plan_of(options: Options, job: Job, programs: dict[str, Program], is_target: bool) -> Plan:
+def plan_of(options: PlanOptions, job: Job, programs: dict[str, Program], is_target: bool) -> RunPlan:
     """The plan of a job whose functions have been compiled, or estimated."""
     config = job.config
     found = phases(job, programs)
     counts = Counter(turn.role for turn in make_schedule(config).turns())
-    turns = {role: plan_turn(job, programs, options.target, role, options.filled) for role in ROLES if counts[role]}
-    stage_one = {role: plan_stage_one(job, programs, options.target, role, options.filled) for role in job.stage_one}
+    turns = {role: turn_times(job, programs, options.target, role, options.filled) for role in ROLES if counts[role]}
+    stage_one = {role: stage_one_times(job, programs, options.target, role, options.filled) for role in job.stage_one}
     hints = advice(job, found, options.target)
-    return Plan(options, job, is_target, programs, found, turns, stage_one, counts, hints)
+    return RunPlan(options, job, is_target, programs, found, turns, stage_one, counts, hints)
 
 
-def run_seconds(plan: Plan) -> float:
+def run_seconds(plan: RunPlan) -> float:
     """All turns of the run, without stage 1."""
     return sum(plan.counts[role] * turn.total for role, turn in plan.turns.items())
 
 
-def seconds_with_narrow_head(plan: Plan) -> float | None:
+def seconds_with_narrow_head(plan: RunPlan) -> float | None:
     """All turns, were no head wider than the rest of its model (`model.head_dtype`); None where none is.
 
     Products and the head's weights count; what collectives would save does not.
@@ -96,7 +98,7 @@ def seconds_with_narrow_head(plan: Plan) -> float | None:
     return run_seconds(plan_of(plan.options, job, plan.programs, plan.is_target))
 
 
-def comparison(plan: Plan, role: str) -> dict[str, tuple[float, float]]:
+def comparison(plan: RunPlan, role: str) -> dict[str, tuple[float, float]]:
     """{kind: (bytes needed, bytes found)} that a device receives in the update of a turn."""
     policy, passes = plan.job.policies[role], plan.turns[role].passes
     epochs = policy.config.loss.epochs

@@ -4,19 +4,19 @@ from typing import NamedTuple
 
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.planning import times
+from tango_jax.planning.costs import decode_flops, prefill_flops
 from tango_jax.planning.hlo import wire_bytes_by_kind
-from tango_jax.planning.needs import decode_flops, prefill_flops
-from tango_jax.planning.planner import Plan, comparison, run_seconds, seconds_with_narrow_head
+from tango_jax.planning.job import SizedPolicy
+from tango_jax.planning.run_plan import RunPlan, comparison, run_seconds, seconds_with_narrow_head
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
-from tango_jax.planning.times import TurnPlan, function_flops, scores_of
+from tango_jax.planning.times import TurnTimes, function_flops, scores_of
 from tango_jax.planning.workload import SamplingWorkload
-from tango_jax.rl.policy import Policy
 from tango_jax.runtime.console import Console, format_seconds
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
 
 
-class Work(NamedTuple):
+class FunctionWork(NamedTuple):
     """What one function does on a device in a turn, or in a step of stage 1."""
 
     passes: int  # of the loop inside it: micro-batches, or decode steps
@@ -24,12 +24,12 @@ class Work(NamedTuple):
     calls: int = 1
 
 
-def as_json(plan: Plan) -> dict:
+def as_json(plan: RunPlan) -> dict:
     """Plain numbers: GiB and bytes of one device, seconds of a turn in which the generator is updated."""
     options, done = plan.options, work(plan)
     functions = {}
     for name, program in plan.programs.items():
-        passes, flops, calls = done.get(name, Work(0, 0.0, 0))
+        passes, flops, calls = done.get(name, FunctionWork(0, 0.0, 0))
         functions[name] = {
             "argument_gib": program.argument / GIB,
             "temp_gib": program.temp / GIB if not program.error else None,
@@ -64,25 +64,25 @@ def as_json(plan: Plan) -> dict:
     }  # fmt: skip
 
 
-def errors(plan: Plan) -> list[str]:
+def errors(plan: RunPlan) -> list[str]:
     return [name for name, program in plan.programs.items() if program.error]
 
 
-def work(plan: Plan) -> dict[str, Work]:
+def work(plan: RunPlan) -> dict[str, FunctionWork]:
     """By function: `update` and `score` in their role's turn, sampling in the turn where that role does most of it."""
     done = {}
     for role, policy in plan.job.policies.items():
-        done[f"{role}/layout"] = Work(1, 0.0)
+        done[f"{role}/layout"] = FunctionWork(1, 0.0)
         if role in plan.turns:
             turn, loss = plan.turns[role], policy.config.loss
-            score, update = function_flops(policy, turn.passes)
+            score, update = function_flops(policy, turn.passes.tokens)
             for name, repeats, flops in (("score", scores_of(policy), score), ("update", loss.epochs, update)):
                 count = repeats * turn.passes.micro_batches
-                done[f"{role}/{name}"] = Work(count, count * flops.total, repeats * turn.passes.calls)
+                done[f"{role}/{name}"] = FunctionWork(count, count * flops.total, repeats * turn.passes.calls)
         if role in plan.stage_one:
             step = plan.stage_one[role]
             count = step.passes.micro_batches
-            done[f"{role}/sft"] = Work(count, count * step.flops.total)
+            done[f"{role}/sft"] = FunctionWork(count, count * step.flops.total)
         sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
         if sampled:
             largest = max(sampled, key=lambda item: item.batches * len(item.pass_lengths) * item.prompts)
@@ -90,7 +90,7 @@ def work(plan: Plan) -> dict[str, Work]:
     return done
 
 
-def _sampling_work(policy: Policy, role: str, sampled: SamplingWorkload) -> dict[str, Work]:
+def _sampling_work(policy: SizedPolicy, role: str, sampled: SamplingWorkload) -> dict[str, FunctionWork]:
     model, placement = policy.model_config, policy.placement
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     passes = sampled.batches * len(sampled.pass_lengths)
@@ -103,13 +103,13 @@ def _sampling_work(policy: Policy, role: str, sampled: SamplingWorkload) -> dict
         for segment in sampled.segments
     ]
     return {
-        f"{role}/prefill": Work(passes, sampled.batches * sum(prompts), passes),
-        f"{role}/decode": Work(sampled.batches * sum(segment.steps for segment in sampled.segments),
+        f"{role}/prefill": FunctionWork(passes, sampled.batches * sum(prompts), passes),
+        f"{role}/decode": FunctionWork(sampled.batches * sum(segment.steps for segment in sampled.segments),
                                sampled.batches * sum(steps), sampled.batches),
     }  # fmt: skip
 
 
-def show(plan: Plan, console: Console) -> None:
+def show(plan: RunPlan, console: Console) -> None:
     """Everything, as tables."""
     options, job = plan.options, plan.job
     console.log(f"{options.devices} x {options.target.name}: {job.processes} process(es) of {options.per_process}")
@@ -149,7 +149,7 @@ def show(plan: Plan, console: Console) -> None:
         console.log(f"- {line}")
 
 
-def _show_times(plan: Plan, console: Console) -> None:
+def _show_times(plan: RunPlan, console: Console) -> None:
     names = list(dict.fromkeys(name for turn in plan.turns.values() for name in turn.seconds))
     rows = [(name, *(turn.seconds.get(name, 0.0) for turn in plan.turns.values())) for name in names]
     rows.append(("a turn", *(turn.total for turn in plan.turns.values())))
@@ -166,7 +166,7 @@ def _show_times(plan: Plan, console: Console) -> None:
     console.log("assumed:")
 
 
-def assumptions(plan: Plan) -> list[str]:
+def assumptions(plan: RunPlan) -> list[str]:
     """What the figures rest on, each in a line."""
     target, options = plan.options.target, plan.options
     lines = []
@@ -200,7 +200,7 @@ def assumptions(plan: Plan) -> list[str]:
     return lines
 
 
-def _lengths(role: str, turn: TurnPlan) -> str:
+def _lengths(role: str, turn: TurnTimes) -> str:
     tokens = turn.passes.tokens
     return (f"the {role}'s turn has {turn.passes.micro_batches} micro-batches of {tokens.total} tokens a shard")
 

@@ -1,9 +1,7 @@
-"""What a function must compute, read and send, by arithmetic alone: FLOPs of the matrix products, bytes of memory and
-of the collectives.
+"""What a function must compute and read, by arithmetic alone: FLOPs of the matrix products, and bytes of memory.
 
-In: a model, its mesh and the tokens of one micro-batch of a shard. Out: numbers per device. `plan` holds the compiled
-programs against them: FLOPs because XLA counts the body of a loop once, bytes because a compiler may send more. `bench`
-divides them by measured seconds.
+In: a model and the tokens of one micro-batch of a shard. Out: numbers per device. `plan` takes FLOPs from here because
+XLA counts the body of a loop once; `bench` divides them by measured seconds.
 
 FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group, per device and token:
     layer      2 D E (H + 2K) + 2 H E D + 6 D F, over t
@@ -17,21 +15,13 @@ Memory. Counted is what cannot stay on the chip: weights once a pass in the dtyp
 the optimizer's state. Activations and logits are not.
 """
 
-import dataclasses
-import functools
-import math
 from typing import NamedTuple
 
-import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
 
 from tango_jax.models.attention import query_blocks
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.hlo import Collective, wire_bytes_by_kind
-from tango_jax.rl import score
-from tango_jax.sharding.layouts import PARAM_SPECS, fit_spec, param_name
-from tango_jax.weights.hf_layout import abstract_params
+from tango_jax.records import Batch
 
 SKIPPING = ("cudnn", "splash")  # attention that does not compute what lies above the diagonal
 
@@ -66,6 +56,11 @@ def _pairs_in_blocks(T: int) -> int:
     return sum((block.stop - block.start) * block.stop for block in query_blocks(T)) if T else 0
 
 
+def micro_batch_shape(batch: Batch) -> MicroBatchShape:
+    (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
+    return MicroBatchShape(R, T, Q, X)
+
+
 def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:
     """Forward pass of all layers, on a device that has all of each."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
@@ -74,6 +69,13 @@ def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:
 
 def head_flops(model: ModelConfig, tokens: float) -> float:
     return 2 * tokens * model.width * model.vocab_size
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Parameters of a model, but for norms and biases."""
+    D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
+    embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
+    return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
 
 
 class Flops(NamedTuple):
@@ -86,11 +88,15 @@ class Flops(NamedTuple):
     def total(self) -> float:
         return self.layers + self.head
 
+    def seconds(self, layers: float, head: float) -> float:
+        """At these rates, in FLOPs per second."""
+        return self.layers / layers + self.head / head
+
 
 def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
     """Forward pass of one micro-batch."""
     layers = layer_flops(model, tokens.total, tokens.pairs(attention)) / tensor
-    return Flops(layers, head_flops(model, tokens.scored) / _head_parts(model, tensor))
+    return Flops(layers, head_flops(model, tokens.scored) / head_parts(model, tensor))
 
 
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
@@ -107,13 +113,13 @@ def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, atten
 def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> Flops:
     """One step of `rows` rows that attend to `keys` keys each."""
     layers = layer_flops(model, rows, rows * keys) / tensor
-    return Flops(layers, head_flops(model, rows) / _head_parts(model, tensor))
+    return Flops(layers, head_flops(model, rows) / head_parts(model, tensor))
 
 
 def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, attention: str) -> Flops:
     pairs = prompts * MicroBatchShape(1, length).pairs(attention)
     layers = layer_flops(model, prompts * length, pairs) / tensor
-    return Flops(layers, head_flops(model, prompts) / _head_parts(model, tensor))
+    return Flops(layers, head_flops(model, prompts) / head_parts(model, tensor))
 
 
 def weight_bytes(model: ModelConfig, tensor: int) -> float:
@@ -126,7 +132,7 @@ def weight_bytes(model: ModelConfig, tensor: int) -> float:
 
 def head_bytes(model: ModelConfig, tensor: int) -> float:
     """Of these, the head's."""
-    return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / _head_parts(model, tensor)
+    return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / head_parts(model, tensor)
 
 
 def sampling_weight_bytes(model: ModelConfig, tensor: int) -> float:
@@ -206,112 +212,5 @@ def _itemsize(dtype: str) -> int:
     return np.dtype(dtype).itemsize
 
 
-def _head_parts(model: ModelConfig, tensor: int) -> int:
+def head_parts(model: ModelConfig, tensor: int) -> int:
     return tensor if model.vocab_size % tensor == 0 else 1
-
-
-def update_collectives(model: ModelConfig, mesh: Mesh, tokens: MicroBatchShape, chunk: int) -> dict[str, float]:
-    """{kind: bytes} that a device must receive for one micro-batch of an update; see `update_traffic`."""
-    need = {"all-gather": 0.0, "reduce-scatter": 0.0, "all-reduce": 0.0}
-    return need | wire_bytes_by_kind(update_traffic(model, mesh, tokens, chunk), passes=1)
-
-
-def update_traffic(
-    model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
-) -> list[Collective]:
-    """What devices must send each other for one micro-batch of an update.
-
-    all-gather      each matrix over fsdp, in the dtype of its use; twice for layers (the backward pass does it again
-                    unless nothing is rematerialised); embedding and head once, a tied table once for each dtype
-    reduce-scatter  their gradients, once, in grad_reduce_dtype or the dtype of use, whichever is wider
-    all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: that of what is not
-                    split over fsdp. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more
-                    where it is rematerialised, twice in the backward pass; once for the embedding, once for the loss
-    """
-    shape, width = mesh.shape, dtype_widths(model)
-    found = _gathers(model, mesh, 1 if model.remat == "none" else 2)
-    for name, size in param_sizes(model):
-        stored = fit_spec(PARAM_SPECS[name], size, mesh)
-        part = math.prod(size) / (shape["tensor"] if "tensor" in stored else 1)
-        axes = ("data", "fsdp")
-        if "fsdp" in stored:
-            for dtype in _uses(model, name):
-                summed = part * max(width[dtype], width["grad_reduce"])
-                found.append(_in_pass("reduce-scatter", summed, axis_members(mesh, "fsdp")))
-            part, axes = part / shape["fsdp"], ("data",)
-        found.append(_in_pass("all-reduce", part * width["param"], axis_members(mesh, *axes)))
-    again = 0 if model.remat == "none" else 1
-    return _between_devices([*found, *_tensor_sums(model, mesh, tokens, chunk, layer_sums=4 + again, is_update=True)])
-
-
-def score_traffic(
-    model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
-) -> list[Collective]:
-    """What devices must send each other to score one micro-batch: gathers and sums of a forward pass."""
-    sums = _tensor_sums(model, mesh, tokens, chunk, layer_sums=2, is_update=False)
-    return _between_devices([*_gathers(model, mesh, 1), *sums])
-
-
-def dtype_widths(model: ModelConfig) -> dict[str, int]:
-    """Bytes of a number, by what it is used for."""
-    return {name: np.dtype(getattr(model, f"{name}_dtype")).itemsize
-            for name in ("param", "compute", "head", "grad_reduce")}
-
-
-def param_sizes(model: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """(name in PARAM_SPECS, shape) of every parameter."""
-    return _param_sizes(dataclasses.replace(model, remat="none"))
-
-
-@functools.cache
-def _param_sizes(model: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    leaves = jax.tree_util.tree_flatten_with_path(abstract_params(model))[0]
-    return tuple((param_name(path), leaf.shape) for path, leaf in leaves)
-
-
-def axis_members(mesh: Mesh | AbstractMesh, *axes: str) -> tuple[int, ...]:
-    """Places, in the order of the mesh's devices, of those that differ from the first one on these axes alone."""
-    places = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
-    first = tuple(slice(None) if name in axes else 0 for name in mesh.shape)
-    return tuple(int(place) for place in places[first].reshape(-1))
-
-
-def _in_pass(kind: str, size: float, members: tuple[int, ...], times: int = 1) -> Collective:
-    return Collective(kind, round(size), members, times, in_pass=True)
-
-
-def _between_devices(found: list[Collective]) -> list[Collective]:
-    return [item for item in found if len(item.members) > 1]
-
-
-def _gathers(model: ModelConfig, mesh: Mesh | AbstractMesh, layer_times: int) -> list[Collective]:
-    found, width = [], dtype_widths(model)
-    for name, size in param_sizes(model):
-        stored = fit_spec(PARAM_SPECS[name], size, mesh)
-        if "fsdp" not in stored:
-            continue
-        part = math.prod(size) / (mesh.shape["tensor"] if "tensor" in stored else 1)
-        # A tied table that both of its uses take in the same dtype is gathered once for the two.
-        for use in {getattr(model, f"{use}_dtype"): use for use in _uses(model, name)}.values():
-            times = layer_times if name.startswith("layers/") else 1
-            found.append(_in_pass("all-gather", part * width[use], axis_members(mesh, "fsdp"), times))
-    return found
-
-
-def _uses(model: ModelConfig, name: str) -> list[str]:
-    """The type of each use of a parameter."""
-    if name.startswith("layers/"):
-        return ["compute"]
-    return ["compute"] * (name == "embed") + ["head"] * (name == ("embed" if model.tied_head else "head"))
-
-
-def _tensor_sums(
-    model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int, layer_sums: int, is_update: bool
-) -> list[Collective]:
-    padded = -(-tokens.scored // chunk) * chunk if score.is_chunked(tokens.scored, chunk) else tokens.scored
-    is_split = _head_parts(model, mesh.shape["tensor"]) > 1
-    activations = model.num_layers * layer_sums * tokens.total + is_split * (tokens.total + is_update * padded)
-    # Of each scored token: the largest logit, the normaliser, the chosen logit, the mean logit, and their gradients.
-    numbers = is_split * (8 if is_update else 4) * padded * 4
-    size = activations * model.width * dtype_widths(model)["compute"] + numbers
-    return [_in_pass("all-reduce", size, axis_members(mesh, "tensor"))]

@@ -1,0 +1,303 @@
+"""What a run computes on a machine, as shapes: states, batches, and what sampling takes.
+
+In: the config, and devices or only their number. Out: a `Job`. Stage: `plan`, `bench --model` and own_problems, before
+anything is compiled or priced. Neither weights nor tokenizers are read.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES, role_config
+from tango_jax.models import transformer
+from tango_jax.models.attention import capability_of, resolve_attention
+from tango_jax.models.decode_attention import resolve_decode_attention
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.machines import Machine
+from tango_jax.planning.sources import plan_source
+from tango_jax.planning.targets import Devices
+from tango_jax.records import Batch, TrainState
+from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.packing import (
+    BatchShape,
+    batch_shape,
+    empty_batch,
+    pack_shape,
+    prompts_per_minibatch,
+    sft_pack_shape,
+)
+from tango_jax.rl.policy import Policy, make_policy, sampler_sizes
+from tango_jax.rl.update import init_state
+from tango_jax.sampling import decode
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.decode import DecodeState
+from tango_jax.sampling.logits import SamplingParams, sampling_params
+from tango_jax.sampling.slots import empty_state
+from tango_jax.sharding.layouts import batch_sharding, decode_shardings, param_shardings, with_shardings
+from tango_jax.sharding.placement import (
+    DECODE_AXES,
+    TRAIN_AXES,
+    Placement,
+    check_model,
+    check_tensor_groups,
+    resolve_axes,
+)
+from tango_jax.weights.hf_layout import abstract_params
+
+
+class SamplingShapes(NamedTuple):
+    """Arguments of a sampler's jitted functions, as shapes: the largest batches that it runs. In a run each row has its
+    own prompt."""
+
+    weights: dict
+    prefill: tuple  # all three arguments, for all rows or for a chunk of them
+    states: tuple[DecodeState, ...]  # in each cache bucket, with the most rows that it may have there
+    params: SamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedPolicy:
+    """A `Policy` without its functions: what their shapes follow from, and those shapes, with shardings."""
+
+    role: str
+    config: ConfigDict  # the role's part of the config
+    model_config: ModelConfig
+    placement: Placement  # on meshes of devices, or on abstract ones
+    rl: ConfigDict
+    processes: int
+    group_size: int = 1  # rows of a decode batch that continue the same prompt
+
+    @property
+    def sampler_config(self) -> SamplerConfig:
+        return sampler_sizes(self.config).with_row_multiple(self.placement.row_multiple)
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        state = _state_shapes(dataclasses.replace(self.model_config, remat="none"))
+        return with_shardings(state, param_shardings(self.placement.train, state))
+
+    @functools.cached_property
+    def batch(self) -> Batch:
+        """What an update gets, the longest prompt among its sequences."""
+        prompts = prompts_per_minibatch(self.rl.prompts_per_step, self.processes, self.config.loss.minibatches)
+        sequences, longest = prompts * self.rl.samples_per_prompt, self.config.max_prompt
+        shards = self.placement.num_local_shards
+        return _over_processes(
+            self.placement, batch_shape(pack_shape(self.config), sequences, prompts, shards, longest)
+        )
+
+    @functools.cached_property
+    def stage_one(self) -> Batch | None:
+        """What a step of stage 1 gets; None: the role has none, neither here nor in the run that `init_from` names."""
+        if not self.config.sft.steps:
+            return None
+        count, shards = math.ceil(self.config.sft.batch_size / self.processes), self.placement.num_local_shards
+        return _over_processes(
+            self.placement, batch_shape(sft_pack_shape(self.config), count, 0, shards, longest_prompt=1)
+        )
+
+    @functools.cached_property
+    def sampling(self) -> SamplingShapes:
+        return _sampling_shapes(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is planned: both roles on the target's devices, and how the processes share the work."""
+
+    config: ConfigDict
+    machine: Machine
+    policies: dict[str, SizedPolicy]
+    functions: dict[str, Policy]  # by role; {}: in these sizes there are none, only shapes
+
+    @property
+    def processes(self) -> int:
+        return self.machine.processes
+
+    @property
+    def stage_one(self) -> list[str]:
+        """The roles that have one."""
+        return [role for role, policy in self.policies.items() if policy.stage_one]
+
+    @property
+    def prompts(self) -> int:
+        """Problems of a turn that the busiest process works on."""
+        return math.ceil(self.config.rl.prompts_per_step / self.processes)
+
+    def minibatch_prompts(self, role: str) -> int:
+        """Those of them that are in one minibatch of the role."""
+        minibatches = self.policies[role].config.loss.minibatches
+        return prompts_per_minibatch(self.config.rl.prompts_per_step, self.processes, minibatches)
+
+
+def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
+    """Both policies of a run on these devices, `per_process` of them in each process.
+
+    Raises:
+        ValueError: see `plan_source` and `make_policy`; a mesh that leaves devices of several processes unused.
+    """
+    functions = {
+        role: make_policy(role, config[role], plan_source(config, role), devices.devices, per_process)
+        for role in ROLES
+    }
+    for role, policy in functions.items():
+        if len(devices.devices) > max(per_process, policy.placement.train.size):
+            raise ValueError(f"{role}: the mesh takes {policy.placement.train.size} of {len(devices.devices)} devices, "
+                             "and several processes need a mesh of all: set one axis to -1")
+    first = devices.devices[0]
+    machine = Machine(first.platform, len(devices.devices), 0, capability_of(first), per_process)
+    policies = {role: sized(policy, config.rl, machine.processes) for role, policy in functions.items()}
+    return Job(config, machine, policies, functions)
+
+
+def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine, group_size: int = 1) -> Job:
+    """The roles with these models on a machine that need not be here, as shapes alone.
+
+    Args:
+        group_size: rows of a decode batch that continue the same prompt.
+
+    Raises:
+        ValueError: a mesh, sizes or an attention that fit neither the machine nor the model.
+    """
+    policies = {role: _sized_policy(role, config, model, machine, group_size) for role, model in models.items()}
+    return Job(config, machine, policies, functions={})
+
+
+def resized(job: Job, config: ConfigDict, roles: Collection[str] = ROLES) -> Job:
+    """The job with these settings of these roles, which may differ from its own in meshes, in `model.remat`, and in how
+    many rows are sampled and trained at once: enough for memory and times by arithmetic.
+
+    Raises:
+        ValueError: see `sized_job`.
+    """
+    policies = dict(job.policies)
+    for role in roles:
+        numerics = {"remat": config[role].model.remat, "decode_attention": config[role].model.decode_attention}
+        model = dataclasses.replace(policies[role].model_config, **numerics)
+        policies[role] = _sized_policy(role, config, model, job.machine, policies[role].group_size)
+    return Job(config, job.machine, policies, functions={})
+
+
+def sized(policy: Policy, rl: ConfigDict, processes: int) -> SizedPolicy:
+    return SizedPolicy(policy.role, policy.config, policy.model_config, policy.placement, rl, processes)
+
+
+def _sized_policy(
+    role: str, config: ConfigDict, model: ModelConfig, machine: Machine, group_size: int
+) -> SizedPolicy:
+    """What `make_policy` would make of it, and refuse, without its functions."""
+    own, sizes = config[role], sampler_sizes(config[role])
+    try:
+        placement = counted_placement(own.mesh, machine)
+        check_model(model, own.mesh, placement)
+        sizes.with_row_multiple(placement.row_multiple).check_cache_tokens()
+        numerics = (machine.platform, model.compute_dtype, model.head_dim)
+        model = dataclasses.replace(
+            model,
+            attention=resolve_attention(model.attention, *numerics, machine.capability),
+            decode_attention=resolve_decode_attention(
+                model.decode_attention, *numerics, sizes.buckets, sizes.cache_tokens, machine.capability,
+                model.sample_cache_dtype,
+            ),
+            grad_reduce_dtype=own.mesh.grad_reduce_dtype,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ValueError(f"{role}: {error}") from error
+    return SizedPolicy(role, own, model, placement, config.rl, machine.processes, group_size)
+
+
+def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
+    """The meshes of `make_placement` for devices of which only the number is known.
+
+    Raises:
+        ValueError: see `make_placement`.
+    """
+    axes, decode_tensor = resolve_axes(settings, machine.devices), settings.decode_tensor
+    size = math.prod(axes)
+    local = min(machine.per_process, size)
+    check_tensor_groups(axes[-1], decode_tensor, local)
+    decode, mine = (AbstractMesh((count // decode_tensor, decode_tensor), DECODE_AXES) for count in (size, local))
+    return Placement(AbstractMesh(axes, TRAIN_AXES), decode, mine)
+
+
+@functools.cache
+def _state_shapes(model: ModelConfig) -> TrainState:
+    """No shape depends on the optimizer's settings."""
+    optimizer = make_optimizer(role_config().optimizer)
+    return jax.eval_shape(functools.partial(init_state, optimizer), abstract_params(model))
+
+
+def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
+    """A batch on the devices of all processes; `sizes` are those of one."""
+
+    def over_processes(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        shape = (leaf.shape[0], placement.num_shards, *leaf.shape[2:]) if leaf.ndim else ()
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=batch_sharding(placement, leaf))
+
+    return jax.tree.map(over_processes, empty_batch(sizes))
+
+
+def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
+    """Shapes and shardings of the largest decode batch that the role can sample."""
+    local, sizes, group_size = policy.placement.local, policy.sampler_config, policy.group_size
+    model = dataclasses.replace(policy.model_config, remat="none")  # on which no shape depends
+    weights = _weight_shapes(model, local.shape["tensor"] == 1)
+    weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
+    if sizes.cache_tokens:
+        prompts = sizes.prompts_per_chunk(longest, 1)
+        rows = [sizes.rows_within(longest, bucket)[-1] for bucket in sizes.cache_buckets]
+    else:
+        prompts = sizes.row_buckets[-1] // group_size
+        rows = [sizes.row_buckets[-1]] * len(sizes.cache_buckets)
+
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, np.int32)
+
+    batch = decode.PromptBatch(
+        token_PS=ints(prompts, longest),
+        length_P=ints(prompts),
+        limit_B=ints(prompts * group_size),
+        number_B=ints(prompts * group_size),
+        key_data=jax.ShapeDtypeStruct((2,), np.uint32),
+    )
+    sampling = sampling_params(policy.config.temperature)
+    arguments = (weights, batch, sampling)
+    places = decode.shardings_of(local, decode.state_specs())
+    states = []
+    for count, bucket in zip(rows, sizes.cache_buckets, strict=True):
+        state = _state_of_one_row(model, sizes.cache_buckets[-1], longest, bucket)
+        state = _with_rows(state, count).replace(prefix=_with_rows(state.prefix, count // group_size))
+        states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
+    return SamplingShapes(weights, arguments, tuple(states), sampling)
+
+
+@functools.cache
+def _weight_shapes(model: ModelConfig, join: bool) -> dict:
+    return jax.eval_shape(functools.partial(transformer.split_layers, model, join), abstract_params(model))
+
+
+def _with_rows(tree: Any, rows: int) -> Any:
+    """Rows come first in every array of a state."""
+    return jax.tree.map(lambda leaf: leaf.update(shape=(rows, *leaf.shape[1:])) if leaf.ndim else leaf, tree)
+
+
+@functools.cache
+def _state_of_one_row(model: ModelConfig, max_new: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
+    return jax.eval_shape(functools.partial(empty_state, model, max_new, 1, prompt_bucket, cache_bucket))
+
+
+def _placed(place: NamedSharding, tree: Any) -> Any:
+    """A sharding stands for all that hangs below it, such as the layers of a cache."""
+    return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of a device, of arrays given as shapes with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,127 @@
+"""What devices must send each other in a pass of a function, by arithmetic alone.
+
+In: a model, its mesh and the tokens of one micro-batch of a shard. Out: collectives, as `hlo.py` reads them from a
+compiled program. `plan` holds the compiled programs against them, since a compiler may send more.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.planning.costs import MicroBatchShape, head_parts
+from tango_jax.planning.hlo import Collective, wire_bytes_by_kind
+from tango_jax.rl import score
+from tango_jax.sharding.layouts import PARAM_SPECS, fit_spec, param_name
+from tango_jax.weights.hf_layout import abstract_params
+
+
+def update_collectives(model: ModelConfig, mesh: Mesh, tokens: MicroBatchShape, chunk: int) -> dict[str, float]:
+    """{kind: bytes} that a device must receive for one micro-batch of an update; see `update_traffic`."""
+    need = {"all-gather": 0.0, "reduce-scatter": 0.0, "all-reduce": 0.0}
+    return need | wire_bytes_by_kind(update_traffic(model, mesh, tokens, chunk), passes=1)
+
+
+def update_traffic(
+    model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
+) -> list[Collective]:
+    """What devices must send each other for one micro-batch of an update.
+
+    all-gather      each matrix over fsdp, in the dtype of its use; twice for layers (the backward pass does it again
+                    unless nothing is rematerialised); embedding and head once, a tied table once for each dtype
+    reduce-scatter  their gradients, once, in grad_reduce_dtype or the dtype of use, whichever is wider
+    all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: that of what is not
+                    split over fsdp. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more
+                    where it is rematerialised, twice in the backward pass; once for the embedding, once for the loss
+    """
+    shape, width = mesh.shape, dtype_widths(model)
+    found = _gathers(model, mesh, 1 if model.remat == "none" else 2)
+    for name, size in param_sizes(model):
+        stored = fit_spec(PARAM_SPECS[name], size, mesh)
+        part = math.prod(size) / (shape["tensor"] if "tensor" in stored else 1)
+        axes = ("data", "fsdp")
+        if "fsdp" in stored:
+            for dtype in _uses(model, name):
+                summed = part * max(width[dtype], width["grad_reduce"])
+                found.append(_in_pass("reduce-scatter", summed, axis_members(mesh, "fsdp")))
+            part, axes = part / shape["fsdp"], ("data",)
+        found.append(_in_pass("all-reduce", part * width["param"], axis_members(mesh, *axes)))
+    again = 0 if model.remat == "none" else 1
+    return _between_devices([*found, *_tensor_sums(model, mesh, tokens, chunk, layer_sums=4 + again, is_update=True)])
+
+
+def score_traffic(
+    model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
+) -> list[Collective]:
+    """What devices must send each other to score one micro-batch: gathers and sums of a forward pass."""
+    sums = _tensor_sums(model, mesh, tokens, chunk, layer_sums=2, is_update=False)
+    return _between_devices([*_gathers(model, mesh, 1), *sums])
+
+
+def dtype_widths(model: ModelConfig) -> dict[str, int]:
+    """Bytes of a number, by what it is used for."""
+    return {name: np.dtype(getattr(model, f"{name}_dtype")).itemsize
+            for name in ("param", "compute", "head", "grad_reduce")}
+
+
+def param_sizes(model: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """(name in PARAM_SPECS, shape) of every parameter."""
+    return _param_sizes(dataclasses.replace(model, remat="none"))
+
+
+@functools.cache
+def _param_sizes(model: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    leaves = jax.tree_util.tree_flatten_with_path(abstract_params(model))[0]
+    return tuple((param_name(path), leaf.shape) for path, leaf in leaves)
+
+
+def axis_members(mesh: Mesh | AbstractMesh, *axes: str) -> tuple[int, ...]:
+    """Places, in the order of the mesh's devices, of those that differ from the first one on these axes alone."""
+    places = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
+    first = tuple(slice(None) if name in axes else 0 for name in mesh.shape)
+    return tuple(int(place) for place in places[first].reshape(-1))
+
+
+def _in_pass(kind: str, size: float, members: tuple[int, ...], times: int = 1) -> Collective:
+    return Collective(kind, round(size), members, times, in_pass=True)
+
+
+def _between_devices(found: list[Collective]) -> list[Collective]:
+    return [item for item in found if len(item.members) > 1]
+
+
+def _gathers(model: ModelConfig, mesh: Mesh | AbstractMesh, layer_times: int) -> list[Collective]:
+    found, width = [], dtype_widths(model)
+    for name, size in param_sizes(model):
+        stored = fit_spec(PARAM_SPECS[name], size, mesh)
+        if "fsdp" not in stored:
+            continue
+        part = math.prod(size) / (mesh.shape["tensor"] if "tensor" in stored else 1)
+        # A tied table that both of its uses take in the same dtype is gathered once for the two.
+        for use in {getattr(model, f"{use}_dtype"): use for use in _uses(model, name)}.values():
+            times = layer_times if name.startswith("layers/") else 1
+            found.append(_in_pass("all-gather", part * width[use], axis_members(mesh, "fsdp"), times))
+    return found
+
+
+def _uses(model: ModelConfig, name: str) -> list[str]:
+    """The type of each use of a parameter."""
+    if name.startswith("layers/"):
+        return ["compute"]
+    return ["compute"] * (name == "embed") + ["head"] * (name == ("embed" if model.tied_head else "head"))
+
+
+def _tensor_sums(
+    model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int, layer_sums: int, is_update: bool
+) -> list[Collective]:
+    padded = -(-tokens.scored // chunk) * chunk if score.is_chunked(tokens.scored, chunk) else tokens.scored
+    is_split = head_parts(model, mesh.shape["tensor"]) > 1
+    activations = model.num_layers * layer_sums * tokens.total + is_split * (tokens.total + is_update * padded)
+    # Of each scored token: the largest logit, the normaliser, the chosen logit, the mean logit, and their gradients.
+    numbers = is_split * (8 if is_update else 4) * padded * 4
+    size = activations * model.width * dtype_widths(model)["compute"] + numbers
+    return [_in_pass("all-reduce", size, axis_members(mesh, "tensor"))]
