@@ -5,6 +5,8 @@ the captions name. Panels without curves, and tables without cases, are left out
 """
 
 from tango_jax.arms import BLUE, GREEN, GREY, SKY, VERMILION
+from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.viewer import quality
@@ -76,6 +78,9 @@ def groups(run: Run, grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
 
 def _which_teach(settings: dict) -> str:
     """Which groups have an outcome advantage: where the answers differ, if the reward is of answers alone."""
+    own = [name for name in ("arm", "generator.loss.algorithm") if is_user_code(settings[name])]
+    if own:
+        return f"Which of them have an outcome advantage depends on {own[0]}={on_one_line(settings[own[0]])}."
     if settings["generator.loss.algorithm"] == "reinforce_pp":
         return ("REINFORCE++ compares the rewards of a whole turn, so that a group whose answers are all alike can "
                 "have an outcome advantage, too.")

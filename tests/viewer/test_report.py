@@ -22,7 +22,7 @@ from tango_jax.tracking.curves import Series
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import alarm_table, charts, pack, panels, performance
-from tango_jax.viewer.build import build_bundle, build_page
+from tango_jax.viewer.build import SCRIPTS, build_bundle, build_page
 from tango_jax.viewer.runs import Run, find_runs
 
 T, F = True, False
@@ -347,6 +347,27 @@ def test_the_plotting_library_is_the_published_file():
     assert hashlib.sha256(data).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
 
 
+# Names in the dump of what rewards and advantages are made of, and what a script would need to make them again.
+PARTS = re.compile(r"\b(group_rewards|group_mean|group_std|step_rewards|terms)\b")
+SUMS = re.compile(r"\.reduce\(|\bMath\.(sqrt|pow|hypot)\b|\*\*| [-*/%] |[-*/]=")
+RULES = re.compile(r"\b(grpo|rloo|reinforce\w*|whiten\w*|use_std|mask_overlong|gamma|class_weight|outcome_weight)\b")
+
+
+def code_of(name: str) -> str:
+    """A script of the page without its comments."""
+    text = (ROOT / "tango_jax/viewer" / f"{name}.js").read_text()
+    return re.sub(r"(?m)^\s*//.*$|\s// .*$", "", text)
+
+
+def test_the_page_only_shows_what_rewards_and_advantages_were_made_of():
+    """Rules that were repeated in JavaScript would show wrong sums for any other credit."""
+    about = [name for name in SCRIPTS if PARTS.search(code_of(name))]
+    assert about == ["arithmetic"]
+    assert not SUMS.search(code_of("arithmetic"))
+    named = {name: RULES.findall(code_of(name)) for name in SCRIPTS}
+    assert {name: found for name, found in named.items() if found} == {}
+
+
 # ------------------------------------------------------------------------------------------------------- the numbers
 
 
@@ -384,6 +405,7 @@ def test_a_single_turn_is_a_point_since_a_line_would_show_nothing(count):
     turns = np.arange(1.0, 1 + count)
     _, mean = panels.noisy("verifier", Series(turns, turns), "#112233")
     assert mean["mode"] == ("lines+markers" if count == 1 else "lines") and len(mean["x"]) == count
+    assert ("symbol" in mean.get("marker", {})) == (count == 1)  # the legend of the page draws it
 
 
 @pytest.mark.parametrize("values, limits", [

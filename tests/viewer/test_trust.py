@@ -132,6 +132,8 @@ ONLY_MIXED = "Only mixed groups have an outcome advantage"
     ({"generator.reward": "own.py:f"}, "rewards, to which generator.reward=own.py:f adds"),
     ({"rl.format_weight": 0.5, "generator.reward": "own.py:f"}, "which rl.format_weight=0.5 and generator.reward=own"),
     ({"rl.samples_per_prompt": 1}, "keeps its reward"),
+    ({"generator.loss.algorithm": "own.py:best"}, "depends on generator.loss.algorithm=own.py:best."),
+    ({"arm": "own.py:min_form"}, "depends on arm=own.py:min_form."),
 ])  # fmt: skip
 def test_which_groups_have_an_advantage_follows_from_the_settings(settings, said):
     (panel,) = trust.groups(RUN._replace(settings=RUN.settings | settings), {(1, 0): [T, F]})
