@@ -15,8 +15,14 @@ function valueAt(runs, token) {
   return 0;
 }
 
-const equation = (name, left, right = "") =>
-  h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, ...left), h("td", { class: "num" }, right));
+const row = (name, content, total = null) =>
+  h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, name),
+    h("td", total === null ? { colspan: 2 } : {}, ...content),
+    total === null ? null : h("td", { class: "num" }, total),
+  );
 
 const rewardTerm = ({ name, weight, value }, i) => [
   `${i ? " + " : ""}${String(weight).replace("-", "−")} × `,
@@ -32,9 +38,9 @@ function groupLine({ group_rewards: rewards, group_mean: mean, group_std: std })
 function rewardTable(rollout) {
   const { reward, formula } = rollout;
   const rows = [
-    equation("reward", reward.terms.flatMap(rewardTerm), number(reward.total)),
-    equation("group", [groupLine(rollout)]),
-    formula ? equation("outcome advantage", readableParts(formula)) : null,
+    row("reward", reward.terms.flatMap(rewardTerm), number(reward.total)),
+    row("group", [groupLine(rollout)]),
+    formula ? row("outcome advantage", readableParts(formula)) : null,
   ];
   return h("table", { class: "sums" }, h("tbody", {}, ...rows));
 }
@@ -44,7 +50,7 @@ function rewardTable(rollout) {
 function placesOf({ role, solution, verifications, advantage }) {
   const allRuns = [advantage.total, ...advantage.terms.map((term) => term.runs)];
   if (role === "generator" && solution.step_ends.length && allRuns.some((runs) => runs.length > 1)) {
-    const places = solution.step_ends.map((token, k) => [`step ${k + 1}`, token, k]);
+    const places = solution.step_ends.map((token, k) => [`end of step ${k + 1}`, token, k]);
     const last = solution.step_ends.at(-1);
     if (last >= 0 && last + 1 < solution.tokens) places.push(["after the last step", last + 1, null]);
     return places.filter(([, token]) => token >= 0);
@@ -52,7 +58,8 @@ function placesOf({ role, solution, verifications, advantage }) {
   const { tokens } = role === "generator" ? solution : verifications[0];
   let first = 0;
   return advantage.total.map(([count]) => {
-    const place = [count === tokens ? "every token" : `tokens ${first + 1} to ${first + count}`, first, null];
+    const name = count === 1 ? `token ${first + 1}` : `tokens ${first + 1} to ${first + count}`;
+    const place = [count === tokens ? "every token" : name, first, null];
     first += count;
     return place;
   });
@@ -76,7 +83,7 @@ function advantageTable(rollout) {
     );
   });
   const names = advantage.terms.map(({ name }) => readableParts(name));
-  const head = [["at the end of"], ...(hasSteps ? [[`step reward ${formula}`]] : []), ...names, ["advantage"]];
+  const head = [["tokens"], ...(hasSteps ? [[`step reward ${formula}`]] : []), ...names, ["advantage"]];
   const more = places.length > MAX_PLACES ? muted(`The first ${MAX_PLACES} of ${places.length}.`) : null;
   return h(
     "div",

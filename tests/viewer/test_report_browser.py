@@ -237,12 +237,12 @@ def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, roll
     assert page.texts("#rollout .sums:not(.steps-sums) tr:nth-child(2) td")[0].endswith(
         f": mean {mean:.3f}, std {std:.3f}")  # fmt: skip
     assert page.texts("#rollout .sums:not(.steps-sums) tr:nth-child(3) td")[0] == ALGORITHMS["grpo"].formula
-    assert head_of(page) == ["at the end of", f"step reward ±1 / K, K = {len(steps)}", "outcome", "steps", "advantage"]
+    assert head_of(page) == ["tokens", f"step reward ±1 / K, K = {len(steps)}", "outcome", "steps", "advantage"]
     cells, (outcome, step) = cells_of(page), row["advantage"]["terms"]
     assert outcome["weight"] + step["weight"] == pytest.approx(1)
     ends = row["solution"]["step_ends"]
     after = ends[-1] + 1
-    names = [*(f"step {k}" for k in range(1, len(steps) + 1)), "after the last step"]
+    names = [*(f"end of step {k}" for k in range(1, len(steps) + 1)), "after the last step"]
     rewards = [*map(signed, row["step_rewards"][0]), ""]
     for name, token, reward, shown_cells in zip(names, [*ends, after], rewards, cells, strict=True):
         total = at(row["advantage"]["total"], token)
@@ -295,7 +295,7 @@ def test_the_verifiers_own_rollout(page, report, rollouts):
     ]
     (term,), total = row["advantage"]["terms"], row["advantage"]["total"][0][1]
     assert total == pytest.approx(term["weight"] * term["runs"][0][1], abs=1e-4)
-    assert head_of(page) == ["at the end of", "outcome, by the weight of its class", "advantage"]
+    assert head_of(page) == ["tokens", "outcome, by the weight of its class", "advantage"]
     product = f"{term['weight']:.3f} × {signed(term['runs'][0][1])}"
     assert cells_of(page) == [["every token", product, signed(total)]]
     assert page.js("document.querySelector('#rollout .wrote .adv')") is None  # its tokens are the verifier's
@@ -353,20 +353,20 @@ def test_an_invented_credit_is_shown_with_its_own_numbers(browser, tmp_path):
     solved = next(row for row in rows if row["role"] == "generator" and len(row["solution"]["step_ends"]) > 1)
     browser.open(tmp_path / "report.html", f"r=own:{solved['turn']}:3")
     browser.wait("document.querySelector('#rollout h2') !== null")
-    assert head_of(browser) == ["at the end of", "rise <b>", "patience", "luck", "advantage"]
+    assert head_of(browser) == ["tokens", "rise <b>", "patience", "luck", "advantage"]
     ends = solved["solution"]["step_ends"]
     for k, (cells, token) in enumerate(zip(cells_of(browser)[: len(ends)], ends, strict=True), 1):
-        assert cells == [f"step {k}", f"0.375 × {signed(token)}", "−2.500 × +1.000",
+        assert cells == [f"end of step {k}", f"0.375 × {signed(token)}", "−2.500 × +1.000",
                          f"0.000 × {signed(-token)}", signed(7 + token)]  # fmt: skip
     judged = next(row for row in rows if row["role"] == "verifier")  # whose tokens have no steps: one row a run
     browser.open(tmp_path / "report.html", f"r=own:{judged['turn']}:3")
     browser.wait("document.querySelector('#rollout h2') !== null")
     cells = cells_of(browser)
-    assert cells[2] == ["tokens 3 to 3", "0.375 × +2.000", "−2.500 × +1.000", "0.000 × −2.000", "+9.000"]
+    assert cells[2] == ["token 3", "0.375 × +2.000", "−2.500 × +1.000", "0.000 × −2.000", "+9.000"]
     assert len(cells) == 24 and f"The first 24 of {judged['verifications'][0]['tokens']}." in browser.text("#rollout")
     browser.open(tmp_path / "report.html", "r=bare:1:0")
     browser.wait("document.querySelector('#rollout h2') !== null")
-    assert head_of(browser) == ["at the end of", "advantage"] and cells_of(browser) == [["every token", "+0.250"]]
+    assert head_of(browser) == ["tokens", "advantage"] and cells_of(browser) == [["every token", "+0.250"]]
     assert browser.logged() == []
 
 
