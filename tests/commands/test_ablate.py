@@ -2,7 +2,6 @@
 stopped and gone on with; and figures drawn again from the table."""
 
 import csv
-import fcntl
 import json
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import LOCK_FILE
+from tango_jax.runtime.lock import LOCK_FILE, hold
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.evaluations import write_table
 from tango_jax.tracking.metrics import read_metrics
@@ -186,12 +185,11 @@ def start_grid(tiny_train, workdir: Path, *overrides: str) -> subprocess.Popen:
 
 def is_held(lock_file: Path) -> bool:
     """Whether the process that has locked a workdir is still there; its file may outlive it."""
-    with open(lock_file, "r+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    try:
+        with hold(lock_file.parent, Console(enabled=False)):
+            return False
+    except ValueError:
+        return True
 
 
 class Grid:

@@ -44,6 +44,6 @@ def problem_of_refusals(refused: Sequence[Ended]) -> str:
     """What is wrong with how the later start ended, or an empty text."""
     for ended in refused:
         is_one_line = ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
-        if not is_one_line or not re.search(r"process \d+ on \S+, since", ended.stderr):
+        if not is_one_line or not re.search(r"in use by process \d+ on \S+: let it end", ended.stderr):
             return f"not a clear line: {ended.stderr}"
     return ""
