@@ -30,6 +30,7 @@ LOCK_FILE = "run.lock"
 HEARTBEAT_S = 10.0
 HEARTBEAT_TIMEOUT_S = 120.0  # a holder on another host that has sent no heartbeat for so long is gone
 POLL_S = 0.5
+_held_here: dict[str, SoftFileLease] = {}  # by folder: the leases of runs in this process
 
 
 class _Attempt(NamedTuple):
@@ -52,7 +53,8 @@ def hold(workdir: Path, console: Console) -> Iterator[None]:
         on_compromise=lambda _: console.log(f"warning: {workdir / LOCK_FILE} was removed, or another run has taken it "
                                             "over: two runs in one folder would damage each other's files"),
     )
-    attempts = _attempts(lease, workdir)
+    folder = os.path.realpath(workdir)
+    attempts = _attempts(lease, workdir, is_first_here=_held_here.setdefault(folder, lease) is lease)
     try:
         # Repeated exchanges: the other processes of the job must not sit in a single one until the timeout is over.
         while (attempt := hosts.from_first(next(attempts) if hosts.is_first() else None)).state == "wait":
@@ -66,17 +68,24 @@ def hold(workdir: Path, console: Console) -> Iterator[None]:
         yield
     finally:
         lease.release()
+        if _held_here.get(folder) is lease:
+            del _held_here[folder]
         if not was_there:
             with contextlib.suppress(OSError):  # it fails if anything is in the folder
                 workdir.rmdir()
 
 
-def _attempts(lease: SoftFileLease, workdir: Path) -> Iterator[_Attempt]:
+def _attempts(lease: SoftFileLease, workdir: Path, is_first_here: bool) -> Iterator[_Attempt]:
     """Try to take the lock once for every item; the last one is held or refused."""
+    if not is_first_here:
+        yield _refusal(workdir, "another run in this process")
+        return
     began, here, before, first_seen, nameless = time.monotonic(), "", None, None, 0
     while True:
-        before = lease.owner or before
         try:
+            if lease.is_lock_held_by_us:  # by a run of this process that has ended, but could not remove it
+                os.unlink(lease.lock_file)
+            before = lease.owner or before
             lease.acquire(blocking=False)  # makes the folder
         except Timeout:
             here, owner, changed_ns = here or _this_host(), lease.owner, _changed_ns(lease)
@@ -90,8 +99,7 @@ def _attempts(lease: SoftFileLease, workdir: Path) -> Iterator[_Attempt]:
         nameless = 0 if owner else nameless + 1  # while its name is written, or because it was killed before
         first_seen = first_seen or (owner and (owner, changed_ns))
         if owner and (owner.hostname == here or (owner, changed_ns) != first_seen):
-            name = "another run in this process" if lease.is_lock_held_by_us else _named(owner)
-            yield _Attempt("refused", f"{workdir} is in use by {name}: let it end, or choose another folder")
+            yield _refusal(workdir, _named(owner))
             return
         if nameless * POLL_S > HEARTBEAT_S or time.monotonic() - began > 2 * HEARTBEAT_TIMEOUT_S:
             yield _Attempt("refused", f"{workdir} is locked, and cannot be taken over: if it is certain that nothing "
@@ -99,6 +107,10 @@ def _attempts(lease: SoftFileLease, workdir: Path) -> Iterator[_Attempt]:
             return
         yield _Attempt("wait", f"{workdir} was taken by {_named(owner)}: watching for up to {HEARTBEAT_TIMEOUT_S:.0f} "
                                "s whether it is still at work" if owner else "")
+
+
+def _refusal(workdir: Path, name: str) -> _Attempt:
+    return _Attempt("refused", f"{workdir} is in use by {name}: let it end, or choose another folder")
 
 
 def _named(owner: OwnerRecord) -> str:

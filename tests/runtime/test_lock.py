@@ -157,6 +157,13 @@ def test_another_run_in_this_process_is_refused_and_takes_no_lock_away(workdir, 
         pass
 
 
+def test_a_run_of_this_process_that_could_not_remove_its_lock_is_gone(workdir):
+    leave_record(workdir)
+    with hold(workdir, SILENT):
+        assert owner_of(workdir).pid == os.getpid()
+    assert list(workdir.iterdir()) == []
+
+
 def test_the_heartbeat_moves_the_time_of_the_file(workdir, quick):
     with hold(workdir, SILENT):
         first = (workdir / LOCK_FILE).stat().st_mtime_ns
