@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import ROLES, flatten
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.manifest import complete_steps
@@ -109,7 +109,8 @@ def check_same_settings(
 ) -> None:
     """Like `check_config`, but in this process only; also raises ValueError if there is no such file."""
     try:
-        old = json.loads(path.read_text())
+        # Keys that the version which began the run did not have yet: their defaults are what it did.
+        old = json.loads(_as_json(default_config())) | json.loads(path.read_text())
         new = json.loads(_as_json(config))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error

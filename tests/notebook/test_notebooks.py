@@ -46,8 +46,8 @@ def small_parameters(folder: Path) -> dict[str, dict]:
         "03_follow_one_problem": {"WORKDIR": str(folder / "03"), "SFT_STEPS": 30},
         "04_change_the_method": {"WORKDIR": str(folder / "04"), "SEEDS": (0,), "SETTINGS": {
             "rl.warmup_steps": 0, "rl.generator_steps": 3, "eval.problems": 8, "eval.pool": 8,
-            **{f"{role}.{key}": 4 if key == "sft.steps" else 1 for role in ("generator", "verifier")
-               for key in ("sft.steps", "model.num_layers")}}},
+            **{f"{role}.{key}": value for role in ("generator", "verifier")
+               for key, value in {"sft.steps": 4, "sft.max_heldout_loss": 0.0, "model.num_layers": 1}.items()}}},
     }  # fmt: skip
 
 
