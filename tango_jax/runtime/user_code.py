@@ -162,14 +162,14 @@ def sources(text: str) -> list[Source]:
     """The file that a setting names, and the files of the functions in what it names, if they are others.
 
     Other files that they import do not count. Of an object that this process was handed, the text of its functions
-    counts. Empty for a module without a file, such as `sys`.
+    counts, under its name. Empty for a module without a file, such as `sys`.
 
     Raises:
         ValueError: no such file, module or name, or an error while loading it.
     """
     value, (place, _, name) = _find("function", text), text.rpartition(":")
     if place == GIVEN:
-        return [Source(Path(f"{name}.py"), _text_of(value).encode())]
+        return [Source(Path(f"{name}.txt"), _text_of(value).encode())]
     named = place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) or place
     written = [_file_of(function) for function in _functions_in(value)]
     paths = [local_path("path", one) for one in dict.fromkeys([named, *filter(None, written)])]
