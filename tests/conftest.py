@@ -63,6 +63,12 @@ def _compile_cache(shared_folder):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _all_devices():
+    """The backend starts with all of them: a plan for fewer CPU devices, made in a test, then takes its part of them."""
+    jax.devices()
+
+
 @pytest.fixture(autouse=True)
 def _ctrl_c_as_python_has_it():
     """What a test leaves installed, such as the handler of a run in this process, is not the next test's."""
