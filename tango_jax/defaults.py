@@ -251,6 +251,12 @@ def rl_config() -> ConfigDict:
             # whose answers are all right or all wrong, by the grade alone, whatever else the reward has; with
             # reinforce_pp, which compares the samples of a batch, all groups count where the whole batch is so)
             "alpha_schedule": "exponential",
+            # Which groups of solutions get step rewards, and so are judged by the verifier: all (as published); silent,
+            # those whose outcomes give no advantage; failed, those without a right solution. See rl/trust.py.
+            "judge": "all",
+            # How far the verifier is believed: the likelihood ratios of its verdict CORRECT at which step rewards have
+            # no weight and all of it, such as (8.0, 14.0). Empty: it is believed (as published). See rl/trust.py.
+            "trust": (),
             # Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal (all samples have the same reward) are
             # replaced by those of further problems, from this many further batches at most. The next turn begins
             # behind all of them, drawn or not, so that arms get the same problems. 0: off.

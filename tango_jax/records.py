@@ -74,6 +74,8 @@ class Responses:
     rollout: Rollout
     records: list[Solution] | list[Verification]  # B
     metrics: dict[str, float]  # lengths, truncation, grader failures
+    # The places of `parents` among the records of the call before, if they are only a part of them.
+    places: Sequence[int] | None = None
 
     @property
     def owners(self) -> list:
@@ -108,6 +110,7 @@ class Counters:
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
+    verdict_counts: tuple[float, ...] = ()  # of rl/trust.py VerdictCounts
 
     def take(self, stream: str, count: int) -> "Counters":
         """The counters after `count` more problems of a stream."""

@@ -102,6 +102,7 @@ RANGES: Mapping[str, Range] = {
     "rl.samples_per_prompt": COUNT,
     "rl.verifications_per_solution": COUNT,
     "rl.dynamic_sampling": COUNT_OR_NONE,
+    "rl.trust": NOT_NEGATIVE,
     "rl.alpha_initial": SHARE,
     "rl.alpha_final": SHARE,
     "rl.outcome_weight": WEIGHT,

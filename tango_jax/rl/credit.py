@@ -18,6 +18,7 @@ from tango_jax.records import Counters, Responses, Signal, Term
 from tango_jax.rl import advantages
 from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
+from tango_jax.rl.trust import Asked, VerdictCounts, ask_about, trust_of
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 Answers = Mapping[str, Responses]  # role -> what it responded in this turn
@@ -44,6 +45,10 @@ class TurnSoFar(NamedTuple):
     def algorithm(self, role: str) -> Algorithm:
         """The algorithm of a role."""
         return algorithm_of(self.config[role].loss.algorithm, f"{role}.loss.algorithm")
+
+    def asked(self) -> Asked:
+        """Whom the verifier is asked about in a generator turn."""
+        return asked_about(self.config, self.answers["generator"], self.counters)
 
     def outcome_advantages(self, role: str) -> np.ndarray:
         """The normalised reward of the role that learns, on every token of a response, float32 [B, T]."""
@@ -166,8 +171,24 @@ def outcome_credit(so_far: TurnSoFar) -> Credit:
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
-    averaged."""
-    return steps_credit(so_far, judged_labels(so_far))
+    averaged. Step rewards weigh as much as the verifier is trusted, in the groups that it is asked about."""
+    rl = so_far.config.rl
+    if rl.judge == "all" and not rl.trust:
+        return steps_credit(so_far, judged_labels(so_far))
+    trust_P, counts = so_far.asked().trust_P, VerdictCounts(*so_far.counters.verdict_counts)
+    credit = steps_credit(so_far, judged_labels(so_far), trust_P=trust_P)
+    num_judged = 0
+    if judged := so_far.answers.get("verifier"):
+        is_correct_B = np.array([solution.is_correct for solution in judged.owners])
+        is_accepted_B = np.array([verification.verdict == "CORRECT" for verification in judged.records])
+        counts, num_judged = counts.after(is_correct_B, is_accepted_B), len(judged.parents)
+    metrics = {
+        "generator/trust": trust_of(VerdictCounts(*so_far.counters.verdict_counts), rl.trust),
+        "generator/judged_share": num_judged / len(so_far.reward_B),
+        "verifier/likelihood_ratio": counts.likelihood_ratio,
+    }
+    counters = dataclasses.replace(credit.counters, verdict_counts=tuple(counts))
+    return Credit(credit.signal, counters, credit.metrics | metrics)
 
 
 def gold_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -178,8 +199,14 @@ def gold_steps_credit(so_far: TurnSoFar) -> Credit:
 def judged_labels(so_far: TurnSoFar) -> list[list[tuple[bool, ...] | None]]:
     """The verifier's judgements of the steps of every solution, B entries for each verification of a solution; None
     where judgements and steps do not match."""
-    verifications, count = so_far.answers["verifier"].records, so_far.answers["verifier"].group_size
-    return [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
+    if (judged := so_far.answers.get("verifier")) is None:
+        return [[None] * len(so_far.reward_B)]
+    labels = [[None] * len(so_far.reward_B) for _ in range(judged.group_size)]
+    places = range(len(judged.parents)) if judged.places is None else judged.places
+    for index, verification in enumerate(judged.records):
+        parent, number = divmod(index, judged.group_size)
+        labels[number][places[parent]] = verification.judgements if verification.is_aligned else None
+    return labels
 
 
 def class_balanced_credit(so_far: TurnSoFar) -> Credit:
@@ -201,7 +228,8 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
 
 
 def steps_credit(
-    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None
+    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None,
+    trust_P: np.ndarray | None = None,
 ) -> Credit:
     """The outcome, blended with labels of the steps, (1 - alpha) A_outcome + alpha A_step (arXiv 2505.15034).
 
@@ -209,6 +237,7 @@ def steps_credit(
         labels: one list for every verification of a solution, of B entries: a label for each step, or None where a
             solution has no step rewards.
         step_fn: takes the place of the algorithm's (rl/algorithms.py).
+        trust_P: float [P], what alpha is multiplied by in each group; None: nowhere by anything.
     """
     rl, loss, solved = so_far.config.rl, so_far.config.generator.loss, so_far.answers["generator"]
     algorithm = so_far.algorithm("generator")
@@ -227,14 +256,23 @@ def steps_credit(
     alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, one_outcome)
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)
-    adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha)
+    alpha_B = alpha if trust_P is None else np.repeat(alpha * trust_P, solved.group_size)
+    adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha_B)
     metrics = {
         "generator/alpha": alpha,
         "generator/reward/step": np.mean(total),
         "generator/step_rewarded_share": np.mean(share),
     }
-    terms = (Term("outcome", 1.0 - alpha, adv_outcome_BT), Term("steps", alpha, adv_step_BT))
+    terms = (Term("outcome", 1.0 - alpha_B, adv_outcome_BT), Term("steps", alpha_B, adv_step_BT))
     return Credit(Signal(so_far.reward_B, adv_BT, terms, labels), so_far.counters, metrics)
+
+
+def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked:
+    """Which of a generator turn's solutions the verifier judges, and what the step rewards of their groups weigh."""
+    is_correct_B = np.array([solution.is_correct for solution in solved.records])
+    algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
+    is_silent_P = ~algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
+    return ask_about(config.rl, is_correct_B, is_silent_P, VerdictCounts(*counters.verdict_counts))
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
