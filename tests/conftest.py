@@ -65,7 +65,7 @@ def _compile_cache(shared_folder):
 
 @pytest.fixture(scope="session", autouse=True)
 def _all_devices():
-    """Start the backend with all of them: a test that plans for fewer CPU devices then leaves the others as they are."""
+    """Start the backend with all of them: a test that plans for fewer CPU devices leaves the others as they are."""
     jax.devices()
 
 
