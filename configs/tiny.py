@@ -33,5 +33,4 @@ def get_config() -> ConfigDict:
     config.rl.alpha_initial = 0.5
     config.eval.every, config.eval.problems, config.eval.pool = 3, 8, 8
     config.checkpoint.every = 2
-    config.transcripts = 3
     return config

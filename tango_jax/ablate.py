@@ -7,7 +7,7 @@
 Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR/<cell>/<arm>/seed_<n>/, then
 DIR/ablation.csv with every evaluation of every run, DIR/ablation.md, and DIR/ablation.png or, with a grid, DIR/figures.
 If interrupted, the same command resumes. Every run is reported, and arms, seeds and cells can be added to a finished
-experiment: tango_jax/defaults.py describes `ablation.*`.
+experiment: --keys=ablation describes its settings.
 
     python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6]
 

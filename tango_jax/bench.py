@@ -35,7 +35,7 @@ import jax
 import numpy as np
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.cli.ranges import COUNT, LARGEST_INT, Range, check_options
+from tango_jax.cli.ranges import check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import ATTENTION_KINDS
@@ -52,6 +52,7 @@ from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_u
 from tango_jax.runtime import rng
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import ends_in_one_line
+from tango_jax.runtime.keys import COUNT, LARGEST_INT, Range
 from tango_jax.runtime.machine import (
     describe_machine,
     device_memory,

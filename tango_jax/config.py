@@ -1,4 +1,4 @@
-"""The configuration as a tree of named values; defaults.py lists every key with its default and meaning.
+"""The configuration as a tree of named values; defaults.py and role_defaults.py declare every key.
 
 `configs/*.py` define `get_config(arg)` and start from `default_config()`. The result is locked: unknown keys are
 rejected, with a suggestion of the closest valid key.

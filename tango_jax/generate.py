@@ -25,7 +25,6 @@ from tango_jax.data.problem_sets import load_task_problems, question_key
 from tango_jax.data.teacher_rows import (
     FILES,
     MAX_PROBLEMS,
-    MAX_SAMPLES,
     TeacherRow,
     keep_rows,
     part_path,
@@ -40,6 +39,7 @@ from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.runtime.lock import hold
 from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.tasks.own_grader import OwnGrader, grade_solutions, grader_of, try_grader, version_of
@@ -49,6 +49,7 @@ from tango_jax.tracking.run_config import check_config, keep_config
 from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
+SHARD_PROBLEMS = 256  # of a shard, which is written at once; an interruption loses at most one
 # Where --config is missing: what to give.
 CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and FILE.py may make one of any model"
 TEACHER = "teacher.json"  # in the workdir: digests of the teacher's weights and of its template
@@ -165,7 +166,7 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
     Raises:
         ValueError: the existing parts belong to other problems, or a user's grader failed.
     """
-    shards = work.shards(config.generate.shard_problems)
+    shards = work.shards(SHARD_PROBLEMS)
     # What the first process finds counts: on a network disk, processes may see different parts.
     samples = config.generate.samples
     found = hosts.from_first(

@@ -22,7 +22,7 @@ import jax
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
-from tango_jax.cli.ranges import SHARE_ABOVE_ZERO, check_options
+from tango_jax.cli.ranges import check_options
 from tango_jax.cli.validation import validate
 from tango_jax.planning.machines import planned_for
 from tango_jax.planning.plan_tables import as_json, show
@@ -33,6 +33,7 @@ from tango_jax.planning.targets import TARGETS, machine_of, open_target, parse_t
 from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import ends_in_one_line
+from tango_jax.runtime.keys import SHARE_ABOVE_ZERO
 
 RANGES = {
     "filled": SHARE_ABOVE_ZERO._replace(why=": it is the mean length of prompts and responses, as a share of the limit")

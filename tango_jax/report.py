@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.config_file import did_you_mean
-from tango_jax.cli.ranges import COUNT_OR_NONE, Range, check_options
+from tango_jax.cli.ranges import check_options
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import file_to_write, folder_to_write, require
 from tango_jax.runtime.failures import ends_in_one_line
+from tango_jax.runtime.keys import COUNT_OR_NONE, Range
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.known_arms import arms_of_runs, known
 from tango_jax.viewer.build import MAX_ROLLOUTS, Built, build_bundle, build_page

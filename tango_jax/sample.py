@@ -21,12 +21,13 @@ import rich.console
 from rich.text import Text
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.cli.ranges import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE, check_options
+from tango_jax.cli.ranges import check_options
 from tango_jax.grading import parse_solution, parse_verification, why_misaligned
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import ends_in_one_line
+from tango_jax.runtime.keys import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE
 from tango_jax.runtime.model_text import for_terminal, on_one_line
 from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSampler,

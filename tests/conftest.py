@@ -65,7 +65,7 @@ def _compile_cache(shared_folder):
 
 @pytest.fixture(scope="session", autouse=True)
 def _all_devices():
-    """The backend starts with all of them: a plan for fewer CPU devices, made in a test, then takes its part of them."""
+    """Start the backend with all of them: a test that plans for fewer CPU devices leaves the others as they are."""
     jax.devices()
 
 

@@ -32,20 +32,20 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.config_file import did_you_mean, with_settings
 from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.defaults import KEYS
 from tango_jax.runtime.checks import require, shortened
 from tango_jax.tasks.registry import tokenizer_model
+from tango_jax.tracking.run_config import ANY_TIME
 
 START_KEYS = {"task.data_seed", "seed", "generator.init_from", "verifier.init_from"}
 # What stage 1 does not depend on, as patterns of fnmatch. A key that is missing here costs time: a stage 1 more.
 NOT_IN_STAGE_ONE = (
-    "arm", "ablation.*", "alarms.*", "checkpoint.*", "compare_with", "compile_cache", "distributed.*", "eval.*",
-    "generate.*", "loggers.*", "notes", "rl.*", "rollouts.*", "transcripts", "task.rl_*", "task.test_*",
-    "task.verifier_*", "task.grader*",
+    "arm", "checkpoint.*", "eval.*", "generate.*", "rl.*", "task.rl_*", "task.test_*", "task.verifier_*",
+    "task.grader", *(key for key, declared in KEYS.items() if declared.change in ANY_TIME),
     *(f"{role}.{name}" for role in ROLES for name in (
-        "cache_buckets", "cache_tokens", "loss.*", "mesh.*", "model.attention", "model.decode_attention",
-        "model.sample_*", "optimizer.*",
-        "pack_length", "prompt_buckets", "prompts_per_micro_batch", "reward", "reward_timeout_s", "row_buckets",
-        "rows_per_micro_batch", "share_prompts", "temperature", "top_k", "top_p",
+        "cache_buckets", "cache_tokens", "loss.*", "model.sample_*", "optimizer.*", "pack_length", "prompt_buckets",
+        "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch", "share_prompts", "temperature",
+        "top_k", "top_p",
     )),
 )  # fmt: skip
 SHORTENED = ("task.", "rl.")  # prefixes of keys that the names of cells leave out

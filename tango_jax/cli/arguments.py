@@ -13,6 +13,7 @@ from typing import IO, NoReturn
 
 from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import shipped_configs
+from tango_jax.cli.key_list import ListKeys
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import Mistakes, SettingsError, cut
 from tango_jax.runtime.failures import drop_broken_output
@@ -74,8 +75,11 @@ class Parser(argparse.ArgumentParser):
         keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
         self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration. Of a setting "
                                 "given twice, the last one\ncounts. The commonest keys (ROLE: generator or verifier):\n"
-                                f"{keys}\nEvery key and its default is in tango_jax/defaults.py; --print-config of the "
-                                "training commands\nprints all of them as a run would have them.")
+                                f"{keys}\n--keys lists every key with its default and meaning, --keys=loss "
+                                "those with 'loss' in their\nnames; --print-config of the training commands prints all "
+                                "as a run would have them.")
+        self.add_argument("--keys", nargs="?", const="", metavar="PART", action=ListKeys,
+                          help="list the keys of the configuration, or those with PART in their names, and end")
 
     def add_flag(self, name: str, help: str) -> None:
         """Add a switch: --name, --name=true or --name=false."""

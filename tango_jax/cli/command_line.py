@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import CHOICES, Parser
 from tango_jax.cli.config_file import ConfigFile, did_you_mean, is_like, open_config, with_settings
-from tango_jax.cli.ranges import check_numbers
+from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, shortened
@@ -95,7 +95,7 @@ def _loaded(
     if opened.complete is not None:
         if len(mistakes.messages) > count:
             return None
-        check_numbers(flatten(config))  # with which it computes
+        check_values(flatten(config))  # with which it computes
     config = opened.completed(config, given)
     _drop_buckets(config, given)
     return config.lock()

@@ -18,8 +18,8 @@ from tango_jax.data.problem_sets import question_key
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.keys import MAX_SAMPLES
 
-MAX_SAMPLES = 1024  # per problem; the number of a row is its problem's number times this, plus its sample's number
 MAX_PROBLEMS = 2**31 // MAX_SAMPLES  # the number of a row is an int32
 FILES = ("train.parquet", "validation.parquet")
 _SPLIT_STREAM = 2

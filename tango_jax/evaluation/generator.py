@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tango_jax.data.teacher_rows import MAX_SAMPLES, write_part
+from tango_jax.data.teacher_rows import write_part
 from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
@@ -14,6 +14,7 @@ from tango_jax.grading import parse_solution
 from tango_jax.loop.responses import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.tasks.own_grader import grade_solutions, version_of
 from tango_jax.text.templates import generator_prompt

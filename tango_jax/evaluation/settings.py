@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tango_jax.cli.arguments import Parser
-from tango_jax.cli.ranges import COUNT, COUNT_OR_NONE, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range, check_options
-from tango_jax.data.teacher_rows import MAX_SAMPLES
+from tango_jax.cli.ranges import check_options
 from tango_jax.evaluation.sets import GROUPS, SYNTHETIC_STEPS
 from tango_jax.evaluation.shards import digest
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.checks import folder_to_write, require
+from tango_jax.runtime.keys import COUNT, COUNT_OR_NONE, MAX_SAMPLES, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, template_of
 from tango_jax.text.templates import load_template
 from tango_jax.weights.source import kind_of

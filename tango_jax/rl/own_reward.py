@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Problem, Responses, Solution, Term, Verification
 from tango_jax.rl.credit import Answers, Rewards
-from tango_jax.runtime import hosts
+from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import Mistakes, cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
 
@@ -38,11 +38,10 @@ SHOWN_CHARACTERS = 60  # of a response, in an error
 
 @dataclasses.dataclass(frozen=True)
 class OwnReward:
-    """The function of one role, and the seconds that it may take for a response (0: no limit)."""
+    """The function of one role."""
 
     role: str
     function: UserFunction
-    timeout_s: int
 
     def of(self, response: Solution | Verification, parent: Problem | Solution) -> float:
         """The reward of one response to `parent`.
@@ -53,7 +52,7 @@ class OwnReward:
         args = (response,) if self.role == "generator" else (response, parent)
         shown = cut(repr(response.text), SHOWN_CHARACTERS)
         about = f"for the response {shown} to problem {cut(repr(args[-1].problem.id))}"
-        value = self.function.call(*args, about=about, timeout_s=self.timeout_s)
+        value = self.function.call(*args, about=about, limit_s=user_code.CALL_LIMIT_S)
         number = _as_number(value)
         if number is None or not abs(number) <= MAX_REWARD:
             self.function.refuse(f"it returned {shortened(value)}; it must return one number between "
@@ -73,7 +72,7 @@ def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
             continue
         with mistakes.collected():
             function = load_function(f"{role}.reward", config[role].reward, parameters)
-            rewards[role] = OwnReward(role, function, config[role].reward_timeout_s)
+            rewards[role] = OwnReward(role, function)
     mistakes.raise_all()
     return rewards
 

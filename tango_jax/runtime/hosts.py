@@ -24,6 +24,7 @@ PREEMPTED = termination.PREEMPTED
 PEER_LOST = 76  # exit code: another process is gone, start all again
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+CONNECT_S = 300  # seconds to wait for the other processes at the start
 # jax's own assertion fails where a platform is asked for by name whose package is missing.
 _NO_DEVICE = (RuntimeError, AssertionError)
 # Bytes of the two messages of an exchange, and of the length that the first one begins with.
@@ -97,7 +98,7 @@ def connect(settings: ConfigDict) -> None:
     jax.distributed.initialize(
         **explicit,
         heartbeat_timeout_seconds=settings.heartbeat_s,
-        initialization_timeout=settings.connect_s,
+        initialization_timeout=CONNECT_S,
     )
 
 

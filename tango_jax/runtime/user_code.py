@@ -38,6 +38,9 @@ _given = contextvars.ContextVar("_given", default=None)  # {name: object}
 _running = contextvars.ContextVar("_running", default=())  # files that are being run
 GUARD = 'under `if __name__ == "__main__":`'
 
+# Seconds that a function may take to score or grade one response: one that hangs ends the run with its name.
+CALL_LIMIT_S = 60
+
 
 class LoadsItself(BaseException):
     """A file that is being run starts what would run it again. Not an Exception, which would be told at every level."""
@@ -58,19 +61,19 @@ class UserFunction:
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         return (code.co_filename, code.co_firstlineno) if code else (self.name.rpartition(":")[0], None)
 
-    def call(self, *args: Any, about: str = "", timeout_s: int = 0) -> Any:
+    def call(self, *args: Any, about: str = "", limit_s: int = 0) -> Any:
         """Call the function.
 
         Args:
             about: the end of an error message: what the function was called for.
-            timeout_s: value of the setting `<key>_timeout_s`, the seconds that the call may take; 0: no limit. It only
-                holds in the main thread: Python cannot interrupt others.
+            limit_s: seconds that the call may take; 0: no limit. It only holds in the main thread: Python cannot
+                interrupt others.
 
         Raises:
             ValueError: the function raised an error, or the time is over.
         """
         try:
-            with _time_limit(f"{self.key}_timeout_s", timeout_s):
+            with _time_limit(limit_s):
                 return self.function(*args)
         except (Exception, SystemExit) as error:  # a user's function can raise anything
             raise self._error(what_failed(*self.place, error), about) from error
@@ -319,14 +322,14 @@ def _make_importable(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _time_limit(key: str, seconds: int) -> Iterator[None]:
+def _time_limit(seconds: int) -> Iterator[None]:
     """Raise TimeoutError in the block when the time is over; does nothing outside the main thread."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(*_) -> NoReturn:
-        raise TimeoutError(f"not done after {key}={seconds} seconds")
+        raise TimeoutError(f"not done after {seconds} seconds, the limit of a call")
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading import GradeReport, answer_of, grade_many
 from tango_jax.records import Problem
+from tango_jax.runtime import user_code
 from tango_jax.runtime.checks import cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function, source_digest
 
@@ -39,7 +40,6 @@ class OwnGrader:
     """A grader of a user, (problem, answer) -> bool, with its errors and results checked."""
 
     function: UserFunction
-    timeout_s: int  # seconds that a call may take; 0: no limit
     digest: str  # of its source, which tells grades that an earlier version gave
 
     @property
@@ -48,23 +48,22 @@ class OwnGrader:
 
     def __call__(self, problem: Problem, answer: str) -> bool:
         about = f"for the answer {cut(repr(answer))} to problem {cut(repr(problem.id))}"
-        result = self.function.call(problem, answer, about=about, timeout_s=self.timeout_s)
+        result = self.function.call(problem, answer, about=about, limit_s=user_code.CALL_LIMIT_S)
         if not is_grade(result):
             self.function.refuse(f"it returned {shortened(result)}; it must return True or False", about)
         return result
 
 
-def load_grader(key: str, name: str, timeout_s: int = 0) -> OwnGrader | None:
+def load_grader(key: str, name: str) -> OwnGrader | None:
     """The function of that name, with its errors and results checked; None if the name is empty.
 
     Args:
         key: the setting that names the function.
-        timeout_s: seconds that a call may take; 0: no limit.
 
     Raises:
         ValueError: the function cannot be loaded, or takes other parameters.
     """
-    return OwnGrader(load_function(key, name, PARAMETERS), timeout_s, source_digest(name)) if name else None
+    return OwnGrader(load_function(key, name, PARAMETERS), source_digest(name)) if name else None
 
 
 def version_of(grader: OwnGrader | None) -> str:
@@ -74,7 +73,7 @@ def version_of(grader: OwnGrader | None) -> str:
 
 def grader_of(task: ConfigDict) -> OwnGrader | None:
     """The function that the setting `task.grader` names; see `load_grader`."""
-    return load_grader("task.grader", task.grader, task.grader_timeout_s)
+    return load_grader("task.grader", task.grader)
 
 
 def is_grade(result: object) -> bool:

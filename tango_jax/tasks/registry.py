@@ -4,7 +4,6 @@ Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the s
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -134,9 +133,6 @@ def _make_synthetic(config: ConfigDict) -> Task:
         problem, solution, verification = module.verifier_example(sft, seed, name, index)
         return SftExample(problem, solution, problem.size, verification)
 
-    gold_steps = module.gold_steps
-    if module is state_tracking:
-        gold_steps = functools.partial(gold_steps, is_strict=task.strict_steps)
     return Task(
         name=task.name,
         grade_kind="string",
@@ -145,7 +141,7 @@ def _make_synthetic(config: ConfigDict) -> Task:
         test_problem=lambda index: module.problem(test, seed, "test", index),
         num_test=None,
         pool_solution=pool_solution,
-        gold_steps=gold_steps,
+        gold_steps=module.gold_steps,
         step_kinds=module.step_kinds,
         sft_example=sft_example,
         sft_roles=("generator", "verifier"),

@@ -131,23 +131,21 @@ def problem(config: StateTrackingConfig, seed: int, split: str, index: int, stre
     return _problem(*_draw(example_rng(seed, split, index, stream), config), f"state_tracking/{split}/{index}")
 
 
-def gold_steps(problem: Problem, steps: tuple[str, ...], is_strict: bool = False) -> tuple[bool, ...]:
+def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
     """Label each step: step k is correct if it names number k and swap k, and writes the right state.
 
-    By default the right state is the one that the swap makes of the previous written state: the state in the nearest
-    earlier step that has the form of a step, or the problem's start state. With `is_strict` it is the true state after
-    k swaps. The two labels differ only after a wrong state: a step that makes its swap correctly from a wrong state is
-    correct by default and wrong if strict, and a step that returns to the true state in another way than by its swap is
-    wrong by default and correct if strict.
+    The right state is the one that the swap makes of the previous written state: the state in the nearest earlier step
+    that has the form of a step, or the problem's start state. A step that makes its swap correctly from a wrong state
+    is correct, and a step that returns to the true state in another way than by its swap is wrong.
     """
     start, swaps = question_parts(problem.question)
-    true, written, labels = true_states(start, swaps), start, []
+    written, labels = start, []
     for k, step in enumerate(steps, 1):
         match = _STEP.fullmatch(step)
         if match is None or k > len(swaps):
             labels.append(False)
         else:
-            right = true[k - 1] if is_strict else apply_swap(written, swaps[k - 1])
+            right = apply_swap(written, swaps[k - 1])
             labels.append(match.groups() == (str(k), swap_text(swaps[k - 1]), right))
         written = match[3] if match else written
     return tuple(labels)

@@ -1,24 +1,54 @@
 """The rules behind the alarms. Each rule inspects the metrics so far and returns what is wrong, or None.
 
-A rule takes the rows of metrics.jsonl (oldest first), the limits (`alarms.*` in defaults.py), and `ease`, a factor of
-at most 1 that tightens the limits. It returns a `Finding`, or None if all is well or there are too few rows to judge.
-alarms.py evaluates every rule at the end of each turn.
+A rule takes the rows of metrics.jsonl (oldest first), the limits, and `ease`, a factor of at most 1 that tightens them.
+It returns a `Finding`, or None if all is well or there are too few rows to judge. alarms.py evaluates every rule at the
+end of each turn.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from tango_jax.runtime.typed_command import typed_command
 
 ROLES = ("generator", "verifier")
 # Where the verifier is measured: the beginning of the metrics' names, and how a message names it.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns"}
-Finding = tuple[str, str, str]  # what was observed; the limit, with the config key that sets it; what to try
-Rule = Callable[[Sequence[dict], ConfigDict, float], Finding | None]
+
+
+class Limits(NamedTuple):
+    """What a run that is well stays within."""
+
+    window: int = 5  # turns to average over; with fewer, only log-prob gap, first KL and grader alarms are raised
+    margin: float = 0.9  # an alarm clears when its value is inside the limit by this margin (a factor)
+    verdict_rate: float = 0.95  # share of one verdict; raised only if balanced accuracy is also below the next limit
+    verdict_accuracy: float = 0.6
+    # Share of the right verdicts that come with a wrong judgement of a step; raised only if balanced accuracy is at
+    # least the limit before. For tasks with step labels.
+    wrong_steps: float = 0.5
+    misaligned: float = 0.3  # share of the verifications whose judgements are more or fewer than the steps
+    truncation: float = 0.1  # share of responses that reach the length limit
+    shortened: float = 0.1  # share of solutions that are cut to fit the verifier's prompt
+    # Mean gap in nats between sampler and trainer log-probs; it is 3e-7 in full float32 and about 2e-4 in bfloat16.
+    logprob_gap: float = 0.02
+    logprob_gap_share: float = 0.02  # share of tokens whose probabilities differ by more than 10 %
+    first_kl: float = 0.01  # nats per token at a role's first update, where it should be 0
+    kl: float = 0.5  # nats per token
+    entropy_low: float = 0.1  # relative to the mean over the role's first `window` turns
+    entropy_high: float = 3.0
+    steps_low: float = 0.5  # relative to the mean over the first `window` turns
+    steps_high: float = 1.5
+    grader_failures: float = 0.01  # share of answers for which the grader fails or times out
+    groups_without_signal: float = 0.95  # share of groups in which all samples have the same reward
+    still_kl: float = 1e-6  # a role is not learning if its KL stays below this for a window after its first window
+
+
+LIMITS = Limits()
+Finding = tuple[str, str, str]  # what was observed; the limit; what to try
+Rule = Callable[[Sequence[dict], Limits, float], Finding | None]
 
 
 def values(rows: Iterable[dict], name: str, count: int) -> list[float]:
@@ -32,19 +62,19 @@ def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> floa
     return float(np.mean(found)) if len(found) >= least else None
 
 
-def _truncation(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     mean = recent_mean(rows, f"{role}/truncation_rate", limits.window, least=limits.window)
     if mean is None or mean <= limits.truncation * ease:
         return None
     return (
         f"{mean:.1%} of the {role}'s responses ended at the length limit",
-        f"alarms.truncation={limits.truncation}",
+        f"{limits.truncation}",
         "read a few of them: if they never end, the stop token or stage 1 is at fault; if they are sound, raise "
         f"{role}.max_response, or mask them out of the loss with {role}.loss.mask_overlong",
     )
 
 
-def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _logprob_gap(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     # Checked from the first turn on: a gap this early points to a bug in the sampler, not to the training.
     mean = recent_mean(rows, f"{role}/logprob_gap_mean", limits.window, least=1)
     share = recent_mean(rows, f"{role}/logprob_gap_share", limits.window, least=1)
@@ -55,7 +85,7 @@ def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: floa
     return (
         f"log-probs of the {role}'s sampler and trainer differ by {mean:.3g} nats on average, and by more than 10 % at "
         f"{share:.1%} of the tokens",
-        f"alarms.logprob_gap={limits.logprob_gap}, alarms.logprob_gap_share={limits.logprob_gap_share}",
+        f"{limits.logprob_gap} nats, or a share of {limits.logprob_gap_share}",
         f"set {role}.top_p=1 and {role}.top_k=0; compare with {role}.model.compute_dtype=float32 and, in the "
         "environment, JAX_DEFAULT_MATMUL_PRECISION=highest: if the gap remains, a mask, position or cache is wrong; if "
         f"it disappears, it is rounding, which {role}.loss.importance_cap=2 corrects for (int8 in "
@@ -63,31 +93,31 @@ def _logprob_gap(role: str, rows: Sequence[dict], limits: ConfigDict, ease: floa
     )
 
 
-def _reference(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _reference(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     kl = next(iter(values(rows, f"{role}/kl_first", 1)), 0.0)
     if kl <= limits.first_kl * ease:
         return None
     return (
         f"the KL of the {role} to its reference was {kl:.3g} at its first update, where both have the same weights",
-        f"alarms.first_kl={limits.first_kl}",
+        f"{limits.first_kl}",
         f"the two models are scored differently: compare with {role}.model.compute_dtype=float32",
     )
 
 
-def _kl(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _kl(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     mean = recent_mean(rows, f"{role}/kl", limits.window, least=limits.window)
     if mean is None or mean <= limits.kl * ease:
         return None
     return (
         f"the KL of the {role} to its reference is {mean:.3g} nats per token",
-        f"alarms.kl={limits.kl}",
+        f"{limits.kl}",
         f"lower {role}.optimizer.lr or raise {role}.loss.kl_coef, and read its responses: it may have found a way to "
         "hack the reward without solving anything",
     )
 
 
 def _ratio_to_start(
-    rows: Sequence[dict], name: str, limits: ConfigDict, floor: float
+    rows: Sequence[dict], name: str, limits: Limits, floor: float
 ) -> tuple[float, float, float] | None:
     """(ratio, mean of the first values, mean of the last values). Means below `floor` are raised to `floor`."""
     last = recent_mean(rows, name, limits.window, least=limits.window)
@@ -97,7 +127,7 @@ def _ratio_to_start(
     return max(last, floor) / max(first, floor), first, last
 
 
-def _entropy(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _entropy(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     compared = _ratio_to_start(rows, f"{role}/entropy", limits, floor=1e-6)
     if compared is None:
         return None
@@ -106,21 +136,21 @@ def _entropy(role: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -
     if ratio < limits.entropy_low / ease:
         return (
             seen,
-            f"alarms.entropy_low={limits.entropy_low}",
+            f"{limits.entropy_low}",
             f"the policy no longer explores: raise {role}.loss.entropy_coef, set {role}.loss.clip_high above clip_low, "
             f"or lower {role}.optimizer.lr",
         )
     if ratio > limits.entropy_high * ease:
         return (
             seen,
-            f"alarms.entropy_high={limits.entropy_high}",
+            f"{limits.entropy_high}",
             f"the policy is degenerating: lower {role}.optimizer.lr or {role}.loss.entropy_coef, or raise "
             f"{role}.loss.kl_coef",
         )
     return None
 
 
-def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     compared = _ratio_to_start(rows, "generator/steps_mean", limits, floor=1.0)
     if compared is None:
         return None
@@ -129,14 +159,14 @@ def _steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | N
     if ratio > limits.steps_high * ease:
         return (
             seen,
-            f"alarms.steps_high={limits.steps_high}",
+            f"{limits.steps_high}",
             "read a few: empty steps can earn step rewards without doing any work. Lower rl.alpha_initial, or train "
             "the verifier more (rl.verifier_turns_per_cycle)",
         )
     if ratio < limits.steps_low / ease:
         return (
             seen,
-            f"alarms.steps_low={limits.steps_low}",
+            f"{limits.steps_low}",
             "read a few: with everything in a few steps, the verifier has little to judge. Raise rl.format_weight or "
             "task.min_steps, or lower generator.optimizer.lr",
         )
@@ -156,7 +186,7 @@ def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> 
             yield place, np.mean(found, axis=0).tolist()
 
 
-def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     names = ("rate_correct", "rate_invalid", "outcome_balanced_accuracy")
     for place, (correct, invalid, accuracy) in _recent_verdicts(rows, names, limits.window):
         rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
@@ -174,13 +204,13 @@ def _one_verdict(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Findi
         )
         return (
             f"{rates[verdict]:.1%} of the verdicts are {verdict} {place}, with a balanced accuracy of {accuracy:.2f}",
-            f"alarms.verdict_rate={limits.verdict_rate}, alarms.verdict_accuracy={limits.verdict_accuracy}",
+            f"a share of {limits.verdict_rate}, with a balanced accuracy below {limits.verdict_accuracy}",
             advice,
         )
     return None
 
 
-def _wrong_steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     names = ("right_verdict_wrong_steps", "outcome_balanced_accuracy")
     for place, (share, accuracy) in _recent_verdicts(rows, names, limits.window):
         # Verdicts that tell nothing apart are the business of another alarm.
@@ -189,7 +219,7 @@ def _wrong_steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Findi
         return (
             f"{share:.1%} of the right verdicts come with a step that is judged wrongly {place}; the balanced accuracy "
             f"of the verdicts is {accuracy:.2f}",
-            f"alarms.wrong_steps={limits.wrong_steps}",
+            f"{limits.wrong_steps}",
             "the verdict is right for other reasons than the steps, and step rewards mislead the generator: lower "
             "rl.alpha_initial, give the verifier's stage 1 more steps or rl.warmup_steps more turns, and read some in "
             "the report (filter: right verdict, wrong steps)",
@@ -197,21 +227,21 @@ def _wrong_steps(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Findi
     return None
 
 
-def _misaligned(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     mean = recent_mean(rows, "verifier/live_rate_misaligned", limits.window, least=limits.window)
     if mean is None or mean <= limits.misaligned * ease:
         return None
     return (
         f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "
         "steps, so that it has no step reward",
-        f"alarms.misaligned={limits.misaligned}",
+        f"{limits.misaligned}",
         "read a few: a generator that joins its steps, or writes none, escapes a verifier that errs; raise "
         "rl.format_weight. If the steps are sound, give the verifier's stage 1 more steps, or rl.warmup_steps more "
         "turns with rl.gamma above 0",
     )
 
 
-def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
     errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
     graded = sum(round(row["generator/tokens_sampled"] / row["generator/length_mean"]) for row in recent)
@@ -220,19 +250,19 @@ def _grader(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | 
     return (
         f"the grader failed on {errors + timeouts} of {graded} answers ({errors} errors, {timeouts} timeouts), which "
         "count as wrong",
-        f"alarms.grader_failures={limits.grader_failures}",
+        f"{limits.grader_failures}",
         f"grade a file of such answers on its own ({typed_command('grade')}); gold answers that are not mathematical "
         "need another grader kind; a timeout means that grading took seconds of processor time, twice",
     )
 
 
-def _shortened(rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _shortened(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     mean = recent_mean(rows, "verifier/shortened_rate", limits.window, least=limits.window)
     if mean is None or mean <= limits.shortened * ease:
         return None
     return (
         f"{mean:.1%} of the solutions were cut to fit the verifier's prompt: it judges steps that it cannot see",
-        f"alarms.shortened={limits.shortened}",
+        f"{limits.shortened}",
         "raise verifier.max_prompt, or lower generator.max_response",
     )
 
@@ -243,7 +273,7 @@ def _weight_of_steps(role: str, rows: Sequence[dict], count: int) -> float:
     return (alpha or 0.0) * (share or 0.0)
 
 
-def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: ConfigDict, ease: float) -> Finding | None:
+def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
     # Where outcomes are all the same, step rewards may still teach.
     if share is not None and share - _weight_of_steps(role, rows, limits.window) > limits.groups_without_signal * ease:
@@ -253,7 +283,7 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Config
         known = f" ({known})" if known else ""
         return (
             f"in {share:.1%} of the {role}'s groups all samples have the same reward{known}: no learning signal",
-            f"alarms.groups_without_signal={limits.groups_without_signal}",
+            f"{limits.groups_without_signal}",
             "a reward near 0 means that the task is too hard, or that the parser or grader rejects everything; one "
             f"near 1 means that it is too easy; otherwise raise {role}.temperature or rl.samples_per_prompt",
         )
@@ -265,7 +295,7 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Config
         return (
             f"the KL of the {role} to its reference was at most {largest:.2g} in its last {limits.window} turns: its "
             "weights barely change",
-            f"alarms.still_kl={limits.still_kl}",
+            f"{limits.still_kl}",
             f"raise {role}.optimizer.lr, and keep {role}.model.param_dtype=float32: bfloat16 loses small updates",
         )
     return None

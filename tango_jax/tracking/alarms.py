@@ -1,10 +1,10 @@
 """Alarms: detect from the metrics that a run is going wrong, and suggest what to try.
 
-Takes the rows of metrics.jsonl (oldest first) and the limits (`alarms.*` in defaults.py), and returns an `Alarm` for
-everything that is wrong at the last row. loggers.py calls this at the end of every turn: it writes `alarm/<name>` as 1
-into the rows of the turns in which an alarm is active, and as 0 into the row with which it clears, and logs both.
-Alarms depend on the rows alone (see alarm_rules.py), so a resumed run continues with the same alarms, and a report can
-reconstruct their history from the file (`periods`).
+Takes the rows of metrics.jsonl (oldest first) and returns an `Alarm` for everything that is wrong at the last row.
+loggers.py calls this at the end of every turn: it writes `alarm/<name>` as 1 into the rows of the turns in which an
+alarm is active, and as 0 into the row with which it clears, and logs both. Alarms depend on the rows alone (see
+alarm_rules.py), so a resumed run continues with the same alarms, and a report can reconstruct their history from the
+file (`periods`).
 
 All rows are kept, because some limits are relative to a role's first turns; a run has only hundreds of rows.
 """
@@ -12,9 +12,7 @@ All rows are kept, because some limits are relative to a role's first turns; a r
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
-from tango_jax.tracking.alarm_rules import RULES
+from tango_jax.tracking.alarm_rules import LIMITS, RULES, Limits
 
 TURN_PHASES = ("warmup", "generator", "verifier")  # evaluations are greedy and raise no alarms
 
@@ -24,7 +22,7 @@ class Alarm(NamedTuple):
 
     name: str  # the metric is alarm/<name>
     seen: str
-    limit: str  # including the config key that sets it
+    limit: str
     advice: str
 
 
@@ -34,14 +32,14 @@ class Period(NamedTuple):
     name: str
     first: int
     last: int | None
-    alarm: Alarm | None  # as reported at its first turn; None if the given limits would not raise it
+    alarm: Alarm | None  # as reported at its first turn; None if the limits of this version would not raise it
 
 
-def check(rows: Sequence[dict], limits: ConfigDict, ringing: Collection[str] = ()) -> list[Alarm]:
+def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = LIMITS) -> list[Alarm]:
     """Return an alarm for everything that is wrong at the last row.
 
     An alarm in `ringing`, i.e. one that was active at the row before, clears only once its value is inside the limit by
-    a margin (`alarms.margin`), so that a value hovering around the limit does not raise the alarm again and again.
+    a margin (`Limits.margin`), so that a value hovering around the limit does not raise the alarm again and again.
     """
     found = []
     for name, rule in RULES.items():
@@ -80,7 +78,7 @@ def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Ala
     return lines
 
 
-def periods(rows: Sequence[dict], limits: ConfigDict) -> list[Period]:
+def periods(rows: Sequence[dict], limits: Limits = LIMITS) -> list[Period]:
     """When each alarm was active, in order of their starts, given all rows of a run (or the rows so far)."""
     turns = [row for row in rows if row["phase"] in TURN_PHASES]
     found: list[Period] = []
@@ -89,7 +87,7 @@ def periods(rows: Sequence[dict], limits: ConfigDict) -> list[Period]:
     for index, row in enumerate(turns):
         now = ringing_at(row)
         if now - before:
-            alarms = {alarm.name: alarm for alarm in check(turns[: index + 1], limits, before)}
+            alarms = {alarm.name: alarm for alarm in check(turns[: index + 1], before, limits)}
             for name in [name for name in RULES if name in now - before]:
                 open_at[name] = len(found)
                 found.append(Period(name, row["step"], None, alarms.get(name)))

@@ -23,14 +23,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.provenance import method_files
-from tango_jax.tracking.run_config import (
-    ANY_EXPERIMENT,
-    ANY_HARDWARE,
-    ANY_PLACE,
-    ANY_TIME,
-    ANY_WATCHING,
-    ONLY_ROUNDING,
-)
+from tango_jax.tracking.run_config import changes_results
 from tango_jax.weights.source import NUMERICS
 
 TURNS = ("warmup", "generator", "verifier")  # phases of rows that are no evaluations
@@ -75,9 +68,8 @@ class Sources(NamedTuple):
 _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start")
 _TEXTS = ("task", "setting", "arm", *_DIGESTS)
-# Settings that columns of their own tell, or that no result depends on but for rounding.
-_NOT_COMPARED = ("arm", "seed", "task.data_seed", *ANY_PLACE, *ANY_HARDWARE, *ANY_WATCHING, *ANY_TIME, *ANY_EXPERIMENT,
-                 *ONLY_ROUNDING)  # fmt: skip
+# Settings that have columns of their own.
+_COLUMNS = ("arm", "seed", "task.data_seed")
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
               "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))  # fmt: skip
@@ -155,8 +147,8 @@ def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: 
     """Of settings that are not defaults, so that a key that is added later changes nothing."""
     defaults = flatten(default_config())
     changed = {key: _without_folder(value) for key, value in flatten(config).items()
-               if key.startswith(_SETUP) == is_setup and not key.startswith(_NOT_COMPARED)
-               and value != defaults.get(key) and _is_used(config, key)}  # fmt: skip
+               if key.startswith(_SETUP) == is_setup and changes_results(key)
+               and key not in _COLUMNS and value != defaults.get(key) and _is_used(config, key)}  # fmt: skip
     functions = {f"file of {key}": digest for key, digest in files.items() if key.startswith(_SETUP) == is_setup}
     return _digest(sorted((changed | functions).items()))
 

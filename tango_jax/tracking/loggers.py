@@ -81,7 +81,7 @@ class RunLog:
             ValueError: the file does not match the checkpoint, or Weights & Biases could not be started.
         """
         self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at, enabled=hosts.is_first())
-        self._limits, self._console, self._followers = config.alarms, console, []
+        self._console, self._followers = console, []
         self._config, self._settings_file = config, settings_file or directory / "config.json"
         self._provenance, self._has_begun = provenance, False
         if not hosts.is_first():
@@ -124,7 +124,7 @@ class RunLog:
 
     def _judge(self, row: dict) -> dict:
         """Return the row with its alarms, and log which alarms start or clear with it."""
-        found = alarms.check([*self._turns, row], self._limits, self._ringing)
+        found = alarms.check([*self._turns, row], self._ringing)
         row |= alarms.as_metrics(found, self._ringing)
         self._turns.append(row)
         for line in alarms.messages(self._ringing, self._turns, found):

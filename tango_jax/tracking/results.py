@@ -17,6 +17,8 @@ from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
 
+TRANSCRIPTS = 6  # annotated examples in transcripts.md
+
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
     """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
@@ -65,7 +67,7 @@ def write_results(
     """
     summary = summarize(config, rows, compiles, seconds)
     summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
-    write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, config.transcripts))
+    write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, TRANSCRIPTS))
     title = f"{config.task.name}, arm {arm_name(config.arm)}, seed {config.seed}"
     save_figure(plot_curves(rows, title), workdir / "curves.png")
     write_json_atomic(workdir / "summary.json", summary)

@@ -27,6 +27,8 @@ _TURN = re.compile(r"turn_(\d+)_(?:generator|verifier)_(\d+)\.jsonl")
 _EVALUATION = re.compile(r"evaluation_(\d+)_(\d+)\.jsonl")
 # A turn may use 1 / TURN_SHARE of the limit; groups beyond that are left out. Each role's first turn is always kept.
 TURN_SHARE = 8
+# Of a run. When it is reached, every second dump is deleted, and half as many are written from then on.
+LIMIT_BYTES = 200_000_000
 
 
 class RolloutDump:
@@ -38,7 +40,7 @@ class RolloutDump:
         """`resume_after` is the turn of the checkpoint; files of later turns are stale and are deleted."""
         self._folder, self._config, self._step_kinds_fn = folder, config, step_kinds_fn
         self._enabled = config.rollouts.every > 0 and hosts.is_first()
-        self._limit = int(config.rollouts.max_mb * 1e6)
+        self._limit = LIMIT_BYTES
         if not self._enabled:
             return
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,40 +9,27 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.config import default_config, flatten
+from tango_jax.defaults import KEYS
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.keys import Change
 from tango_jax.runtime.manifest import complete_steps
 from tango_jax.tracking.provenance import same_settings_hint
 
-# A run may be resumed on different machines: these settings do not change results beyond rounding.
-ANY_HARDWARE = (
-    "compile_cache", "distributed.", "generator.mesh.", "verifier.mesh.", "generator.model.attention",
-    "verifier.model.attention", "generator.model.decode_attention", "verifier.model.decode_attention",
-)  # fmt: skip
+# What a run that is resumed may have otherwise; see runtime/keys.py.
+ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
 # The workdir of the other run may have moved, e.g. if an ablation is resumed on another machine. This is safe: the
 # checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
 # depends on them.
-ANY_PLACE = ("generator.init_from", "verifier.init_from")
-# Monitoring may change, and notes and stored runs to compare with: these settings do not affect results at all.
-ANY_WATCHING = ("loggers.", "alarms.", "rollouts.", "notes", "compare_with")
-# Nor does a time limit, other than by an error.
-ANY_TIME = ("generator.reward_timeout_s", "verifier.reward_timeout_s", "task.grader_timeout_s")
-# What other runs an experiment has may change, too.
-ANY_EXPERIMENT = ("ablation.",)
-# These change no result but for rounding, or decide only when something is written. A run keeps them to its end, so
-# that it can be repeated to the bit, but runs that differ in them compare.
-ONLY_ROUNDING = (
-    "checkpoint.", "compile_cache", "generate.", "transcripts", "eval.every",
-    *(f"{role}.{name}" for role in ROLES for name in (
-        "prompt_buckets", "cache_buckets", "row_buckets", "cache_tokens", "share_prompts", "pack_length",
-        "rows_per_micro_batch", "prompts_per_micro_batch", "logp_chunk", "model.remat", "model.unroll",
-        "sft.pack_length", "sft.rows_per_micro_batch", "sft.eval_every", "sft.eval_examples", "sft.max_heldout_loss",
-        "sft.checkpoint_every",
-    )),
-)  # fmt: skip
+ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLACE)
 _LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
            "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")  # fmt: skip
+
+
+def changes_results(name: str) -> bool:
+    """Whether results depend on a setting by more than rounding. No key of another version does that this one lacks."""
+    return name in KEYS and KEYS[name].change is Change.NEVER
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
@@ -62,8 +49,8 @@ def check_config(
 ) -> None:
     """Check before any work that the settings that a resumed run depends on are unchanged; nothing is written.
 
-    Keys that start with one of `may_change`, ANY_HARDWARE, ANY_WATCHING, ANY_TIME or ANY_EXPERIMENT may differ. Those
-    in `may_move` may change from one path to another, for callers that compare the contents themselves.
+    Keys that start with one of `may_change` may differ, and those that are declared so (`Key.change`). Those in
+    `may_move` may change from one path to another, for callers that compare the contents themselves.
 
     Only the first process does the work, but all processes must call this.
 
@@ -119,8 +106,7 @@ def check_same_settings(
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old | new)
         if old.get(key) != new.get(key)
-        and not key.startswith((*may_change, *ANY_HARDWARE, *ANY_WATCHING, *ANY_TIME, *ANY_EXPERIMENT))
-        and key not in moved
+        and not (key.startswith(may_change) or key in moved or (key in KEYS and KEYS[key].change in ANY_TIME))
     ]
     if changed:
         raise ValueError(

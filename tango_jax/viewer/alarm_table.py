@@ -3,19 +3,16 @@
 Takes a run with its metrics and returns which alarms were active, from which turn to which, and what to try.
 """
 
-from ml_collections import ConfigDict
-
 from tango_jax.tracking.alarms import TURN_PHASES, Period, periods
 from tango_jax.viewer.runs import Run
 
 
 def alarms(run: Run) -> dict:
-    """Return {"note": a sentence, "rows": one per period of an alarm}, using the limits of the run."""
+    """Return {"note": a sentence, "rows": one per period of an alarm}."""
     turns = [row for row in run.rows if row["phase"] in TURN_PHASES]
     if not turns:
         return {"note": "No turns yet.", "rows": []}
-    limits = {name.removeprefix("alarms."): value for name, value in run.settings.items() if name.startswith("alarms.")}
-    found = periods(run.rows, ConfigDict(limits))
+    found = periods(run.rows)
     latest = turns[-1]["step"]
     if not found:
         return {"note": f"No alarms in {latest} turns.", "rows": []}
@@ -27,7 +24,7 @@ def alarms(run: Run) -> dict:
 def _row(period: Period, latest: int) -> dict:
     last = latest if period.last is None else period.last
     turns = f"{period.first}" if last == period.first else f"{period.first} to {last}"
-    what = period.alarm  # None if the limits were different when it was raised
+    what = period.alarm  # None if another version, with other limits, raised it
     return {
         "name": period.name,
         "turns": turns + (" (still active)" if period.last is None else ""),

@@ -17,12 +17,9 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.known_arms import known_names
 from tango_jax.tracking.provenance import method_digests
-from tango_jax.tracking.run_config import ANY_EXPERIMENT, ANY_HARDWARE, ANY_PLACE, ANY_TIME, ANY_WATCHING
+from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.runs import Run
 
-# Prefixes of settings that results do not depend on, or that the label names anyway.
-NOT_COMPARED = ("seed", "arm", "checkpoint.", "generate.", "transcripts", *ANY_EXPERIMENT, *ANY_HARDWARE, *ANY_PLACE,
-                *ANY_TIME, *ANY_WATCHING)  # fmt: skip
 MAX_SHOWN = 3  # settings in a label; the table names all of them
 COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
 DASHES = ("-", "--", "-.", ":")
@@ -121,7 +118,7 @@ def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
     files = {f"{key} file": json.dumps(digest[:8]) for key, digest in method_digests(run.provenance).items()}
     items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
     return files | {key: json.dumps(value, default=list) for key, value in items
-                    if not key.startswith(NOT_COMPARED) and key not in as_seed}  # fmt: skip
+                    if changes_results(key) and key not in ("seed", "arm", *as_seed)}  # fmt: skip
 
 
 def _short_name(key: str, every: Sequence[str]) -> str:

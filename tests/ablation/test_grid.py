@@ -92,7 +92,7 @@ def test_what_stage_one_is_said_not_to_depend_on_does_not_change_it(tmp_path):
     other = with_settings(base, {key: value for key, value in changed.items() if value is not None})
     validate(other)
     assert stage_one_facts(other) == stage_one_facts(base)
-    assert sum(flatten(other)[key] != flatten(base)[key] for key in changed) > 60
+    assert sum(flatten(other)[key] != flatten(base)[key] for key in changed) > 50
     assert trained(base, tmp_path / "base") == trained(other, tmp_path / "other")
 
 

@@ -52,13 +52,13 @@ def job(tmp_path, name: str, command: str = "train", is_finished: bool = False, 
 def test_failed_jobs_are_named_with_the_last_line_of_their_log(tmp_path):
     """Both commands refuse their settings before any work; each is told apart, and neither ends the other."""
     output = io.StringIO()
-    jobs = [job(tmp_path, "one", arm="nobody"), job(tmp_path, "two", transcripts=-1),
+    jobs = [job(tmp_path, "one", arm="nobody"), job(tmp_path, "two", seed=-1),
             job(tmp_path, "old", is_finished=True)]  # fmt: skip
     succeeded = []
     failed = run_jobs("Runs", jobs, 2, Console(stream=output), hosts.Preemption(), lambda: succeeded.append(1))
     assert set(failed) == {"one", "two"} and not succeeded
     assert failed["one"].startswith("error: arm='nobody' is not one of tango")
-    assert failed["two"].startswith("error: transcripts=-1 must be at least 0")
+    assert failed["two"].startswith("error: seed=-1 must lie between 0 and ")
     for name in ("one", "two"):
         log = (tmp_path / name / "train.log").read_text()
         command = f"-m tango_jax.train --config={tmp_path / name / 'config.json'} --workdir={tmp_path / name}"

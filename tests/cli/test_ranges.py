@@ -1,23 +1,23 @@
-"""Every number of the configuration has a range, and what is outside it is refused before any work."""
+"""Every key has a declaration, and what this does not allow is refused before any work."""
 
-import fnmatch
 import math
 
 import pytest
 
 from support.paths import ROOT
-from tango_jax.cli import ranges
 from tango_jax.cli.command_line import load_config
-from tango_jax.cli.ranges import LARGEST_INT, RANGES, check_numbers, numbers_of, range_of
+from tango_jax.cli.key_list import describe_keys
+from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
+from tango_jax.defaults import KEYS
+from tango_jax.models import attention, decode_attention, int8, transformer
+from tango_jax.rl import losses, optimizer, schedule, update
+from tango_jax.runtime.keys import LARGEST_INT, OneOf, Range
 
 DEFAULTS = flatten(default_config())
-NUMERIC = [
-    key for key, value in DEFAULTS.items()
-    if numbers_of(value) or (isinstance(value, tuple) and key != "ablation.arms")
-]  # fmt: skip
-FLOATS = [key for key in NUMERIC if isinstance(DEFAULTS[key], float)]
+NUMERIC = [name for name, key in KEYS.items() if isinstance(key.allowed, Range)]
+FLOATS = [name for name in NUMERIC if isinstance(DEFAULTS[name], float)]
 
 
 @pytest.fixture(scope="module")
@@ -25,33 +25,56 @@ def tiny():
     return flatten(load_config(str(ROOT / "configs/tiny.py")))
 
 
-def test_every_number_has_a_range():
-    """A key that was added to defaults.py and not to RANGES fails here."""
-    without = [key for key in NUMERIC if not any(fnmatch.fnmatchcase(key, pattern) for pattern in RANGES)]
-    assert without == []
-    assert len(NUMERIC) > 150
+def test_every_number_has_a_range_and_every_key_a_meaning():
+    numbers = [name for name, value in DEFAULTS.items() if type(value) in (int, float, tuple)]
+    assert set(numbers) - set(NUMERIC) == {"ablation.arms"} and len(numbers) > 130
+    assert KEYS.keys() == DEFAULTS.keys()
+    assert [name for name, key in KEYS.items() if not key.meaning.endswith(".")] == []
 
 
-def test_every_row_of_the_table_is_of_use():
-    first = {key: next(pattern for pattern in RANGES if fnmatch.fnmatchcase(key, pattern)) for key in NUMERIC}
-    assert set(RANGES) == set(first.values())
+@pytest.mark.parametrize("name, choices", [
+    ("generator.model.attention", attention.ATTENTION_KINDS),
+    ("generator.model.decode_attention", decode_attention.DECODE_ATTENTION_KINDS),
+    ("generator.model.sample_cache_dtype", int8.SAMPLE_DTYPES), ("generator.model.remat", transformer.REMAT_MODES),
+    ("generator.model.head_precision", transformer.HEAD_PRECISIONS), ("generator.loss.kl_kind", losses.KL_KINDS),
+    ("generator.loss.aggregation", losses.WEIGHT_KINDS), ("generator.loss.ratio", update.RATIO_LEVELS),
+    ("generator.optimizer.schedule", optimizer.SCHEDULES), ("rl.alpha_schedule", schedule.ALPHA_KINDS),
+])  # fmt: skip
+def test_the_choices_are_those_that_the_code_knows(name, choices):
+    assert KEYS[name].allowed.texts == tuple(choices)
 
 
-def test_the_defaults_are_in_their_ranges(tiny):
-    check_numbers(DEFAULTS)
-    check_numbers(tiny)
+def test_what_is_not_one_of_the_choices_is_refused(tiny):
+    for name, key in KEYS.items():
+        if isinstance(key.allowed, OneOf):
+            with pytest.raises(ValueError, match=f"^{name}='nonsense' is not one of "):
+                check_values(tiny | {name: "nonsense"})
+    with pytest.raises(ValueError, match="='float16' is not one of float32, bfloat16: float16 would need loss scaling"):
+        check_values(tiny | {"verifier.model.head_dtype": "float16"})
 
 
-def test_a_key_without_a_range_is_an_error():
-    with pytest.raises(KeyError, match="no row for rl.new_number"):
-        check_numbers({"rl.new_number": 1})
+def test_the_defaults_are_allowed(tiny):
+    assert check_values(DEFAULTS) is None and check_values(tiny) is None
+
+
+def test_the_list_of_keys():
+    every = describe_keys()
+    for name in KEYS:
+        shown = name.replace("generator.", "ROLE.").replace("verifier.", "ROLE.")
+        assert every.count(f"\n{shown}=") + every.startswith(f"{shown}=") == 1, name
+    assert describe_keys("rl.gamma") == (
+        "rl.gamma=0.8\n    Weight of the verifier's format score in its reward. [at least 0 and at most 100]")
+    assert describe_keys("verifier.mesh.fsdp").startswith("ROLE.mesh.fsdp=-1\n")
+    assert "resumed: yes, a run may go on with other devices]" in describe_keys("generator.mesh.fsdp")
+    with pytest.raises(ValueError, match="--keys=nonsense: no key has this in its name"):
+        describe_keys("nonsense")
 
 
 def refused(tiny, key, value) -> str:
     """The error about one value of a key, in an otherwise good configuration."""
     value = (value,) if isinstance(DEFAULTS[key], tuple) else value
     with pytest.raises(ValueError) as error:
-        check_numbers(tiny | {key: value})
+        check_values(tiny | {key: value})
     message = str(error.value)
     assert message.startswith(f"{key}={value}") and "\n" not in message
     return message
@@ -72,7 +95,6 @@ def test_integers_are_not_negative_and_fit_a_device(tiny, value):
 @pytest.mark.parametrize("key, value", [
     ("generator.optimizer.eps", 1e-50),  # 0 on a device
     ("generator.optimizer.lr", 1e-40),  # flushed to 0
-    ("verifier.model.norm_eps", 1e-46),
     ("verifier.sft.optimizer.b2", 1 - 1e-10),  # 1 on a device, and the bias correction 0
     ("generator.temperature", 1e-30),  # logits divided by it would be infinite
 ])  # fmt: skip
@@ -96,15 +118,15 @@ def test_the_range_is_said_in_words(tiny, key, value, words):
 
 def test_elements_of_a_tuple_are_named(tiny):
     with pytest.raises(ValueError, match=r"ablation\.seeds=\(0, -1\): -1 must lie between 0 and 4294967295"):
-        check_numbers(tiny | {"ablation.seeds": (0, -1)})
+        check_values(tiny | {"ablation.seeds": (0, -1)})
 
 
 def test_values_at_the_ends_pass_and_those_just_beyond_are_refused(tiny):
     ends = {"seed": 2**32 - 1, "generate.temperature": 0.0, "generator.mesh.data": -1, "verifier.top_p": 1.0,
-            "rl.gamma": 100.0, "verifier.loss.kl_coef": 0.0, "generator.model.norm_eps": 1.0}  # fmt: skip
-    check_numbers(tiny | ends)
+            "rl.gamma": 100.0, "verifier.loss.kl_coef": 0.0, "generator.optimizer.b1": 0.0}  # fmt: skip
+    assert check_values(tiny | ends) is None
     beyond = {"seed": 2**32, "generate.temperature": -1e-9, "generator.mesh.data": -2, "verifier.top_p": 1.0 + 1e-9,
-              "rl.gamma": 100.1, "verifier.loss.kl_coef": -1e-9, "generator.model.norm_eps": 1.1}  # fmt: skip
+              "rl.gamma": 100.1, "verifier.loss.kl_coef": -1e-9, "generator.optimizer.b1": 1.0}  # fmt: skip
     for key, value in beyond.items():
         refused(tiny, key, value)
 
@@ -112,8 +134,3 @@ def test_values_at_the_ends_pass_and_those_just_beyond_are_refused(tiny):
 def test_validation_checks_the_numbers():
     with pytest.raises(ValueError, match=r"generator\.optimizer\.lr=inf must be a finite number"):
         validate(load_config(str(ROOT / "configs/tiny.py"), ["generator.optimizer.lr=1e999"]))
-
-
-def test_the_first_row_that_fits_counts():
-    assert range_of("generate.temperature") is ranges.TEMPERATURE
-    assert range_of("verifier.temperature") is ranges.TRAINED_TEMPERATURE

@@ -14,13 +14,14 @@ from support.math_cases import SHORT, math_config
 from support.tiny_checkpoints import write_tiny_folder
 from tango_jax.cli.validation import validate
 from tango_jax.data.rows import read_rows
-from tango_jax.data.teacher_rows import MAX_SAMPLES, TeacherRow, keep_rows, validation_questions
+from tango_jax.data.teacher_rows import TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
 from tango_jax.grading import close_pool
 from tango_jax.loop.imitation import pack_pairs, sft_pairs
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.workdir import start_source
 
@@ -34,6 +35,13 @@ def _close_shared_pool():
     close_pool()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small_shards():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tango_jax.generate.SHARD_PROBLEMS", 3)
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
@@ -43,7 +51,7 @@ def teacher_config(folder, **settings):
     """`settings`: keys of `generate` or of `generate.keep`."""
     config = math_config(folder, stage_one="", train=str(SHORT), validation=1)
     config.generator.max_response, config.generator.template = 24, "last_letter"  # the question alone
-    config.generate.shard_problems, config.generate.keep.validation_share = 3, 0.25
+    config.generate.keep.validation_share = 0.25
     for name, value in settings.items():
         group = config.generate.keep if name in config.generate.keep else config.generate
         group[name] = value
@@ -228,7 +236,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(whole, policy, tmp_path):
     assert len({row.solution for row in rows}) == 16
 
 
-def test_a_row_depends_on_seed_problem_and_sample_alone(whole, folder, policy, tmp_path):
+def test_a_row_depends_on_seed_problem_and_sample_alone(whole, folder, policy, tmp_path, monkeypatch):
     def rows(name, seed=0, **settings):
         config = teacher_config(folder, **({"samples": 2, "temperature": 1.5, "top_p": 0.95} | settings))
         config.seed = seed
@@ -238,7 +246,9 @@ def test_a_row_depends_on_seed_problem_and_sample_alone(whole, folder, policy, t
     config, workdir = whole
     wanted = rows("same")
     assert files_of(tmp_path / "same" / "parts") == files_of(workdir / "parts")
-    assert rows("other shards", shard_problems=8) == wanted
+    with monkeypatch.context() as patch:
+        patch.setattr("tango_jax.generate.SHARD_PROBLEMS", 8)
+        assert rows("other shards") == wanted
     assert rows("one", samples=1) == {key: row for key, row in wanted.items() if key[1] == 0}
     drawn = rows("drawn", problems=5)
     assert len(drawn) == 10 and drawn.items() <= wanted.items()

@@ -128,7 +128,7 @@ def test_a_finished_run_needs_no_lock_and_is_not_written_to(workdir, config):
     (workdir / "summary.json").write_text(json.dumps(summary))
     before = contents(workdir)
     other = config.copy_and_resolve_references()
-    other.alarms.kl = 7.0
+    other.loggers.wandb = "another"
     with hold(workdir, SILENT):  # by another process, say
         assert run.train(other, workdir, SILENT) == summary
     other.rl.gamma = 0.25

@@ -146,7 +146,8 @@ def test_memory_as_it_is_planned():
 
 
 @pytest.mark.parametrize("overrides, message", [
-    (["verifier.model.sample_cache_dtype=int4"], r"verifier\.model\.sample_cache_dtype='int4' is not int8: .* empty"),
+    (["verifier.model.sample_cache_dtype=int4"],
+     r"verifier\.model\.sample_cache_dtype='int4' is not one of \(empty\), int8"),
     (["generator.model.sample_weight_dtype=int8"],
      r"generator\.model\.sample_weight_dtype=int8 makes .* generator\.loss\.importance_cap=0 .*: set it to 2, or"),
     (["generator.model.sample_cache_dtype=int8", "verifier.loss.importance_cap=2.0"],

@@ -10,7 +10,7 @@ from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
 from tango_jax.rl.own_reward import load_own_rewards, own_reward_B, with_own_reward
 from tango_jax.rl.schedule import Turn
-from tango_jax.runtime import hosts
+from tango_jax.runtime import hosts, user_code
 
 PROBLEM = Problem("p7", "1+1?", "2")
 NO_ROLLOUT = Rollout((), (), np.zeros(0, bool), 0, 0)
@@ -138,9 +138,10 @@ def test_an_error_names_the_line_the_problem_and_the_response(own):
                                 "(for the response 'judged' to problem 'p7')")
 
 
-def test_the_time_limit_is_a_setting(own):
-    own_fn = own("def f(solution):\n    while True:\n        pass\n", reward_timeout_s=1)
-    with pytest.raises(ValueError, match=r"line [23]: TimeoutError: not done after generator\.reward_timeout_s=1 seco"):
+def test_a_reward_that_hangs_is_interrupted(own, monkeypatch):
+    monkeypatch.setattr(user_code, "CALL_LIMIT_S", 1)
+    own_fn = own("def f(solution):\n    while True:\n        pass\n")
+    with pytest.raises(ValueError, match=r"line [23]: TimeoutError: not done after 1 seconds"):
         own_fn.of(solution(), PROBLEM)
 
 

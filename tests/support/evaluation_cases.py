@@ -7,12 +7,12 @@ import numpy as np
 
 from support.paths import ROWS
 from support.small_tokenizers import byte_level
-from tango_jax.data.teacher_rows import MAX_SAMPLES
 from tango_jax.evaluation import command
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.hf_tokenizer import make_tokenizer
 

@@ -26,7 +26,6 @@ def math_config(checkpoint, **task):
     config.rl.generator_steps, config.rl.warmup_steps, config.rl.generator_turns_per_cycle = 1, 1, 1
     config.eval.every, config.eval.problems, config.eval.pool = 1, 8, 2
     config.checkpoint.every = 1
-    config.transcripts = 1
     return config
 
 

@@ -166,7 +166,7 @@ def write_run(
             for step, phase, row in metrics_rows(index, role, generator_step, rng):
                 if phase in alarms.TURN_PHASES:
                     rows.append({"step": step, "phase": phase} | row)
-                    found = alarms.check(rows, config.alarms, ringing)
+                    found = alarms.check(rows, ringing)
                     rows[-1] |= alarms.as_metrics(found, ringing)
                     row, ringing = row | alarms.as_metrics(found, ringing), [alarm.name for alarm in found]
                 writer.write(step, phase, row)

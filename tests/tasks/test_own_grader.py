@@ -8,7 +8,7 @@ from tango_jax.config import default_config
 from tango_jax.loop import responses
 from tango_jax.loop.measure import fixed_pool
 from tango_jax.records import Problem, Rollout
-from tango_jax.runtime import hosts
+from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.tasks.own_grader import grade_solutions, grader_of, try_grader
 from tango_jax.tasks.registry import make_task
@@ -112,10 +112,10 @@ def test_a_file_that_is_missing_is_one_of_the_mistakes_of_a_config(config):
     assert mistakes.messages[0].startswith("task.grader=own.py:f: there is no file own.py; ")
 
 
-def test_the_time_limit_is_a_setting(config, task):
-    config.task.grader_timeout_s = 1
+def test_a_grader_that_hangs_is_interrupted(task, monkeypatch):
+    monkeypatch.setattr(user_code, "CALL_LIMIT_S", 1)
     graded = task("def f(problem, answer):\n    while True:\n        pass\n")
-    with pytest.raises(ValueError, match=r"line [23]: TimeoutError: not done after task\.grader_timeout_s=1 seconds"):
+    with pytest.raises(ValueError, match=r"line [23]: TimeoutError: not done after 1 seconds"):
         grade_solutions(graded, [PROBLEM], [solved("2")])
 
 

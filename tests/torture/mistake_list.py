@@ -31,7 +31,7 @@ WRITTEN = (
     ("sft", "--config.verifier.optimizer.eps=-1", "verifier.optimizer.eps=-1.0"),
     ("train", "--config.generator.temperature=1e999", "generator.temperature=inf"),
     ("train", "--config.verifier.model.rope_base=-1", "verifier.model.rope_base=-1.0"),
-    ("sft", "--config.generator.model.norm_eps=-1", "generator.model.norm_eps=-1.0"),
+    ("sft", "--config.generator.optimizer.eps=-1", "generator.optimizer.eps=-1.0"),
     ("train", "--config.generator.loss.entropy_coef=nan", "generator.loss.entropy_coef=nan"),
     ("sft", "--config.generator.sft.max_heldout_loss=-1", "generator.sft.max_heldout_loss=-1.0"),
     ("train", "--config.seed=-1", "seed=-1"),

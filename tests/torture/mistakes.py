@@ -19,8 +19,9 @@ from pathlib import Path
 from unittest import mock
 
 from support.tiny_checkpoints import write_tiny_folder
-from tango_jax.cli.ranges import numbers_of
 from tango_jax.config import default_config, flatten
+from tango_jax.defaults import KEYS
+from tango_jax.runtime.keys import Range
 from tango_jax.runtime.timers import CompileCounter
 from torture.mistake_list import BASES, IN_THE_ENVIRONMENT, WRITTEN, write_files
 from torture.outcome import Outcome
@@ -74,7 +75,7 @@ def _drawn(count: int, rng: random.Random) -> Iterator[Mistake]:
     rng.shuffle(written)
     yield from written[:count]
     settings = flatten(default_config())
-    keys = [key for key, value in settings.items() if numbers_of(value)]
+    keys = [key for key, value in settings.items() if isinstance(KEYS[key].allowed, Range) and value != ()]
     for key in rng.choices(keys, k=max(0, count - len(written))):
         value = rng.choice(("-7.0", "1e999") if isinstance(settings[key], float) else ("-7", str(2**40)))
         text = f"({value},)" if isinstance(settings[key], tuple) else value

@@ -7,9 +7,8 @@ import pytest
 
 from tango_jax.config import default_config, flatten
 from tango_jax.tracking import alarms
-from tango_jax.tracking.alarm_rules import RULES
+from tango_jax.tracking.alarm_rules import LIMITS, RULES
 
-LIMITS = default_config().alarms
 # One turn of a run that is well; 100 solutions are graded in it.
 HEALTHY = {
     "generator/tokens_sampled": 3000, "generator/length_mean": 30.0, "grader/errors": 0, "grader/timeouts": 0,
@@ -33,7 +32,7 @@ def run_of(changes: dict, turns: int = 15) -> list[dict]:
 
 
 def names(rows: list[dict], limits=LIMITS, ringing=()) -> set[str]:
-    return {alarm.name for alarm in alarms.check(rows, limits, ringing)}
+    return {alarm.name for alarm in alarms.check(rows, ringing, limits)}
 
 
 def since(turn: int, value: float, before: float):
@@ -89,10 +88,9 @@ CASES = [
 
 @pytest.mark.parametrize("name, wrong, said, right", CASES, ids=[f"{case[0]}: {case[2]}" for case in CASES])
 def test_an_alarm_rings_beyond_its_limit_and_only_there(name, wrong, said, right):
-    found = alarms.check(run_of(wrong), LIMITS)
+    found = alarms.check(run_of(wrong))
     assert [alarm.name for alarm in found] == [name]
     assert said in found[0].seen
-    assert "alarms." in found[0].limit
     assert names(run_of(right)) == set()
 
 
@@ -100,13 +98,12 @@ def test_every_alarm_is_among_the_cases():
     assert {case[0] for case in CASES} == set(RULES)
 
 
-def test_messages_name_keys_and_values_that_exist():
+def test_messages_name_limits_and_keys_that_exist():
     keys = flatten(default_config())
     for name, wrong, *_ in CASES:
-        (alarm,) = alarms.check(run_of(wrong), LIMITS)
+        (alarm,) = alarms.check(run_of(wrong))
         assert alarm.name == name
-        for key, value in re.findall(r"(alarms\.\w+)=([\w.-]+)", alarm.limit):
-            assert float(value.rstrip(",")) == keys[key]
+        assert {float(value) for value in re.findall(r"[\d.]+(?:e-\d+)?", alarm.limit)} <= set(LIMITS)
         for key in re.findall(r"\b(?:generator|verifier|rl|task)(?:\.\w+)+", alarm.advice):
             assert key in keys
 
@@ -116,7 +113,7 @@ def test_verdicts_are_judged_where_they_are_given():
     own = {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.0, "verifier/outcome_balanced_accuracy": 0.9}
     live = {name.replace("/", "/live_"): value for name, value in ONE_VERDICT.items()}
     rows = [row | (own if row["step"] % 4 == 0 else WITHOUT_TURNS | live) for row in run_of({}, turns=40)]
-    (alarm,) = alarms.check(rows, LIMITS)
+    (alarm,) = alarms.check(rows)
     assert alarm.name == "verifier/one_verdict"
     assert alarm.seen.startswith("96.0% of the verdicts are CORRECT in the generator's turns")
 
@@ -144,7 +141,7 @@ def test_the_first_kl_is_that_of_the_first_update_of_several():
 
 
 def test_what_a_run_does_not_log_rings_nothing():
-    assert alarms.check([], LIMITS) == []
+    assert alarms.check([]) == []
     assert names([{"step": step, "phase": "generator", "generator/kl": None} for step in range(1, 9)]) == set()
 
 
@@ -162,7 +159,7 @@ def watch(rows: list[dict], limits=LIMITS) -> list[str]:
     """Every row in turn, as a run sees them; writes the alarms into them and returns the lines that were said."""
     lines, ringing = [], frozenset()
     for index, row in enumerate(rows):
-        found = alarms.check(rows[: index + 1], limits, ringing)
+        found = alarms.check(rows[: index + 1], ringing, limits)
         row |= alarms.as_metrics(found, ringing)
         lines += alarms.messages(ringing, rows[: index + 1], found)
         ringing = alarms.ringing_at(row)
@@ -172,8 +169,7 @@ def watch(rows: list[dict], limits=LIMITS) -> list[str]:
 def hovering() -> tuple[list[dict], dict]:
     """Seven turns about a limit of 0.1 that no window smooths; an alarm is over at 0.09."""
     rates = [0.05, 0.12, 0.095, 0.12, 0.095, 0.089, 0.099]
-    limits = default_config().alarms
-    limits.window = 1
+    limits = LIMITS._replace(window=1)
     return run_of({"generator/truncation_rate": lambda step: rates[step - 1]}, turns=7), limits
 
 
@@ -184,7 +180,7 @@ def test_an_alarm_is_said_once_and_once_that_it_is_over():
     assert [line.split(":")[0] for line in lines] == [
         "alarm generator/truncation (turn 2)", "alarm generator/truncation is over (turn 6; it began at turn 2)",
     ]  # fmt: skip
-    assert "12.0% of the generator's responses" in lines[0] and "alarms.truncation=0.1" in lines[0]
+    assert "12.0% of the generator's responses" in lines[0] and "the limit is 0.1." in lines[0]
     assert "What to try: read a few" in lines[0]
 
 
@@ -204,5 +200,6 @@ def test_periods_are_found_again_in_the_file():
         ("generator/truncation", 2, 6 - 1), ("verifier/kl", 8, None),
     ]  # fmt: skip
     assert "12.0%" in found[0].alarm.seen and "is 0.6 nats" in found[1].alarm.seen
-    limits.kl = 0.7  # another limit, set after the alarm was written: the text is lost, the alarm is not
+    # Another version had another limit: the text is lost, the alarm is not.
+    limits = limits._replace(kl=0.7)
     assert [period.alarm is None for period in alarms.periods(rows, limits)] == [False, True]

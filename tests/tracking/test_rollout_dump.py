@@ -13,6 +13,7 @@ from tango_jax.records import Counters, Problem, Responses, Rollout, Signal, Ter
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
+from tango_jax.tracking import rollout_dump
 from tango_jax.tracking.rollout_dump import RolloutDump, dumped_evaluations, dumped_turns, read_rollouts
 from tango_jax.tracking.rollout_rows import block_spans, turn_rows
 
@@ -246,14 +247,17 @@ def test_turns_that_the_checkpoint_does_not_know_are_removed(tmp_path):
     assert kept(tmp_path) == [1, 2]
 
 
-def limit_of_turns(tmp_path, count: float) -> float:
-    """Megabytes that hold so many turns."""
+@pytest.fixture
+def limit_to_turns(tmp_path, monkeypatch):
+    """Sets the limit of a run's dumps to the size of so many turns."""
     write_turns(tmp_path / "one", config_of(every=1), range(1))
-    return count * sum(map(len, contents(tmp_path / "one").values())) / 1e6
+    size = sum(map(len, contents(tmp_path / "one").values()))
+    return lambda count: monkeypatch.setattr(rollout_dump, "LIMIT_BYTES", int(count * size))
 
 
-def test_at_the_limit_every_second_turn_goes(tmp_path):
-    config, folder = config_of(every=1, max_mb=limit_of_turns(tmp_path, 9.5)), tmp_path / "run"
+def test_at_the_limit_every_second_turn_goes(tmp_path, limit_to_turns):
+    limit_to_turns(9.5)
+    config, folder = config_of(every=1), tmp_path / "run"
     write_turns(folder, config, range(9))
     assert kept(folder) == list(range(1, 10))
     write_turns(folder, config, range(9, 10), resume_after=9)  # the tenth does not fit
@@ -262,8 +266,9 @@ def test_at_the_limit_every_second_turn_goes(tmp_path):
     assert kept(folder) == [1, 5, 9, 13, 17]
 
 
-def test_thinning_is_the_same_in_a_killed_run(tmp_path):
-    config = config_of(every=1, max_mb=limit_of_turns(tmp_path, 9.5))
+def test_thinning_is_the_same_in_a_killed_run(tmp_path, limit_to_turns):
+    limit_to_turns(9.5)
+    config = config_of(every=1)
     write_turns(tmp_path / "whole", config, range(14))
     write_turns(tmp_path / "killed", config, range(11))  # thinned out at turn 10; the checkpoint is of turn 6
     write_turns(tmp_path / "killed", config, range(6, 14), resume_after=6)
@@ -271,13 +276,13 @@ def test_thinning_is_the_same_in_a_killed_run(tmp_path):
     assert kept(tmp_path / "killed") == [1, 3, 5, 7, 9, 11, 13]
 
 
-def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path):
+def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path, limit_to_turns):
     one, groups = generator_result(), 3
     signal = Signal(*(np.concatenate([part] * groups) for part in (one.signal.reward_B, one.signal.adv_BT)))
     result = result_of(signal, one.solutions * groups, one.verifications * groups)
     for turns, lines in ((8 * 2.5, 4), (8 * 0.5, 2), (0.5, 2)):  # an eighth of the limit holds 2, 0, 0 groups
-        config = config_of(every=1, max_mb=limit_of_turns(tmp_path, turns))
-        RolloutDump(tmp_path / "run", config).write(Turn(0, "generator", "generator", 0), result)
+        limit_to_turns(turns)
+        RolloutDump(tmp_path / "run", config_of(every=1)).write(Turn(0, "generator", "generator", 0), result)
         rows = list(read_rollouts(tmp_path / "run"))
         assert len(rows) == lines and {row["rows_in_turn"] for row in rows} == {6}
 
@@ -309,11 +314,11 @@ def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
                                           "turn_000002_generator_000001.jsonl"]  # fmt: skip
 
 
-def test_at_the_limit_every_second_evaluation_goes(tmp_path):
+def test_at_the_limit_every_second_evaluation_goes(tmp_path, monkeypatch):
     write_evaluations(tmp_path / "one", config_of(every=1, eval_problems=1), range(1))
     size = sum(map(len, contents(tmp_path / "one").values()))
-    config = config_of(every=1, eval_problems=1, max_mb=4.5 * size / 1e6)
-    write_evaluations(tmp_path / "run", config, range(12))
+    monkeypatch.setattr(rollout_dump, "LIMIT_BYTES", int(4.5 * size))
+    write_evaluations(tmp_path / "run", config_of(every=1, eval_problems=1), range(12))
     assert [number for *_, number in dumped_evaluations(tmp_path / "run")] == [0, 4, 8]
 
 

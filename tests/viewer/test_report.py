@@ -327,7 +327,7 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert told["note"] == "Alarms in 5 turns: 2 (1 still active at the last turn)."
     gap, truncation = told["rows"]
     assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
-    assert "0.025" in gap["seen"] and "alarms.logprob_gap=0.02" in gap["limit"]
+    assert "0.025" in gap["seen"] and gap["limit"] == "0.02 nats, or a share of 0.02"
     assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])

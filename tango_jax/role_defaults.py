@@ -1,0 +1,188 @@
+"""The keys of one policy, `generator.*` or `verifier.*`: model, sampling, training, stage 1 and devices.
+
+Both roles have the same keys, with the same defaults. `ROLE` below stands for either.
+"""
+
+from tango_jax.runtime.keys import (
+    COUNT,
+    COUNT_OR_NONE,
+    DEVICES,
+    LARGEST_FLOAT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SHARE_ABOVE_ZERO,
+    SHARE_BELOW_ONE,
+    TRAINED_TEMPERATURE,
+    Change,
+    Group,
+    Key,
+    OneOf,
+    Range,
+)
+
+# Gradients below 6e-8 vanish in float16.
+DTYPE = OneOf(("float32", "bfloat16"), ": float16 would need loss scaling, which is not done here")
+SAMPLE_DTYPE = OneOf(("", "int8"))
+
+
+def optimizer_keys(lr: float) -> Group:
+    return {
+        "lr": Key(lr, POSITIVE, "Peak learning rate of AdamW."),
+        "schedule": Key("constant", OneOf(("constant", "cosine")), "Of the learning rate, after its warm-up."),
+        "warmup_steps": Key(0, COUNT_OR_NONE, "Updates of the linear warm-up."),
+        "decay_steps": Key(0, COUNT_OR_NONE, "With cosine, the update at which the learning rate reaches zero; in "
+                           "stage 1, 0 means sft.steps."),
+        "weight_decay": Key(0.01, NOT_NEGATIVE, "Of AdamW, times the learning rate."),
+        "b1": Key(0.9, SHARE_BELOW_ONE, "Decay of the first moment."),
+        "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),
+        # With 0, a parameter that never had a gradient would become 0 / 0.
+        "eps": Key(1e-8, POSITIVE, "Added to the root of the second moment."),
+        "clip_norm": Key(1.0, POSITIVE, "Largest global norm of a gradient; a larger one is scaled down."),
+    }  # fmt: skip
+
+
+MODEL: Group = {
+    "width": Key(128, COUNT, "Width of the residual stream."),
+    "num_layers": Key(3, COUNT, "Number of layers."),
+    "num_heads": Key(4, COUNT, "Attention heads of queries."),
+    "num_kv_heads": Key(2, COUNT, "Attention heads of keys and values."),
+    "head_dim": Key(32, COUNT, "Width of an attention head."),
+    "mlp_width": Key(512, COUNT, "Width of the MLP's hidden layer."),
+    "rope_base": Key(10_000.0, Range(1.0, LARGEST_FLOAT), "Base of the rotary embedding."),
+    "tied_head": Key(True, None, "Whether the output projection is the embedding."),
+    "qkv_bias": Key(False, None, "Whether queries, keys and values have a bias, as in Qwen2."),
+    "qk_norm": Key(False, None, "Whether queries and keys are normalised, as in Qwen3."),
+    "max_position": Key(4096, COUNT, "Longest sequence."),
+    "param_dtype": Key("float32", DTYPE, "Of the master weights and of Adam's moments."),
+    "compute_dtype": Key("float32", DTYPE, "Of matrix products; use bfloat16 on accelerators. With float32, GPUs "
+                         "multiply in TF32 and TPUs in bfloat16, unless the environment sets "
+                         "JAX_DEFAULT_MATMUL_PRECISION=highest (which cuDNN and splash attention ignore)."),
+    "head_dtype": Key("float32", DTYPE, "Of the output projection. float32 keeps the log-probs of sampler and trainer "
+                      "close; either accumulates in float32."),
+    "head_precision": Key("highest", OneOf(("highest", "bfloat16_x3")), "Products of a float32 head. highest: all 24 "
+                          "bits on every platform, on an A100 at a sixteenth of the speed of bfloat16; bfloat16_x3: "
+                          "three products of bfloat16, 16 bits at a third of that speed (all 24 on CPUs), which NVIDIA "
+                          "GPUs before compute capability 8.0 cannot."),
+    "remat": Key("full", OneOf(("none", "dots", "full")), "What an update computes again in the backward pass: none; "
+                 "dots: all but the results of matrix products; full: all but the input of each layer.",
+                 Change.ROUNDING),
+    "unroll": Key(False, None, "Unroll the training scan over layers: faster for small models, slower to compile.",
+                  Change.ROUNDING),
+    "attention": Key("auto", OneOf(("auto", "xla", "cudnn", "splash")), "Attention over whole sequences: xla, cudnn "
+                     "(NVIDIA GPUs, 16-bit compute_dtype) or splash (TPUs); auto: what the devices support, otherwise "
+                     "xla.", Change.HARDWARE),
+    "decode_attention": Key("xla", OneOf(("auto", "xla", "cudnn", "paged")), "Attention of decode steps: xla reads "
+                            "both buckets of the cache whole; cudnn (NVIDIA GPUs, 16-bit compute_dtype) and paged "
+                            "(TPUs, bfloat16, a head_dim in steps of 128, buckets in steps of 16) read no more than is "
+                            "there. Neither has ever run on its device, so that xla is the default. They need "
+                            "cache_tokens=0. auto: what the devices support, otherwise xla.", Change.HARDWARE),
+    "sample_cache_dtype": Key("", SAMPLE_DTYPE, "Of the KV cache, in runs and tango_jax.generate: int8, with a scale "
+                              "for each token and head, or empty for compute_dtype. The log-probs of sampler and "
+                              "trainer then differ, for which loss.importance_cap must be above 0."),
+    "sample_weight_dtype": Key("", SAMPLE_DTYPE, "Of the layers' matrices while sampling: int8, with a scale for each "
+                               "output, or empty for compute_dtype. Embedding and head stay as they are. It needs "
+                               "loss.importance_cap, too."),
+}  # fmt: skip
+
+SFT: Group = {
+    "steps": Key(0, COUNT_OR_NONE, "Updates of stage 1; 0: no stage 1."),
+    "start": Key("fresh", OneOf(("fresh", "generator")), "What stage 1 starts from: fresh, or generator: the "
+                 "verifier's continues from the generator's."),
+    "batch_size": Key(64, COUNT, "Sequences of an update."),
+    "pack_length": Key(0, COUNT_OR_NONE, "Tokens of a packed row; 0: max_prompt + max_response.", Change.ROUNDING),
+    "rows_per_micro_batch": Key(4, COUNT, "Packed rows of a forward and backward pass.", Change.ROUNDING),
+    "eval_every": Key(100, COUNT, "Updates between held-out losses.", Change.ROUNDING),
+    "eval_examples": Key(64, COUNT, "Held-out examples.", Change.ROUNDING),
+    "max_heldout_loss": Key(0.0, NOT_NEGATIVE, "Stage 1 fails if its final loss per token is above this, and init_from "
+                            "rejects one that failed; 0: any loss will do.", Change.ROUNDING),
+    "checkpoint_every": Key(200, COUNT, "Updates between checkpoints.", Change.ROUNDING),
+    "optimizer": optimizer_keys(5e-6),
+}  # fmt: skip
+
+LOSS: Group = {
+    "algorithm": Key("grpo", None, "How rewards become advantages: grpo, rloo, reinforce_pp, or FILE.py:name of an "
+                     "Algorithm of your own (rl/algorithms.py)."),
+    "term": Key("", None, "FILE.py:name of a function whose loss per token is added (rl/own_method.py). Empty: none."),
+    "use_std": Key(True, None, "With grpo, divide by the standard deviation; False: subtract the mean only (Dr. "
+                   "GRPO)."),
+    "step_scale": Key(10.0, NOT_NEGATIVE, "With rloo, the factor of step advantages."),
+    "aggregation": Key("token_mean", OneOf(("token_mean", "seq_mean", "seq_sum_norm")), "How the losses of tokens "
+                       "become one: the mean over tokens, the mean over sequences of their means, or sums of sequences "
+                       "over max_response."),
+    "ratio": Key("token", OneOf(("token", "sequence")), "Importance ratio of each token, or of a sequence (GSPO)."),
+    "clip_low": Key(0.2, SHARE, "The ratio is clipped from below at 1 - clip_low."),
+    "clip_high": Key(0.2, NOT_NEGATIVE, "The ratio is clipped from above at 1 + clip_high."),
+    "kl_coef": Key(0.001, NOT_NEGATIVE, "Weight of the KL to the reference policy; with 0 there is none."),
+    "kl_kind": Key("k3", OneOf(("k1", "k2", "k3")), "Estimator of that KL: k1, k2 (mse) or k3 (low_var)."),
+    "entropy_coef": Key(0.001, NOT_NEGATIVE, "Weight of the entropy bonus."),
+    "importance_cap": Key(0.0, NOT_NEGATIVE, "Cap of the truncated importance weights with respect to the sampler's "
+                          "log-probs; 0: no such weights."),
+    "mask_overlong": Key(False, None, "Mask truncated responses out of the loss."),
+    "minibatches": Key(1, COUNT, "Updates of a batch in each epoch."),
+    "epochs": Key(1, COUNT, "Times that a batch is used."),
+}  # fmt: skip
+
+MESH: Group = {
+    "data": Key(1, DEVICES, "Devices over which the training state is replicated; -1: all remaining devices.",
+                Change.HARDWARE),
+    "fsdp": Key(-1, DEVICES, "Devices over which parameters, gradients, optimizer state and rows are split.",
+                Change.HARDWARE),
+    "tensor": Key(1, DEVICES, "Devices of one process over which attention heads and the MLP's width are split.",
+                  Change.HARDWARE),
+    "decode_tensor": Key(1, COUNT, "Devices of one process that share a copy of the weights for sampling.",
+                         Change.HARDWARE),
+    "offload": Key(False, None, "Keep the role's reference policy in host memory, and between updates its optimizer "
+                   "state, too.", Change.HARDWARE),
+    "grad_reduce_dtype": Key("float32", DTYPE, "In which gradients are reduced over fsdp. bfloat16 halves the traffic, "
+                             "but rounds what every device contributes.", Change.HARDWARE),
+}  # fmt: skip
+
+ROLE: Group = {
+    # Fields of models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, everything
+    # except the numerics (dtypes, remat, unroll, attentions) is read from it.
+    "model": MODEL,
+    "checkpoint": Key("", None, "Initial weights: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: "
+                      "a model from scratch, of the size of ROLE.model.*."),
+    "use_chat": Key(False, None, "Apply the checkpoint's chat template to prompts; False: raw prompts, as published."),
+    "init_from": Key("", None, "Workdir of a run whose stage-1 checkpoint to start from; it must be finished and "
+                     "within its gate. Empty: run stage 1 here.", Change.PLACE),
+    "reward": Key("", None, "A function that scores one response, FILE.py:name or package.module:name; its number is "
+                  "added to the usual reward, or takes its place where the weights in rl.* are 0 (rl/own_reward.py). "
+                  "Empty: none."),
+    "template": Key("math", None, "The prompt: a name in text/templates.py, the path of a text file, or a text with "
+                    "{problem} in it."),
+    "max_prompt": Key(2048, COUNT, "Tokens of the longest prompt."),
+    "max_response": Key(2048, COUNT, "Tokens that a response may have."),
+    "prompt_buckets": Key((), COUNT, "Lengths to which prompts are padded; max_prompt is always the last.",
+                          Change.ROUNDING),
+    "cache_buckets": Key((), COUNT, "Sizes through which the KV cache of new tokens grows; max_response is always the "
+                         "last.", Change.ROUNDING),
+    "row_buckets": Key((80,), COUNT, "Rows of a decode batch, which shrinks through these sizes as rows finish.",
+                       Change.ROUNDING),
+    "cache_tokens": Key(0, COUNT_OR_NONE, "Tokens, prompts included, whose keys and values a device (or a group of "
+                        "decode_tensor devices) may hold: rows x (prompt bucket + cache bucket) stays within it. Many "
+                        "rows then start in the first cache bucket, and fewer go on in a larger one, while the others "
+                        "wait in host memory. Prompts are read in chunks, the longest first, each chunk in a bucket of "
+                        "its own; those that wait start as rows end. Row buckets in steps of a quarter or less keep "
+                        "most of the budget in use. 0: any row bucket, however long its rows get, one batch after the "
+                        "other.", Change.ROUNDING),
+    "temperature": Key(1.0, TRAINED_TEMPERATURE, "Of sampling in training."),
+    "top_p": Key(1.0, SHARE_ABOVE_ZERO, "Of sampling; below 1, the sampling distribution differs from the trained "
+                 "one."),
+    "top_k": Key(0, COUNT_OR_NONE, "Of sampling; 0: off."),
+    "share_prompts": Key(True, None, "In an update, process a prompt once for all its responses instead of once for "
+                         "each.", Change.ROUNDING),
+    "pack_length": Key(0, COUNT_OR_NONE, "Tokens of a packed row; 0: as many as the longest sequence needs.",
+                       Change.ROUNDING),
+    "rows_per_micro_batch": Key(4, COUNT, "Packed rows of a forward and backward pass (gradient accumulation).",
+                                Change.ROUNDING),
+    "prompts_per_micro_batch": Key(2, COUNT, "With shared prompts, the number of prompts that these rows may belong "
+                                   "to.", Change.ROUNDING),
+    "logp_chunk": Key(0, COUNT_OR_NONE, "Tokens whose logits are materialised at once; 0: those of the whole "
+                      "micro-batch.", Change.ROUNDING),
+    "loss": LOSS,
+    "optimizer": optimizer_keys(1e-6),
+    "sft": SFT,
+    "mesh": MESH,
+}  # fmt: skip
