@@ -110,7 +110,7 @@ class Counters:
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
-    verdict_counts: tuple[float, ...] = ()  # of rl/trust.py VerdictCounts
+    evidence: tuple[float, ...] = ()  # fields of rl/trust.py Evidence; empty: none so far
 
     def take(self, stream: str, count: int) -> "Counters":
         """The counters after `count` more problems of a stream."""

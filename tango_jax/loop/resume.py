@@ -54,7 +54,7 @@ def start_or_resume(
         return Start({role: policy.offloaded(policy.restart(start_params[role])) for role, policy in policies.items()})
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
-                        tuple(meta["verdict_counts"]))
+                        tuple(meta["evidence"]))
     states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
     return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 

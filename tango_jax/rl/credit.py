@@ -18,7 +18,7 @@ from tango_jax.records import Counters, Responses, Signal, Term
 from tango_jax.rl import advantages
 from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
-from tango_jax.rl.trust import Asked, VerdictCounts, ask_about, trust_of
+from tango_jax.rl.trust import Asked, Evidence, ask_about
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 Answers = Mapping[str, Responses]  # role -> what it responded in this turn
@@ -45,10 +45,6 @@ class TurnSoFar(NamedTuple):
     def algorithm(self, role: str) -> Algorithm:
         """The algorithm of a role."""
         return algorithm_of(self.config[role].loss.algorithm, f"{role}.loss.algorithm")
-
-    def asked(self) -> Asked:
-        """Whom the verifier is asked about in a generator turn."""
-        return asked_about(self.config, self.answers["generator"], self.counters)
 
     def outcome_advantages(self, role: str) -> np.ndarray:
         """The normalised reward of the role that learns, on every token of a response, float32 [B, T]."""
@@ -172,23 +168,27 @@ def outcome_credit(so_far: TurnSoFar) -> Credit:
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
     averaged. Step rewards weigh as much as the verifier is trusted, in the groups that it is asked about."""
-    rl = so_far.config.rl
+    rl, counters = so_far.config.rl, so_far.counters
     if rl.judge == "all" and not rl.trust:
         return steps_credit(so_far, judged_labels(so_far))
-    trust_P, counts = so_far.asked().trust_P, VerdictCounts(*so_far.counters.verdict_counts)
-    credit = steps_credit(so_far, judged_labels(so_far), trust_P=trust_P)
-    num_judged = 0
-    if judged := so_far.answers.get("verifier"):
-        is_correct_B = np.array([solution.is_correct for solution in judged.owners])
-        is_accepted_B = np.array([verification.verdict == "CORRECT" for verification in judged.records])
-        counts, num_judged = counts.after(is_correct_B, is_accepted_B), len(judged.parents)
+    asked = asked_about(so_far.config, so_far.answers["generator"], counters)
+    credit = steps_credit(so_far, judged_labels(so_far), trust_P=asked.trust_P)
+    evidence, judged = Evidence(*counters.evidence), so_far.answers.get("verifier")
+    if judged is not None:
+        evidence = evidence.after_solving(*_grades_and_verdicts(judged))
     metrics = {
-        "generator/trust": trust_of(VerdictCounts(*so_far.counters.verdict_counts), rl.trust),
-        "generator/judged_share": num_judged / len(so_far.reward_B),
-        "verifier/likelihood_ratio": counts.likelihood_ratio,
+        "generator/trust": asked.trust,
+        "generator/judged_share": asked.is_asked_B.mean(),
+        "verifier/likelihood_ratio": asked.likelihood_ratio,
     }
-    counters = dataclasses.replace(credit.counters, verdict_counts=tuple(counts))
+    counters = dataclasses.replace(credit.counters, evidence=tuple(evidence))
     return Credit(credit.signal, counters, credit.metrics | metrics)
+
+
+def _grades_and_verdicts(judged: Responses) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the grader and whether the verifier accepts each solution that was judged, bool [B] both."""
+    return (np.array([solution.is_correct for solution in judged.owners]),
+            np.array([verification.verdict == "CORRECT" for verification in judged.records]))  # fmt: skip
 
 
 def gold_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -224,7 +224,13 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
         "verifier/label_count_incorrect": label_counts[0],
         "verifier/label_count_correct": label_counts[1],
     }
-    return Credit(signal, dataclasses.replace(counters, label_counts=tuple(map(float, label_counts))), metrics)
+    counters = dataclasses.replace(counters, label_counts=tuple(map(float, label_counts)))
+    if so_far.config.rl.trust:
+        num_steps_B = np.array([len(solution.steps) for solution in so_far.answers["verifier"].owners])
+        evidence = Evidence(*counters.evidence).after_practice(
+            *_grades_and_verdicts(so_far.answers["verifier"]), num_steps_B)  # fmt: skip
+        counters = dataclasses.replace(counters, evidence=tuple(evidence))
+    return Credit(signal, counters, metrics)
 
 
 def steps_credit(
@@ -272,7 +278,8 @@ def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> As
     is_correct_B = np.array([solution.is_correct for solution in solved.records])
     algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
     is_silent_P = ~algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
-    return ask_about(config.rl, is_correct_B, is_silent_P, VerdictCounts(*counters.verdict_counts))
+    num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
+    return ask_about(config.rl, is_correct_B, is_silent_P, num_steps, Evidence(*counters.evidence))
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
