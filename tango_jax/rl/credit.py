@@ -265,7 +265,7 @@ def steps_credit(
     alpha_B = alpha if trust_P is None else np.repeat(alpha * trust_P, solved.group_size)
     adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha_B)
     metrics = {
-        "generator/alpha": alpha,
+        "generator/alpha": float(np.max(alpha_B)),
         "generator/reward/step": np.mean(total),
         "generator/step_rewarded_share": np.mean(share),
     }

@@ -65,8 +65,9 @@ class Evidence(NamedTuple):
 
         Few right solutions are there at first. Until there are, the verifier's turns tell how many it accepts: where a
         share s of right solutions of k steps is accepted, s^(n/k) of those of n steps are, if it reads each step alike.
+        Without either, no right solution is expected to be accepted.
         """
-        expected = 0.5
+        expected = 0.0
         if self.practised_steps > 0:
             share, steps = self.practised_accepted / self.practised, self.practised_steps / self.practised
             expected = share ** max(num_steps / steps, 1.0)
