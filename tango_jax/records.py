@@ -1,6 +1,6 @@
 """Every record that passes between stages of the loop, in the order of the data flow.
 
-Axis letters are those of the README. Host records hold NumPy arrays or Python tuples; `Batch` and
+Axis letters are those of `models/transformer.py`. Host records hold NumPy arrays or Python tuples; `Batch` and
 `TrainState` are pytrees that are passed to the jitted steps.
 """
 

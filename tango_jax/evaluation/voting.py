@@ -64,7 +64,7 @@ def answer_classes(
     return classes
 
 
-def subsets_WM(num_samples: int, k: int) -> np.ndarray:
+def subsets_SK(num_samples: int, k: int) -> np.ndarray:
     """Return the indices of the samples in each choice of k: all choices, or MAX_SUBSETS that are drawn."""
     if comb(num_samples, k) <= MAX_SUBSETS:
         return np.array(list(itertools.combinations(range(num_samples), k)))
@@ -79,23 +79,23 @@ def majority(ballot: Ballot, k: int) -> float:
 
 def weighted_vote(ballot: Ballot, weight_n: np.ndarray, k: int) -> float:
     """Return the probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
-    chosen_WM = subsets_WM(len(weight_n), k)
-    class_WM = ballot.answer_class_n[chosen_WM]
-    total_WC = np.zeros((len(chosen_WM), max(RIGHT, int(ballot.answer_class_n.max())) + 2))
+    chosen_SK = subsets_SK(len(weight_n), k)
+    class_SK = ballot.answer_class_n[chosen_SK]
+    total_SC = np.zeros((len(chosen_SK), max(RIGHT, int(ballot.answer_class_n.max())) + 2))
     # NO_ANSWER, -1, counts in the last column, which no class has.
-    np.add.at(total_WC, (np.arange(len(chosen_WM))[:, None], class_WM), (weight_n + _COUNT_WEIGHT)[chosen_WM])
-    total_WC = total_WC[:, :-1]
-    best_W1 = total_WC.max(axis=1, keepdims=True)
-    is_top_WC = (total_WC >= best_W1 - _TIE_TOLERANCE) & (best_W1 > 0)
-    return float((is_top_WC[:, RIGHT] / np.maximum(1, is_top_WC.sum(axis=1))).mean())
+    np.add.at(total_SC, (np.arange(len(chosen_SK))[:, None], class_SK), (weight_n + _COUNT_WEIGHT)[chosen_SK])
+    total_SC = total_SC[:, :-1]
+    best_S1 = total_SC.max(axis=1, keepdims=True)
+    is_top_SC = (total_SC >= best_S1 - _TIE_TOLERANCE) & (best_S1 > 0)
+    return float((is_top_SC[:, RIGHT] / np.maximum(1, is_top_SC.sum(axis=1))).mean())
 
 
 def best_of(ballot: Ballot, score_n: np.ndarray, k: int) -> float:
     """Return the probability that the sample with the highest score of k samples is correct."""
-    chosen_WM = subsets_WM(len(score_n), k)
-    score_WM = score_n[chosen_WM]
-    is_top_WM = score_WM >= score_WM.max(axis=1, keepdims=True) - _TIE_TOLERANCE
-    return float(((is_top_WM & ballot.is_correct_n[chosen_WM]).sum(axis=1) / is_top_WM.sum(axis=1)).mean())
+    chosen_SK = subsets_SK(len(score_n), k)
+    score_SK = score_n[chosen_SK]
+    is_top_SK = score_SK >= score_SK.max(axis=1, keepdims=True) - _TIE_TOLERANCE
+    return float(((is_top_SK & ballot.is_correct_n[chosen_SK]).sum(axis=1) / is_top_SK.sum(axis=1)).mean())
 
 
 def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:

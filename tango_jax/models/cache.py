@@ -164,10 +164,10 @@ def make_decode_attention(
 
         # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
         # share (X = M x G): the prompt's cache is read once per prompt, not once per row.
-        q_PKYE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
-        prefix_PKYS = _scores(q_PKYE, prefix_k)
-        prefix_PKYS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKYS, MASKED)
-        prefix_BKGS = prefix_PKYS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
+        q_PKXE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
+        prefix_PKXS = _scores(q_PKXE, prefix_k)
+        prefix_PKXS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKXS, MASKED)
+        prefix_BKGS = prefix_PKXS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
         suffix_BKGS = _scores(q_BKGE, new_k_BKES)
         # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
         suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
@@ -179,9 +179,9 @@ def make_decode_attention(
         prefix_BKGS = _weights(prefix_BKGS / total_BKG1, prefix_v, q_B1HE.dtype)
         suffix_BKGS = _weights(suffix_BKGS / total_BKG1, new_v_BKSE, q_B1HE.dtype)
 
-        prefix_PKYS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
-        out_PKYE = jnp.matmul(prefix_PKYS, _factor(prefix_v, q_B1HE.dtype))
-        out_BKGE = out_PKYE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
+        prefix_PKXS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
+        out_PKXE = jnp.matmul(prefix_PKXS, _factor(prefix_v, q_B1HE.dtype))
+        out_BKGE = out_PKXE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
         out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, _factor(new_v_BKSE, q_B1HE.dtype))
         return out_BKGE.reshape(B, 1, H, E), (new_k_BKES, new_v_BKSE)
 

@@ -24,43 +24,42 @@ SUBLANES = 8  # the number of queries is padded to a multiple of a float32 regis
 
 
 def attend_part(
-    q_BKYE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
+    q_BKXE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Y queries of each key head over its first `length_B` columns: (float32[B, K, Y, E], float32[B, K, Y]).
+    """X queries of each key head over its first `length_B` columns: (float32[B, K, X, E], float32[B, K, X]).
 
     Args:
         length_B: at least 1.
         page: columns that are read at a time; it divides S.
     """
-    B, K, Y, E = q_BKYE.shape
-    rows, S = B * K, k_BKSE.shape[2]
-    q_rows = q_BKYE.reshape(rows, Y, E).astype(jnp.float32) * (1 / math.sqrt(E))
-    q_rows = jnp.pad(q_rows, ((0, 0), (0, -Y % SUBLANES), (0, 0)))
-    pages = (x.reshape(1, rows * S // page, page, E) for x in (k_BKSE, v_BKSE))
-    out, top, total = _kernel(q_rows.shape, S // page, page, k_BKSE.dtype)(
+    B, K, X, E = q_BKXE.shape
+    N, S = B * K, k_BKSE.shape[2]
+    q_NXE = q_BKXE.reshape(N, X, E).astype(jnp.float32) * (1 / math.sqrt(E))
+    q_NXE = jnp.pad(q_NXE, ((0, 0), (0, -X % SUBLANES), (0, 0)))
+    pages = (x.reshape(1, N * S // page, page, E) for x in (k_BKSE, v_BKSE))
+    out, top, total = _kernel(q_NXE.shape, S // page, page, k_BKSE.dtype)(
         jnp.repeat(length_B, K),
-        lax.iota(jnp.int32, rows * S // page),
+        lax.iota(jnp.int32, N * S // page),
         jnp.zeros((1,), jnp.int32),  # which of the two buffers is read first
         jnp.ones((1,), jnp.int32),  # nothing has been read ahead
-        q_rows,
+        q_NXE,
         *(array for x in pages for array in (x, None)),  # None: the scales of quantised pages
     )
-    lse_rows = (top + jnp.log(total))[..., 0]
-    return out[:, :Y].reshape(B, K, Y, E), lse_rows[:, :Y].reshape(B, K, Y)
+    lse_NX = (top + jnp.log(total))[..., 0]
+    return out[:, :X].reshape(B, K, X, E), lse_NX[:, :X].reshape(B, K, X)
 
 
 def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: jnp.dtype) -> functools.partial:
-    """The kernel for queries [rows, Y, E]; its three results have that shape, the last two one number
-    all along E."""
-    rows, Y, E = shape
-    of_row = pl.BlockSpec((None, Y, E), lambda core, row, head, *_: (row, 0, 0))
+    """The kernel for queries [N, X, E]; its three results have that shape, the last two the same number all along E."""
+    N, X, E = shape
+    of_row = pl.BlockSpec((None, X, E), lambda core, row, head, *_: (row, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pl.ANY)
     buffer = pltpu.VMEM((2, 1, page, E), dtype)  # two, since one is filled while the other is read
     return pl.pallas_call(
         functools.partial(
             lib.paged_flash_attention_kernel_inline_seq_dim,
             pages_per_sequence=pages_per_row,
-            batch_size=rows,
+            batch_size=N,
             pages_per_compute_block=1,
             mask_value=lib.DEFAULT_MASK_VALUE,
             attn_logits_soft_cap=None,
@@ -70,7 +69,7 @@ def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: j
             num_scalar_prefetch=4,
             in_specs=[of_row, in_memory, None, in_memory, None],
             out_specs=[of_row] * 3,
-            grid=(1, rows, 1),  # cores, rows, key heads of each
+            grid=(1, N, 1),  # cores, rows, key heads of each
             scratch_shapes=(
                 buffer, None, buffer, None, pltpu.SemaphoreType.DMA((2,)), pltpu.SemaphoreType.DMA((2,)),
             ),

@@ -3,6 +3,13 @@
 By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm) or SmolLM2: RMSNorm, rotary positions,
 SwiGLU, grouped-query attention, tied or untied head.
 
+Axis legend (the same letters everywhere in this project)
+    B rows (= P prompts x M samples)    T tokens of a sequence    S cached keys    V vocabulary    D model width
+    F mlp width    L layers    H query heads    K key/value heads    E head dim    J solution steps
+    N micro-batches    Z shards of a batch, each with its own rows    R packed rows of a shard's micro-batch
+    Q shared prompts of a shard's micro-batch    X tokens of a shared prompt
+    G query heads per key/value head (H / K)
+
 The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; decoding takes
 the list that `split_layers` returns and loops in Python, since a scan would copy the cache at every step.
 """
@@ -143,13 +150,13 @@ def apply_rope(x_BTHE: jax.Array, rope: Rope) -> jax.Array:
 def matmul(x_BTD: jax.Array, w_DF: jax.Array, scale_F: jax.Array | None = None) -> jax.Array:
     """x @ w over flattened rows, and times the scales of an int8 w. Left as [B, T, D], the weight's gradient contracts
     two axes at once, a form for which XLA's CPU backend has no fast kernel (8 times slower)."""
-    x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
+    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     if scale_F is None:
-        out_TF = x_TD @ w_DF
+        out_NF = x_ND @ w_DF
     else:
-        out_TF = jnp.matmul(x_TD, w_DF.astype(x_TD.dtype), preferred_element_type=jnp.float32)
-        out_TF = (out_TF * scale_F[None]).astype(x_TD.dtype)
-    return out_TF.reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
+        out_NF = jnp.matmul(x_ND, w_DF.astype(x_ND.dtype), preferred_element_type=jnp.float32)
+        out_NF = (out_NF * scale_F[None]).astype(x_ND.dtype)
+    return out_NF.reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
 
 
 class Block(nn.Module):
@@ -177,8 +184,8 @@ class Block(nn.Module):
         """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
         sizes = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
         if self.has_variable("params", joined):
-            out_joined = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
-            return jnp.split(out_joined, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
+            out_BTX = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
+            return jnp.split(out_BTX, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
         weights = {name: self._param(name, shape, fan_in=shape[0]) for name, shape in shapes.items()}
         return [matmul(x_BTD, w.reshape(-1, sizes[name]), self._scale(name)) for name, w in weights.items()]
 
@@ -207,8 +214,8 @@ class Block(nn.Module):
             q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
-        o_matrix = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
-        out_BTD = matmul(out_BTD, o_matrix, self._scale("o"))
+        o_XD = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
+        out_BTD = matmul(out_BTD, o_XD, self._scale("o"))
         x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)

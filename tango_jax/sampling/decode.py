@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
 from tango_jax.models import transformer
@@ -65,14 +66,14 @@ class StartedRows:
 
 def state_specs() -> DecodeState:
     """How a decode state lies on a mesh of `sharding.DECODE_AXES`: rows over devices, heads over tensor groups."""
-    rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
+    rows, heads = P("rows"), P("rows", "tensor")
     arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
     return DecodeState(
         **arrays
         | {
             "prefix": kv.Prefix(k=heads, v=heads, length_P=rows),
             "suffix": kv.Suffix(k=heads, v=heads),
-            "step": PartitionSpec(),
+            "step": P(),
         }
     )
 
@@ -81,8 +82,7 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
     """The tree of PartitionSpecs as NamedShardings; without a mesh None, which leaves the choice to jax."""
     if mesh is None:
         return None
-    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, P))
 
 
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:

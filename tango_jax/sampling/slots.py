@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from tango_jax.models import cache as kv
 from tango_jax.models.transformer import ModelConfig
@@ -62,8 +63,8 @@ class SlotFns:
 
 def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:
     """The functions for states on the mesh, or on the default device; rows have up to `max_new` new tokens."""
-    state, of_cache, rows = state_specs(), PartitionSpec(None, "rows", "tensor"), PartitionSpec("rows")
-    new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": PartitionSpec()})
+    state, of_cache, rows = state_specs(), P(None, "rows", "tensor"), P("rows")
+    new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": P()})
     started = StartedRows(prefix=state.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
 
     def jit(fn: Callable, in_specs: tuple, out_specs: object, **settings: object) -> Callable:
