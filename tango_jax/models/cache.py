@@ -117,13 +117,13 @@ def _factor(cached: Cached, dtype: jnp.dtype) -> jax.Array:
 
 
 def _scores(q_BKGE: jax.Array, k_BKES: Cached) -> jax.Array:
-    """float32 [B, K, G, S]; a key's scale multiplies its scores."""
+    """float32 [B, K, G, S], or [P, K, W, S] of a prefix; a key's scale multiplies its scores."""
     scores_BKGS = jnp.matmul(q_BKGE, _factor(k_BKES, q_BKGE.dtype), preferred_element_type=jnp.float32)
     return scores_BKGS * k_BKES.scale[:, :, None, :] if isinstance(k_BKES, Quantized) else scores_BKGS
 
 
 def _weights(weight_BKGS: jax.Array, v_PKSE: Cached, dtype: jnp.dtype) -> jax.Array:
-    """Weights of attention as a factor of the product with values, whose scales multiply them."""
+    """Weights of attention as a factor of the product with values, whose scales multiply them. P is B in a suffix."""
     if isinstance(v_PKSE, Quantized):
         scale_BKS = jnp.repeat(v_PKSE.scale, weight_BKGS.shape[0] // v_PKSE.shape[0], axis=0)
         weight_BKGS *= scale_BKS[:, :, None, :]
@@ -163,11 +163,11 @@ def make_decode_attention(
         q_BKGE = q_B1HE.reshape(B, K, G, E) * jnp.asarray(E**-0.5, q_B1HE.dtype)
 
         # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
-        # share (X = M x G): the prompt's cache is read once per prompt, not once per row.
-        q_PKXE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
-        prefix_PKXS = _scores(q_PKXE, prefix_k)
-        prefix_PKXS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKXS, MASKED)
-        prefix_BKGS = prefix_PKXS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
+        # share (W = M x G): the prompt's cache is read once per prompt, not once per row.
+        q_PKWE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
+        prefix_PKWS = _scores(q_PKWE, prefix_k)
+        prefix_PKWS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKWS, MASKED)
+        prefix_BKGS = prefix_PKWS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
         suffix_BKGS = _scores(q_BKGE, new_k_BKES)
         # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
         suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
@@ -179,9 +179,9 @@ def make_decode_attention(
         prefix_BKGS = _weights(prefix_BKGS / total_BKG1, prefix_v, q_B1HE.dtype)
         suffix_BKGS = _weights(suffix_BKGS / total_BKG1, new_v_BKSE, q_B1HE.dtype)
 
-        prefix_PKXS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
-        out_PKXE = jnp.matmul(prefix_PKXS, _factor(prefix_v, q_B1HE.dtype))
-        out_BKGE = out_PKXE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
+        prefix_PKWS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
+        out_PKWE = jnp.matmul(prefix_PKWS, _factor(prefix_v, q_B1HE.dtype))
+        out_BKGE = out_PKWE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
         out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, _factor(new_v_BKSE, q_B1HE.dtype))
         return out_BKGE.reshape(B, 1, H, E), (new_k_BKES, new_v_BKSE)
 

@@ -103,16 +103,16 @@ def step_reward_BT(
     step_ends: Sequence[Sequence[int]],
     num_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Step rewards y_k / K at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
+    """Step rewards y_k / n at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
 
     Args:
         judgements: B entries, the verifier's judgement of each step; None for a misaligned verification.
-        step_ends: B entries, the token index that ends each of the K steps; -1 where it is unknown.
+        step_ends: B entries, the token index that ends each of the row's n steps; -1 where it is unknown.
         num_tokens: T.
 
     Returns:
         reward_BT float32 and is_step_end_BT bool. A row has no step element at all if its judgements are missing, hold
-        a None or do not number K, if K is 0, or if a step end lies outside [0, T): dividing by a K that is not the
+        a None or do not number n, if n is 0, or if a step end lies outside [0, T): dividing by an n that is not the
         number of rewarded steps would change the scale of that row against its group.
     """
     assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tango_jax.models import cache as kv
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers, transformer
 from tango_jax.models.attention import AttendFn, attention_of
 from tango_jax.models.decode_attention import make_skipping_decode_attention
 from tango_jax.models.int8 import in_this_step
@@ -49,7 +48,7 @@ class DecodeState:
     is_alive_B: jax.Array  # bool, still generating
     limit_B: jax.Array  # int32, new tokens allowed
     length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
-    uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and new token
+    uniform_BT: jax.Array  # float32, one random number per row and new token; T is the largest cache bucket
     out_token_BS: jax.Array  # int32, new tokens, EOS included
     out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
 
@@ -66,14 +65,14 @@ class StartedRows:
 
 def state_specs() -> DecodeState:
     """How a decode state lies on a mesh of `sharding.DECODE_AXES`: rows over devices, heads over tensor groups."""
-    rows, heads = P("rows"), P("rows", "tensor")
+    rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
     arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
     return DecodeState(
         **arrays
         | {
             "prefix": kv.Prefix(k=heads, v=heads, length_P=rows),
             "suffix": kv.Suffix(k=heads, v=heads),
-            "step": P(),
+            "step": PartitionSpec(),
         }
     )
 
@@ -82,7 +81,9 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
     """The tree of PartitionSpecs as NamedShardings; without a mesh None, which leaves the choice to jax."""
     if mesh is None:
         return None
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, P))
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
 
 
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
@@ -101,7 +102,7 @@ def _append_token(
 ) -> DecodeState:
     """Sample the next token of every row from the logits, and record it."""
     column = state.step % state.out_token_BS.shape[1]
-    uniform_B = jnp.take_along_axis(state.uniform_BX, state.length_B[:, None], axis=1, mode="clip")[:, 0]
+    uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
     token_B = jnp.where(state.is_alive_B, token_B, 0)
     logp_B = jnp.where(state.is_alive_B, logp_B, 0.0)
@@ -138,7 +139,7 @@ def _read_prompts(
         attention_of(config), mesh, kv.key_axis(config), is_int8=bool(config.sample_cache_dtype)
     )
     attend_fns = [attend_fn] * config.num_layers
-    x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
+    x_PSD, caches = decode_layers.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
     # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
     last_P1D = jnp.take_along_axis(x_PSD, (batch.length_P - 1)[:, None, None], axis=1)
     logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
@@ -171,7 +172,7 @@ def prefill(
         is_alive_B=batch.limit_B > 0,
         limit_B=batch.limit_B,
         length_B=jnp.zeros((B,), jnp.int32),
-        uniform_BX=row_uniforms(batch.key_data, batch.number_B, max_new),
+        uniform_BT=row_uniforms(batch.key_data, batch.number_B, max_new),
         out_token_BS=jnp.zeros((B, cache_bucket), jnp.int32),
         out_logp_BS=jnp.zeros((B, cache_bucket), jnp.float32),
     )
@@ -227,7 +228,7 @@ def decode(
         x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
         if config.sample_weight_dtype:
             layers, x_B1D = in_this_step(layers, x_B1D)
-        x_B1D, caches = transformer.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
+        x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
         logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
         return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids, mesh)
