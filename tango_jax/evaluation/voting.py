@@ -64,8 +64,8 @@ def answer_classes(
     return classes
 
 
-def subsets_JM(num_samples: int, k: int) -> np.ndarray:
-    """Return the indices of the samples in each choice of k: all choices, or MAX_SUBSETS that are drawn, int [J, k]."""
+def subsets_JC(num_samples: int, k: int) -> np.ndarray:
+    """Return the indices of the samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS that are drawn."""
     if comb(num_samples, k) <= MAX_SUBSETS:
         return np.array(list(itertools.combinations(range(num_samples), k)))
     rng = np.random.default_rng((num_samples, k))
@@ -79,11 +79,11 @@ def majority(ballot: Ballot, k: int) -> float:
 
 def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
     """Return the probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
-    chosen_JM = subsets_JM(len(weight_M), k)
-    class_JM = ballot.answer_class_M[chosen_JM]
-    total_JA = np.zeros((len(chosen_JM), max(RIGHT, int(ballot.answer_class_M.max())) + 2))
+    chosen_JC = subsets_JC(len(weight_M), k)
+    class_JC = ballot.answer_class_M[chosen_JC]
+    total_JA = np.zeros((len(chosen_JC), max(RIGHT, int(ballot.answer_class_M.max())) + 2))
     # NO_ANSWER, -1, counts in the last column, which no class has.
-    np.add.at(total_JA, (np.arange(len(chosen_JM))[:, None], class_JM), (weight_M + _COUNT_WEIGHT)[chosen_JM])
+    np.add.at(total_JA, (np.arange(len(chosen_JC))[:, None], class_JC), (weight_M + _COUNT_WEIGHT)[chosen_JC])
     total_JA = total_JA[:, :-1]
     best_J1 = total_JA.max(axis=1, keepdims=True)
     is_top_JA = (total_JA >= best_J1 - _TIE_TOLERANCE) & (best_J1 > 0)
@@ -92,10 +92,10 @@ def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
 
 def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
     """Return the probability that the sample with the highest score of k samples is correct."""
-    chosen_JM = subsets_JM(len(score_M), k)
-    score_JM = score_M[chosen_JM]
-    is_top_JM = score_JM >= score_JM.max(axis=1, keepdims=True) - _TIE_TOLERANCE
-    return float(((is_top_JM & ballot.is_correct_M[chosen_JM]).sum(axis=1) / is_top_JM.sum(axis=1)).mean())
+    chosen_JC = subsets_JC(len(score_M), k)
+    score_JC = score_M[chosen_JC]
+    is_top_JC = score_JC >= score_JC.max(axis=1, keepdims=True) - _TIE_TOLERANCE
+    return float(((is_top_JC & ballot.is_correct_M[chosen_JC]).sum(axis=1) / is_top_JC.sum(axis=1)).mean())
 
 
 def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:

@@ -188,8 +188,8 @@ def _cudnn_part(
 
 
 def make_skipping_decode_attention(
-    prefix_k_PKSE: jax.Array,
-    prefix_v_PKSE: jax.Array,
+    prefix_k_PKXE: jax.Array,
+    prefix_v_PKXE: jax.Array,
     prompt_length_P: jax.Array,
     suffix_k_BKSE: jax.Array,
     suffix_v_BKSE: jax.Array,
@@ -211,7 +211,7 @@ def make_skipping_decode_attention(
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape
-        P, K = prefix_k_PKSE.shape[:2]
+        P, K = prefix_k_PKXE.shape[:2]
         G, M = H // K, B // P
         new_k_BKSE, new_v_BKSE = (
             lax.dynamic_update_slice(cache, new.swapaxes(1, 2), (0, 0, column, 0))
@@ -220,7 +220,7 @@ def make_skipping_decode_attention(
         q_BKGE = q_B1HE.reshape(B, K, G, E)
         # The M samples of a prompt are queries of the same keys: W = M x G.
         q_PKWE = q_BKGE.reshape(P, M, K, G, E).swapaxes(1, 2).reshape(P, K, M * G, E)
-        of_prefix = part_fn(q_PKWE, prefix_k_PKSE, prefix_v_PKSE, prompt_length_P)
+        of_prefix = part_fn(q_PKWE, prefix_k_PKXE, prefix_v_PKXE, prompt_length_P)
         of_suffix = part_fn(q_BKGE, new_k_BKSE, new_v_BKSE, length_B)
         prefix_out, prefix_lse = (
             x.reshape(P, K, M, G, *x.shape[3:]).swapaxes(1, 2).reshape(B, K, G, *x.shape[3:]) for x in of_prefix

@@ -261,7 +261,7 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
         return jax.ShapeDtypeStruct(shape, np.int32)
 
     batch = decode.PromptBatch(
-        token_PS=ints(prompts, longest),
+        token_PX=ints(prompts, longest),
         length_P=ints(prompts),
         limit_B=ints(prompts * group_size),
         number_B=ints(prompts * group_size),

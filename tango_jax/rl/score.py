@@ -40,8 +40,8 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
     # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: whatever acts token by token is then one matmul
     # over all of them, and attention alone takes them apart again.
     token_ZY = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
-    prefix_position_ZY = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
-    position_ZY = jnp.concatenate([prefix_position_ZY, micro.position_NZRT.reshape(Z, -1)], axis=1)
+    prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
+    position_ZY = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
     attend_fn = make_shared_prefix_attention(
         micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention
     )

@@ -293,7 +293,7 @@ def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat 
 def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
     P, B = limits.chunk_prompts, limits.chunk_prompts * limits.group_size
     return PromptBatch(
-        token_PS=np.full((P, prompt_bucket), PAD_ID, np.int32),
+        token_PX=np.full((P, prompt_bucket), PAD_ID, np.int32),
         length_P=np.ones((P,), np.int32),
         limit_B=np.zeros((B,), np.int32),
         number_B=np.zeros((B,), np.int32),
@@ -309,7 +309,7 @@ def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray, config: SamplerConfig) -> Pr
     for place, index in enumerate(prompt_ZQ.flat):
         if index != NONE:
             prompt, rows = request.prompts[index], slice(index * M, (index + 1) * M)
-            batch.token_PS[place, : len(prompt)] = prompt
+            batch.token_PX[place, : len(prompt)] = prompt
             batch.length_P[place] = len(prompt)
             batch.limit_B[place * M : (place + 1) * M] = request.max_new[rows]
             batch.number_B[place * M : (place + 1) * M] = request.row_numbers[rows]

@@ -73,8 +73,8 @@ def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     chunk_B = _first_past(cumulative, total, target_B)
     before_B = jnp.take_along_axis(cumulative, jnp.maximum(chunk_B - 1, 0)[:, None], axis=1)[:, 0]
     rest_B = target_B - jnp.where(chunk_B > 0, before_B, 0.0)
-    inside_BV = jnp.take_along_axis(by_chunk, chunk_B[:, None, None], axis=1)[:, 0]
-    offset_B = _first_past(jnp.cumsum(inside_BV, axis=-1), inside_BV, rest_B)
+    inside = jnp.take_along_axis(by_chunk, chunk_B[:, None, None], axis=1)[:, 0]
+    offset_B = _first_past(jnp.cumsum(inside, axis=-1), inside, rest_B)
     # Without any weight above 0, as where all are NaN, the place found may be in the padding of the last chunk.
     return jnp.minimum(chunk_B * CHUNK + offset_B, V - 1).astype(jnp.int32)
 

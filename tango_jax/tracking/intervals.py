@@ -167,19 +167,19 @@ def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarra
     return np.array([values_UA[starts == start].mean(axis=0) for start in dict.fromkeys(starts.tolist())])
 
 
-def t_interval(observations_OA: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over O independent observations and the bounds of its 95 % t interval, float [A] each.
+def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over O independent observations, float [O, ...], and the bounds of its 95 % t interval, float [...] each.
 
     Bounds are NaN with one observation, or where all are alike: identical runs do not mean certainty.
     """
-    count, mean_A = len(observations_OA), observations_OA.mean(axis=0)
+    count, mean = len(observations), observations.mean(axis=0)
     if count < 2:
-        return mean_A, np.full_like(mean_A, np.nan), np.full_like(mean_A, np.nan)
-    deviation_A = observations_OA.std(axis=0, ddof=1)
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    deviation = observations.std(axis=0, ddof=1)
     # Rounding alone makes the means of identical runs differ.
-    is_alike_A = np.ptp(observations_OA, axis=0) <= 1e-9 * np.abs(observations_OA).max(axis=0)
-    half_A = np.where(is_alike_A, np.nan, special.stdtrit(count - 1, 0.975) * deviation_A / np.sqrt(count))
-    return mean_A, mean_A - half_A, mean_A + half_A
+    is_alike = np.ptp(observations, axis=0) <= 1e-9 * np.abs(observations).max(axis=0)
+    half = np.where(is_alike, np.nan, special.stdtrit(count - 1, 0.975) * deviation / np.sqrt(count))
+    return mean, mean - half, mean + half
 
 
 def estimate(values: Mapping[Unit, float], most: float = np.inf) -> Estimate:

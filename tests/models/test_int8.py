@@ -63,14 +63,14 @@ def test_attention_is_that_of_the_numbers_in_the_cache():
     prefix = [Quantized(*quantize(some(P, K, *size), axis)) for size, axis in (((E, S), -2), ((S, E), -1))]
     suffix = [Quantized(*quantize(some(P * M, K, *size), axis)) for size, axis in (((E, X), -2), ((X, E), -1))]
     q, k, v = some(P * M, 1, H, E), some(P * M, 1, K, E), some(P * M, 1, K, E)
-    mask_PS = jnp.arange(S)[None] < jnp.array([[S], [2]])
+    mask_PX = jnp.arange(S)[None] < jnp.array([[S], [2]])
     is_own_BS = jnp.arange(X)[None] <= jnp.array([[2], [2], [2], [2], [2], [2]])
-    attend_fn = kv.make_decode_attention(*prefix, mask_PS, *suffix, jnp.int32(2), is_own_BS)
+    attend_fn = kv.make_decode_attention(*prefix, mask_PX, *suffix, jnp.int32(2), is_own_BS)
     out, (new_k, new_v) = attend_fn(q, k, v)
 
     k_rounded, v_rounded = (wide(Quantized(*quantize(x, -1)), -1) for x in (k, v))
     plain_fn = kv.make_decode_attention(
-        *(wide(x, axis) for x, axis in zip(prefix, (-2, -1), strict=True)), mask_PS,
+        *(wide(x, axis) for x, axis in zip(prefix, (-2, -1), strict=True)), mask_PX,
         *(wide(x, axis) for x, axis in zip(suffix, (-2, -1), strict=True)), jnp.int32(2), is_own_BS,
     )  # fmt: skip
     expected, (expected_k, expected_v) = plain_fn(q, k_rounded, v_rounded)
