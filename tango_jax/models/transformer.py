@@ -239,6 +239,8 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
         return block.init(layer_key, x_BTD, rope, attend_fn)["params"]
 
+    # Hidden states leave the final norm with numbers of about 1. With a head of this scale, tied or not, logits begin
+    # at about 1, too, and so the distribution near the uniform one.
     params = {
         "embed": config.width**-0.5 * jax.random.normal(embed_key, (config.vocab_size, config.width), dtype),
         "layers": jax.vmap(init_layer)(jax.random.split(layers_key, config.num_layers)),

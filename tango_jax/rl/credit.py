@@ -126,7 +126,8 @@ def step_reward_BT(
         if any(end < 0 or end >= num_tokens for end in ends):
             continue
         for label, end in zip(labels, ends, strict=True):
-            # += because one long token may close two steps.
+            # Divided by n, so that a solution's step rewards add up to at most 1, and more steps do not earn more.
+            # Added, because one long token may close two steps.
             reward_BT[row, end] += (1.0 if label else -1.0) / num_steps
             is_step_end_BT[row, end] = True
     return reward_BT.astype(np.float32), is_step_end_BT
@@ -189,6 +190,8 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     counters, decay = so_far.counters, so_far.config.rl.label_count_decay
     label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, decay)
     class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
+    # Weights of advantages, not of rewards: all verifications in a group judge solutions of one class, and dividing by
+    # the group's deviation would take the weight out again.
     adv_BT = adv_outcome_BT * class_weight_B[:, None]
     term = Term("outcome, by the weight of its class", class_weight_B, adv_outcome_BT)
     signal = Signal(so_far.reward_B, adv_BT, (term,))

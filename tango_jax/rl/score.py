@@ -74,6 +74,7 @@ def token_logps(
 
     def score_fn(x_ZYD: jax.Array, target_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
         x_ZYD = collectives.copy_to_tensor(x_ZYD, vocabulary_mesh)
+        # Over the sampler's temperature: scored are the distributions that tokens were drawn from, and those learn.
         logits_ZYV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZYD) / temperature
         if vocabulary_mesh is None:
             return _score_logits(logits_ZYV, target_ZY, True, None)
@@ -121,6 +122,7 @@ def _score_logits(
     chosen_ZY = collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
     probs_ZYV = jnp.exp(logits_ZYV - normaliser_ZY[..., None])
     mean_logit_ZY = collectives.sum_over_tensor(jnp.sum(probs_ZYV * logits_ZYV, axis=-1), mesh)
+    # The entropy -sum(p log p), with log p = logit - normaliser, without the log-probs of all tokens in an array.
     return chosen_ZY - normaliser_ZY, normaliser_ZY - mean_logit_ZY
 
 

@@ -30,7 +30,7 @@ class PromptBatch:
     length_P: np.ndarray  # int32, tokens of each prompt
     limit_B: np.ndarray  # int32, new tokens allowed; 0 for rows that only fill the batch
     number_B: np.ndarray  # int32, folded into the key: all that a row's randomness depends on
-    key_data: np.ndarray  # uint32[2]
+    key_data: np.ndarray  # uint32[2], the data of a key: requests are NumPy arrays, and NumPy has no keys
 
 
 @struct.dataclass
@@ -102,6 +102,7 @@ def _append_token(
 ) -> DecodeState:
     """Sample the next token of every row from the logits, and record it."""
     column = state.step % state.out_token_BS.shape[1]
+    # Clipped for rows that ended at their last number and have none left; what they draw is dropped below.
     uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
     token_B = jnp.where(state.is_alive_B, token_B, 0)
@@ -233,6 +234,7 @@ def decode(
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
         return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids, mesh)
 
+    # Not a scan over all columns: most rows end long before the limit, and with the last one the loop ends.
     return lax.while_loop(is_unfinished, body, state)
 
 

@@ -92,6 +92,7 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
     is_greedy = params.temperature <= 0.0
     scaled_BV = logits_BV / jnp.where(is_greedy, 1.0, params.temperature)
     is_filtered = ~is_greedy & ((params.top_p < 1.0) | (params.top_k > 0))
+    # Behind a condition: sorting the vocabulary takes longer than all else here, and by default no filter is on.
     scaled_BV = lax.cond(
         is_filtered,
         lambda: jnp.where(keep_mask_BV(scaled_BV, params), scaled_BV, -jnp.inf),
