@@ -24,42 +24,45 @@ SUBLANES = 8  # the number of queries is padded to a multiple of a float32 regis
 
 
 def attend_part(
-    q_BKXE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
+    q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
 ) -> tuple[jax.Array, jax.Array]:
-    """X queries of each key head over its first `length_B` columns: (float32[B, K, X, E], float32[B, K, X]).
+    """W queries of each key head over its first `length_B` columns: (float32[B, K, W, E], float32[B, K, W]).
 
     Args:
         length_B: at least 1.
         page: columns that are read at a time; it divides S.
     """
-    B, K, X, E = q_BKXE.shape
-    N, S = B * K, k_BKSE.shape[2]
-    q_NXE = q_BKXE.reshape(N, X, E).astype(jnp.float32) * (1 / math.sqrt(E))
-    q_NXE = jnp.pad(q_NXE, ((0, 0), (0, -X % SUBLANES), (0, 0)))
-    pages = (x.reshape(1, N * S // page, page, E) for x in (k_BKSE, v_BKSE))
-    out, top, total = _kernel(q_NXE.shape, S // page, page, k_BKSE.dtype)(
+    B, K, W, E = q_BKWE.shape
+    heads, S = B * K, k_BKSE.shape[2]
+    queries = q_BKWE.reshape(heads, W, E).astype(jnp.float32) * (1 / math.sqrt(E))
+    queries = jnp.pad(queries, ((0, 0), (0, -W % SUBLANES), (0, 0)))
+    pages = (x.reshape(1, heads * S // page, page, E) for x in (k_BKSE, v_BKSE))
+    out, top, total = _kernel(queries.shape, S // page, page, k_BKSE.dtype)(
         jnp.repeat(length_B, K),
-        lax.iota(jnp.int32, N * S // page),
+        lax.iota(jnp.int32, heads * S // page),
         jnp.zeros((1,), jnp.int32),  # which of the two buffers is read first
         jnp.ones((1,), jnp.int32),  # nothing has been read ahead
-        q_NXE,
+        queries,
         *(array for x in pages for array in (x, None)),  # None: the scales of quantised pages
     )
-    lse_NX = (top + jnp.log(total))[..., 0]
-    return out[:, :X].reshape(B, K, X, E), lse_NX[:, :X].reshape(B, K, X)
+    lse = (top + jnp.log(total))[..., 0]
+    return out[:, :W].reshape(B, K, W, E), lse[:, :W].reshape(B, K, W)
 
 
 def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: jnp.dtype) -> functools.partial:
-    """The kernel for queries [N, X, E]; its three results have that shape, the last two the same number all along E."""
-    N, X, E = shape
-    of_row = pl.BlockSpec((None, X, E), lambda core, row, head, *_: (row, 0, 0))
+    """The kernel for queries [rows, W, E], where each key head of each row is a row.
+
+    Its three results have that shape; the last two hold the same number all along E.
+    """
+    rows, W, E = shape
+    of_row = pl.BlockSpec((None, W, E), lambda core, row, head, *_: (row, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pl.ANY)
     buffer = pltpu.VMEM((2, 1, page, E), dtype)  # two, since one is filled while the other is read
     return pl.pallas_call(
         functools.partial(
             lib.paged_flash_attention_kernel_inline_seq_dim,
             pages_per_sequence=pages_per_row,
-            batch_size=N,
+            batch_size=rows,
             pages_per_compute_block=1,
             mask_value=lib.DEFAULT_MASK_VALUE,
             attn_logits_soft_cap=None,
@@ -69,7 +72,7 @@ def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: j
             num_scalar_prefetch=4,
             in_specs=[of_row, in_memory, None, in_memory, None],
             out_specs=[of_row] * 3,
-            grid=(1, N, 1),  # cores, rows, key heads of each
+            grid=(1, rows, 1),  # cores, rows, key heads of each
             scratch_shapes=(
                 buffer, None, buffer, None, pltpu.SemaphoreType.DMA((2,)), pltpu.SemaphoreType.DMA((2,)),
             ),

@@ -39,14 +39,14 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
         return x_BTD.reshape(Z, R, T, -1)
     # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: whatever acts token by token is then one matmul
     # over all of them, and attention alone takes them apart again.
-    token_ZN = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
-    prefix_position_ZN = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
-    position_ZN = jnp.concatenate([prefix_position_ZN, micro.position_NZRT.reshape(Z, -1)], axis=1)
+    token_ZY = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
+    prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
+    position_ZY = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
     attend_fn = make_shared_prefix_attention(
         micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention
     )
-    x_ZND = transformer.forward(model_config, params, token_ZN, position_ZN, attend_fn, mesh)
-    return x_ZND[:, Q * X :].reshape(Z, R, T, -1)
+    x_ZYD = transformer.forward(model_config, params, token_ZY, position_ZY, attend_fn, mesh)
+    return x_ZYD[:, Q * X :].reshape(Z, R, T, -1)
 
 
 def token_logps(
@@ -72,35 +72,36 @@ def token_logps(
     # Outside the loop, so that its gradient is summed once.
     final_norm_D = collectives.copy_to_tensor(params["final_norm"], vocabulary_mesh)
 
-    def score_fn(x_ZCD: jax.Array, target_ZC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x_ZCD = collectives.copy_to_tensor(x_ZCD, vocabulary_mesh)
-        logits_ZCV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZCD) / temperature
+    def score_fn(x_ZYD: jax.Array, target_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x_ZYD = collectives.copy_to_tensor(x_ZYD, vocabulary_mesh)
+        # Over the sampler's temperature: scored are the distributions that tokens were drawn from, and those learn.
+        logits_ZYV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZYD) / temperature
         if vocabulary_mesh is None:
-            return _score_logits(logits_ZCV, target_ZC, True, None)
-        index_ZC, is_here_ZC = transformer.vocabulary_shard_index(model_config, target_ZC, vocabulary_mesh)
-        return _score_logits(logits_ZCV, index_ZC, is_here_ZC, vocabulary_mesh)
+            return _score_logits(logits_ZYV, target_ZY, True, None)
+        index_ZY, is_here_ZY = transformer.vocabulary_shard_index(model_config, target_ZY, vocabulary_mesh)
+        return _score_logits(logits_ZYV, index_ZY, is_here_ZY, vocabulary_mesh)
 
     # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target,
     # and `shift` drops that score.
-    x_ZND = x_ZRTD.reshape(Z, R * T, D)
-    target_ZN = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
+    x_ZYD = x_ZRTD.reshape(Z, R * T, D)
+    target_ZY = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
     if is_chunked(R * T, chunk):
         # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
         padding = -(R * T) % chunk
-        x_ZND = jnp.pad(x_ZND, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
-        target_ZN = jnp.pad(target_ZN, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
+        x_chunks = jnp.pad(x_ZYD, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
+        target_chunks = jnp.pad(target_ZY, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
         body = jax.checkpoint(lambda _, xs: (None, score_fn(*xs)), prevent_cse=False)
-        chunks = (x_ZND.swapaxes(0, 1), target_ZN.swapaxes(0, 1))
+        chunks = (x_chunks.swapaxes(0, 1), target_chunks.swapaxes(0, 1))  # [chunks, Z, tokens of a chunk, ...]
         outs = (out.swapaxes(0, 1).reshape(Z, -1)[:, : R * T] for out in lax.scan(body, None, chunks)[1])
-        logp_ZN, entropy_ZN = outs
+        logp_ZY, entropy_ZY = outs
     else:
-        logp_ZN, entropy_ZN = score_fn(x_ZND, target_ZN)
+        logp_ZY, entropy_ZY = score_fn(x_ZYD, target_ZY)
 
-    def shift(values_ZN: jax.Array) -> jax.Array:
+    def shift(values_ZY: jax.Array) -> jax.Array:
         """From 'predicted at t' to 'scores token t'; padding and prompt stay finite."""
-        return jnp.pad(values_ZN.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
+        return jnp.pad(values_ZY.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
 
-    return shift(logp_ZN), shift(entropy_ZN)
+    return shift(logp_ZY), shift(entropy_ZY)
 
 
 def is_chunked(num_tokens: int, chunk: int) -> bool:
@@ -109,19 +110,20 @@ def is_chunked(num_tokens: int, chunk: int) -> bool:
 
 
 def _score_logits(
-    logits_BCV: jax.Array, target_BC: jax.Array, is_here_BC: jax.Array | bool, mesh: Mesh | None
+    logits_ZYV: jax.Array, target_ZY: jax.Array, is_here_ZY: jax.Array | bool, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of the targets and entropy. With a mesh, V is this device's part of the vocabulary and `is_here` says
-    which targets lie in it."""
+    """Log-prob of the targets and entropy, of all tokens of a shard or of one chunk. With a mesh, V is this device's
+    part of the vocabulary and `is_here` says which targets lie in it."""
     # Written out instead of jax.nn.log_softmax, so that what crosses devices is one number per token, never logits.
-    top_BC = collectives.max_over_tensor(logits_BCV.max(-1), mesh)
-    total_BC = collectives.sum_over_tensor(jnp.exp(logits_BCV - top_BC[..., None]).sum(-1), mesh)
-    normaliser_BC = top_BC + jnp.log(total_BC)
-    chosen_BC = jnp.take_along_axis(logits_BCV, target_BC[..., None], axis=-1)[..., 0]
-    chosen_BC = collectives.sum_over_tensor(jnp.where(is_here_BC, chosen_BC, 0.0), mesh)
-    probs_BCV = jnp.exp(logits_BCV - normaliser_BC[..., None])
-    mean_logit_BC = collectives.sum_over_tensor(jnp.sum(probs_BCV * logits_BCV, axis=-1), mesh)
-    return chosen_BC - normaliser_BC, normaliser_BC - mean_logit_BC
+    top_ZY = collectives.max_over_tensor(logits_ZYV.max(-1), mesh)
+    total_ZY = collectives.sum_over_tensor(jnp.exp(logits_ZYV - top_ZY[..., None]).sum(-1), mesh)
+    normaliser_ZY = top_ZY + jnp.log(total_ZY)
+    chosen_ZY = jnp.take_along_axis(logits_ZYV, target_ZY[..., None], axis=-1)[..., 0]
+    chosen_ZY = collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
+    probs_ZYV = jnp.exp(logits_ZYV - normaliser_ZY[..., None])
+    mean_logit_ZY = collectives.sum_over_tensor(jnp.sum(probs_ZYV * logits_ZYV, axis=-1), mesh)
+    # The entropy -sum(p log p), with log p = logit - normaliser, without the log-probs of all tokens in an array.
+    return chosen_ZY - normaliser_ZY, normaliser_ZY - mean_logit_ZY
 
 
 def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: Mesh | None = None) -> Callable:

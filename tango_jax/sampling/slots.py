@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec
 
 from tango_jax.models import cache as kv
 from tango_jax.models.transformer import ModelConfig
@@ -63,8 +62,8 @@ class SlotFns:
 
 def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:
     """The functions for states on the mesh, or on the default device; rows have up to `max_new` new tokens."""
-    state, of_cache, rows = state_specs(), P(None, "rows", "tensor"), P("rows")
-    new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": P()})
+    state, of_cache, rows = state_specs(), PartitionSpec(None, "rows", "tensor"), PartitionSpec("rows")
+    new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": PartitionSpec()})
     started = StartedRows(prefix=state.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
 
     def jit(fn: Callable, in_specs: tuple, out_specs: object, **settings: object) -> Callable:
@@ -103,7 +102,7 @@ def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int
         is_alive_B=jnp.zeros((rows,), bool),
         limit_B=jnp.zeros((rows,), jnp.int32),
         length_B=jnp.zeros((rows,), jnp.int32),
-        uniform_BX=jnp.zeros((rows, max_new), jnp.float32),
+        uniform_BT=jnp.zeros((rows, max_new), jnp.float32),
         out_token_BS=jnp.zeros((rows, cache_bucket), jnp.int32),
         out_logp_BS=jnp.zeros((rows, cache_bucket), jnp.float32),
     )
@@ -121,7 +120,7 @@ def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
         is_alive_B=_put(state.is_alive_B, new.slot_B, True),
         limit_B=_put(state.limit_B, new.slot_B, new.limit_B),
         length_B=_put(state.length_B, new.slot_B, new.length_B),
-        uniform_BX=_put(state.uniform_BX, new.slot_B, row_uniforms(new.key_data, new.number_B, max_new)),
+        uniform_BT=_put(state.uniform_BT, new.slot_B, row_uniforms(new.key_data, new.number_B, max_new)),
     )
 
 

@@ -236,28 +236,28 @@ def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
     With x = frequency / 2 pi, the share of the unscaled frequency is (original * x - low) / (high - low), clipped to
     0..1. Its slope and offset determine two of the three numbers; low is 1, as in every published model.
     """
-    factor_E = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
-    if np.all(factor_E == 1.0):
+    factors = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
+    if np.all(factors == 1.0):
         return None
-    frequency_E = np.asarray(rope_frequencies(config), np.float64)
-    scaling = _fit_scaling(factor_E, frequency_E) if factor_E.shape == frequency_E.shape else None
+    frequency = np.asarray(rope_frequencies(config), np.float64)
+    scaling = _fit_scaling(factors, frequency) if factors.shape == frequency.shape else None
     if scaling is not None:
-        scaled_E = np.asarray(rope_frequencies(dataclasses.replace(config, rope_scaling=scaling)), np.float64)
-        if np.allclose(scaled_E, frequency_E / factor_E, rtol=1e-4):
+        scaled = np.asarray(rope_frequencies(dataclasses.replace(config, rope_scaling=scaling)), np.float64)
+        if np.allclose(scaled, frequency / factors, rtol=1e-4):
             return scaling
     raise ValueError(
-        f"{file.path}: the {factor_E.size} factors in {_ROPE_FACTORS} ({factor_E.min():g} to {factor_E.max():g}) are "
+        f"{file.path}: the {factors.size} factors in {_ROPE_FACTORS} ({factors.min():g} to {factors.max():g}) are "
         "not those of Llama-3's rope scaling, the only one supported: choose another model"
     )
 
 
-def _fit_scaling(factor_E: np.ndarray, frequency_E: np.ndarray) -> RopeScaling | None:
-    factor = float(factor_E.max())
-    share_E = (1.0 / factor_E - 1.0 / factor) / (1.0 - 1.0 / factor) if factor > 1.0 else np.ones_like(factor_E)
-    is_band_E = (share_E > 1e-4) & (share_E < 1.0 - 1e-4)
-    if is_band_E.sum() < 2:
+def _fit_scaling(factors: np.ndarray, frequency: np.ndarray) -> RopeScaling | None:
+    factor = float(factors.max())
+    share = (1.0 / factors - 1.0 / factor) / (1.0 - 1.0 / factor) if factor > 1.0 else np.ones_like(factors)
+    is_band = (share > 1e-4) & (share < 1.0 - 1e-4)
+    if is_band.sum() < 2:
         return None
-    slope, offset = np.polyfit(frequency_E[is_band_E] / (2 * math.pi), share_E[is_band_E], 1)
+    slope, offset = np.polyfit(frequency[is_band] / (2 * math.pi), share[is_band], 1)
     if offset >= 0.0:
         return None
     width = -1.0 / offset  # high - low
