@@ -4,15 +4,12 @@ Takes the parameters that the run starts from and its checkpoint directory; retu
 counters. Runs before the first turn, and after every turn that saves.
 """
 
-import contextlib
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.loop.breakdown import explained
 from tango_jax.loop.describe import describe_results
 from tango_jax.records import Counters, States
 from tango_jax.rl.policy import Policy
@@ -22,10 +19,8 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import templates_digest
-from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
-from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
 
@@ -38,32 +33,6 @@ class Start:
     metrics_bytes: int = 0  # of metrics.jsonl; later rows belong to turns that will be repeated
     seconds: float = 0.0  # duration of the run so far
     owes_evaluation: bool = True  # the evaluation after the last turn has not been written yet
-
-
-@dataclasses.dataclass(frozen=True)
-class RunRecord:
-    """Everything that a run writes to while it trains."""
-
-    writer: RunLog
-    dump: RolloutDump
-    checkpointer: Checkpointer
-    fingerprints: dict[str, str]  # see `fingerprints_of`
-    started: float  # time.monotonic(), less the seconds of earlier attempts
-    workdir: Path
-
-    def explained(self, doing: str, config: ConfigDict) -> contextlib.AbstractContextManager:
-        """See `breakdown.explained`."""
-        return explained(doing, config, self.workdir, self.checkpointer.latest_step())
-
-    def save(self, counters: Counters, states: States, owes_evaluation: bool) -> None:
-        """Save a checkpoint. `owes_evaluation`: the evaluation after this turn has not been written yet."""
-        meta = dataclasses.asdict(counters) | {
-            "metrics_bytes": self.writer.position(),
-            "seconds": time.monotonic() - self.started,
-            "source_fingerprint": self.fingerprints,
-            "owes_evaluation": owes_evaluation,
-        }
-        self.checkpointer.save(counters.turn, states, meta)
 
 
 def start_or_resume(
@@ -87,6 +56,20 @@ def start_or_resume(
     counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]))
     states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
     return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
+
+
+def save_checkpoint(
+    checkpointer: Checkpointer, counters: Counters, states: States, metrics_bytes: int, seconds: float,
+    fingerprints: dict[str, str], owes_evaluation: bool,
+) -> None:
+    """Save what `start_or_resume` reads: the states, the counters and the other fields of `Start`."""
+    meta = dataclasses.asdict(counters) | {
+        "metrics_bytes": metrics_bytes,
+        "seconds": seconds,
+        "source_fingerprint": fingerprints,
+        "owes_evaluation": owes_evaluation,
+    }
+    checkpointer.save(counters.turn, states, meta)
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:

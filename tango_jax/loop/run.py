@@ -4,6 +4,7 @@ Takes a validated configuration and a workdir; writes the workdir's files and re
 moment, the same call resumes where it stopped, bit for bit.
 """
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -12,12 +13,19 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
-from tango_jax.loop.breakdown import check_metrics, check_params
+from tango_jax.loop.breakdown import check_metrics, check_params, explained
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate, fixed_pool
 from tango_jax.loop.problems_ahead import check_problems
-from tango_jax.loop.resume import RunRecord, Start, check_start, fingerprints_of, read_finished, start_or_resume
+from tango_jax.loop.resume import (
+    Start,
+    check_start,
+    fingerprints_of,
+    read_finished,
+    save_checkpoint,
+    start_or_resume,
+)
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_method import try_method
 from tango_jax.loop.turn import RunContext, run_turn
@@ -56,9 +64,19 @@ class Run:
     context: RunContext
     schedule: Schedule
     pool: list[Solution]  # the solutions on which the verifier is evaluated
-    record: RunRecord
+    fingerprints: dict[str, str]  # what the run started from; see `fingerprints_of`
+    workdir: Path
+    began: float  # time.monotonic(), less the seconds of earlier attempts
+    # What it writes to:
+    log: RunLog
+    dump: RolloutDump
+    checkpointer: Checkpointer
     progress: Stage
     preemption: hosts.Preemption
+
+    def explained(self, doing: str) -> contextlib.AbstractContextManager:
+        """See `breakdown.explained`."""
+        return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
 
 
 def train(
@@ -125,12 +143,14 @@ def run_all(
     dump = RolloutDump(workdir / "rollouts", config, start.counters.turn, task.step_kinds)
     title = f"Stage 2: reinforcement learning ({config.arm})"
     with (
-        RunLog(workdir, config, console, resume_at=start.metrics_bytes, provenance=provenance) as writer,
+        RunLog(workdir, config, console, resume_at=start.metrics_bytes, provenance=provenance) as log,
         console.stage(title, schedule.num_turns, start.counters.turn) as progress,
     ):
         context = dataclasses.replace(context, show_fn=progress.show)
-        record = RunRecord(writer, dump, checkpointer, fingerprints, began, workdir)
-        states = run_turns(Run(context, schedule, pool, record, progress, preemption), start)
+        states = run_turns(
+            Run(context, schedule, pool, fingerprints, workdir, began, log, dump, checkpointer, progress, preemption),
+            start,
+        )
         progress.begin("evaluation for the transcripts")
         final = evaluate(context, states, pool[:1])
     summary = {}
@@ -161,7 +181,7 @@ def run_turns(run: Run, start: Start) -> States:
         turn = turn_at(schedule, index)
         began = time.monotonic()
         run.progress.begin(describe_turn(turn, schedule))
-        with run.record.explained(f"turn {index + 1} ({turn.phase}, update of the {turn.role})", config):
+        with run.explained(f"turn {index + 1} ({turn.phase}, update of the {turn.role})"):
             result = run_turn(run.context, states, counters, turn)
             check_metrics(turn.role, result.metrics)
         states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
@@ -172,11 +192,12 @@ def run_turns(run: Run, start: Start) -> States:
             write_evaluation(run, states, index + 1)
             owes_evaluation, must_stop = False, preemption.is_due()
         if (index + 1) % config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
-            with run.record.explained(f"the check of the parameters that turn {index + 1} would save", config):
+            with run.explained(f"the check of the parameters that turn {index + 1} would save"):
                 check_params(states)
             run.progress.show("saving a checkpoint")
             with run.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
-                run.record.save(counters, states, owes_evaluation)
+                save_checkpoint(run.checkpointer, counters, states, run.log.position(), time.monotonic() - run.began,
+                                run.fingerprints, owes_evaluation)  # fmt: skip
             if must_stop:
                 raise hosts.Preempted
             preemption.saved()
@@ -186,12 +207,12 @@ def run_turns(run: Run, start: Start) -> States:
 def write_turn(run: Run, turn: Turn, result: TurnResult, began: float) -> None:
     """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`."""
     with run.context.timer("dump"):
-        run.record.dump.write(turn, result)
+        run.dump.write(turn, result)
     seconds = time.monotonic() - began
     timing = run.context.timer.pop() | {"time/turn_s": seconds}
     timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)
     row = {"generator_step": turn.generator_step} | result.metrics | timing
-    run.record.writer.write(turn.index + 1, turn.phase, row)
+    run.log.write(turn.index + 1, turn.phase, row)
     shown = {
         "outcome": result.metrics.get("generator/reward/outcome"),
         "verdicts_right": result.metrics.get("verifier/reward/correctness"),
@@ -208,9 +229,9 @@ def write_evaluation(run: Run, states: States, turns_done: int) -> None:
     """
     context = run.context
     run.progress.begin("evaluation")
-    with run.record.explained(f"the evaluation after turn {turns_done}", context.config), context.timer("evaluate"):
+    with run.explained(f"the evaluation after turn {turns_done}"), context.timer("evaluate"):
         measured = evaluate(context, states, run.pool)
     step = generator_steps_after(run.schedule, turns_done - 1) if turns_done else 0
     number = evaluations_before(context.config, run.schedule, turns_done)
-    run.record.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications)
-    run.record.writer.write(turns_done, "eval", {"generator_step": step} | measured.metrics | context.timer.pop())
+    run.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications)
+    run.log.write(turns_done, "eval", {"generator_step": step} | measured.metrics | context.timer.pop())

@@ -165,7 +165,8 @@ def sources(text: str) -> list[Source]:
     """The file that a setting names, and the files of the functions in what it names, if they are others.
 
     Other files that they import do not count. Of an object that this process was handed, the text of its functions
-    counts, under its name. Empty for a module without a file, such as `sys`.
+    counts, under NAME.txt, which is no path; all other paths are absolute. Empty for a module without a file, such as
+    `sys`.
 
     Raises:
         ValueError: no such file, module or name, or an error while loading it.
@@ -177,7 +178,7 @@ def sources(text: str) -> list[Source]:
     written = [_file_of(function) for function in _functions_in(value)]
     paths = [local_path("path", one) for one in dict.fromkeys([named, *filter(None, written)])]
     package = Path(__file__).parents[1]  # whose source the commit tells
-    return [Source(path, path.read_bytes()) for path in paths
+    return [Source(path.absolute(), path.read_bytes()) for path in paths
             if path.is_file() and package not in path.absolute().parents]  # fmt: skip
 
 

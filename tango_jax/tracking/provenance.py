@@ -114,7 +114,10 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
     if now is None:
         what = f", which changes {_listed(then['changes'])}: give --config={then['path']}" if "changes" in then else ""
         return f"{key}: this start lacks {then['path']}{what}"
-    return f"{key}: {now['path']} has changed; {workdir / then['copy']} is a copy of what it was"
+    path = Path(now["path"])
+    # An object that a Python program hands over has no file of its own.
+    what = path if path.is_absolute() else f"the source of the object {path.stem}"
+    return f"{key}: {what} has changed; {workdir / then['copy']} is a copy of what it was"
 
 
 def check_stored_changes(settings_file: Path) -> None:

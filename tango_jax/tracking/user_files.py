@@ -52,7 +52,7 @@ def user_files(config: ConfigDict) -> dict[str, UserFile]:
     for key, text in named.items():
         for number, source in enumerate(sources(text)):
             name = f"{key} ({source.path.name})" if number else key
-            found[name] = UserFile(source.path.absolute(), source.content)
+            found[name] = UserFile(source.path, source.content)
     for role, key in zip(ROLES, TEMPLATES, strict=True):
         if is_template_file(role, settings[key]):
             path = local_path(key, settings[key]).absolute()

@@ -95,8 +95,13 @@ def test_a_file_that_changes_at_once_is_read_anew(tmp_path):
         assert load_config(str(path)).seed == seed
 
 
-def test_the_defaults_have_their_own_keys():
-    config_file.check_keys(default_config())
+def test_the_defaults_have_their_own_keys_and_no_others():
+    config = default_config()
+    assert config_file.check_keys(config) is None
+    with config.unlocked():
+        del config.rl.gamma
+    with pytest.raises(ValueError, match="rl.gamma"):
+        config_file.check_keys(config)
 
 
 @pytest.mark.parametrize("folder, message", [

@@ -88,7 +88,9 @@ def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, m
     (6, None, ["sft.max_heldout_loss=0.4"], ["sft.max_heldout_loss=0.5"]),
 ])  # fmt: skip
 def test_a_finished_stage_one_is_a_start(source, step, meta, old, here):
-    check_init_from(starting_from(source(step, meta, *old), *here))
+    config = starting_from(source(step, meta, *old), *here)
+    before = config.to_dict()
+    assert check_init_from(config) is None and config.to_dict() == before
 
 
 def test_a_workdir_without_settings_goes_by_the_settings_here(source):

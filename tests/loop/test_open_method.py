@@ -114,7 +114,7 @@ def test_by_object_it_is_the_same_and_resumes_only_from_the_same_source(made, tm
         return credit.outcome_credit(so_far)
 
     plan = dataclasses.replace(MINE.turns["generator"], credit=first_step_alone)
-    with pytest.raises(ValueError, match=r"was begun with another method \(arm: .*mine\.txt has changed"):
+    with pytest.raises(ValueError, match=r"another method \(arm: the source of the object mine has changed; "):
         run(dataclasses.replace(MINE, turns={"generator": plan}))
     with pytest.raises(ValueError, match="arm=python:mine was handed over by a Python program: call .*train with it"):
         train(load_config(str(tmp_path / "run/config.json")), tmp_path / "run", SILENT)

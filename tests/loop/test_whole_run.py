@@ -34,7 +34,7 @@ def test_the_run_ends_with_its_results(tiny_run):
                                                   "rollouts", "checkpoints", "sft")}
     assert all(path.exists() for path in listed)
     assert (workdir / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert len(re.findall("^## `last_letter/test/", (workdir / "transcripts.md").read_text(), re.MULTILINE)) == 3
+    assert len(re.findall("^## `last_letter/test/", (workdir / "transcripts.md").read_text(), re.MULTILINE)) == 6
 
 
 def test_both_roles_take_their_turns(tiny_run):

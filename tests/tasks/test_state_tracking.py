@@ -483,7 +483,10 @@ def test_the_shipped_config_refuses_what_is_no_number_of_swaps(argument):
 @pytest.mark.parametrize("ranges", ["(1,1)", "(2,2)", "(8,8)", "(1,8)"])
 def test_the_shipped_config_takes_any_range_up_to_its_largest(ranges):
     for split in ("sft", "rl", "test"):
-        validate(load_config(f"{ROOT}/configs/state_tracking.py", [f"task.{split}_swaps={ranges}"]))
+        config = load_config(f"{ROOT}/configs/state_tracking.py", [f"task.{split}_swaps={ranges}"])
+        validate(config)
+        low, high = config.task[f"{split}_swaps"]
+        assert ranges == f"({low},{high})"
 
 
 @pytest.mark.parametrize("override, message", [
