@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import Call
 from tango_jax.loop.breakdown import Broken
-from tango_jax.loop.dynamic_sampling import Sampled, sample_until_full
+from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
-from tango_jax.records import Counters, Responses, Rollout, States, TrainState, TurnResult
+from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import Answers, Rewards, TurnSoFar
+from tango_jax.rl.credit import TurnSoFar
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -59,14 +59,16 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     counters = counters.take(plan.problems, problems_of_a_turn(context.config.rl))
     so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters)
     credit = context.method.credits[role](so_far)
-    signal = dataclasses.replace(credit.signal, reward_terms=reward.terms)
-    state, update_metrics = update_policy(context, states[role], answers[role], signal.adv_BT, is_action_BT)
+    state, update_metrics = update_policy(context, states[role], answers[role], credit.adv_BT, is_action_BT)
     metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, credit.metrics, update_metrics)
-    return TurnResult(states | {role: state}, credit.counters, metrics, answers, signal)
+    return TurnResult(states | {role: state}, metrics, answers, reward, credit)
 
 
-def sample_problems(context: RunContext, states: States, counters: Counters, turn: Turn) -> Sampled:
-    """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards."""
+def sample_problems(
+    context: RunContext, states: States, counters: Counters, turn: Turn
+) -> tuple[Answers, Rewards, dict[str, float]]:
+    """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards; then
+    metrics of the sampling itself."""
     role, rl = turn.role, context.config.rl
     plan = context.method.arm.turns[role]
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)

@@ -7,32 +7,23 @@ prompt-major; T is the token axis of a response.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chex
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Counters, Responses, Signal, Term
+from tango_jax.records import Answers, Counters, Credit, Rewards, Term
 from tango_jax.rl import advantages
 from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
-Answers = Mapping[str, Responses]  # role -> what it responded in this turn
-
-
-class Rewards(NamedTuple):
-    """One reward for every response of the role that learns, the terms that it is the sum of, and metrics."""
-
-    reward_B: np.ndarray  # float32
-    metrics: dict[str, float]
-    terms: tuple[Term, ...] = ()
 
 
 class TurnSoFar(NamedTuple):
-    """What a credit function sees: the turn up to its rewards."""
+    """What a credit function sees: the turn up to its rewards. `loop.turn.run_turn` makes it."""
 
     config: ConfigDict
     turn: Turn
@@ -49,14 +40,6 @@ class TurnSoFar(NamedTuple):
         """The normalised reward of the role that learns, on every token of a response, float32 [B, T]."""
         loss, group_size = self.config[role].loss, self.answers[role].group_size
         return self.algorithm(role).outcome_fn(self.reward_B, self.is_action_BT, group_size, loss)
-
-
-class Credit(NamedTuple):
-    """Advantages of one batch, the counters after it, and metrics."""
-
-    signal: Signal
-    counters: Counters
-    metrics: dict[str, float]
 
 
 def generator_outcome_reward_B(
@@ -160,8 +143,7 @@ def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 def outcome_credit(so_far: TurnSoFar) -> Credit:
     """The generator's reward is shared by all tokens of a response."""
     adv_BT = so_far.outcome_advantages("generator")
-    signal = Signal(so_far.reward_B, adv_BT, (Term("outcome", 1.0, adv_BT),))
-    return Credit(signal, so_far.counters, {"generator/alpha": 0.0})
+    return Credit(adv_BT, so_far.counters, {"generator/alpha": 0.0}, (Term("outcome", 1.0, adv_BT),))
 
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -191,13 +173,13 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
     adv_BT = adv_outcome_BT * class_weight_B[:, None]
     term = Term("outcome, by the weight of its class", class_weight_B, adv_outcome_BT)
-    signal = Signal(so_far.reward_B, adv_BT, (term,))
     metrics = {
         "verifier/solutions_correct": is_correct_B.mean(),
         "verifier/label_count_incorrect": label_counts[0],
         "verifier/label_count_correct": label_counts[1],
     }
-    return Credit(signal, dataclasses.replace(counters, label_counts=tuple(map(float, label_counts))), metrics)
+    counters = dataclasses.replace(counters, label_counts=tuple(map(float, label_counts)))
+    return Credit(adv_BT, counters, metrics, (term,))
 
 
 def steps_credit(
@@ -234,7 +216,7 @@ def steps_credit(
         "generator/step_rewarded_share": np.mean(share),
     }
     terms = (Term("outcome", 1.0 - alpha, adv_outcome_BT), Term("steps", alpha, adv_step_BT))
-    return Credit(Signal(so_far.reward_B, adv_BT, terms, labels), so_far.counters, metrics)
+    return Credit(adv_BT, so_far.counters, metrics, terms, labels)
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
