@@ -5,7 +5,7 @@ declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,6 @@ from tango_jax.rl.schedule import Turn, problems_of_a_turn
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
-from tango_jax.sharding.layouts import fetch
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
 
@@ -35,12 +34,12 @@ _KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the 
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What every turn reads; built once and never changed."""
+    """What turns and evaluations of a run read. `run.run_stages` makes it, once; this file and measure.py read it."""
 
     config: ConfigDict
     task: Task
-    policies: dict[str, Policy]  # by role
-    references: dict  # role -> parameters of its reference policy for the KL
+    policies: Mapping[str, Policy]  # by role
+    references: Mapping[str, Callable[[], dict]]  # role -> Policy.reference_fn, of the roles whose loss has a KL term
     timer: PhaseTimer
     method: Method | None = None  # None: roles respond, as in an evaluation, and nothing is trained
     show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
@@ -171,11 +170,6 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
     return np.arange(policy.config.max_response)[None, :] < length_B[:, None]
 
 
-def reference_of(context: RunContext, policy: Policy) -> dict:
-    """The parameters of the reference policy, on the devices."""
-    return fetch(context.references[policy.role], policy.shardings.params)
-
-
 def update_policy(
     context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray, is_action_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
@@ -186,12 +180,7 @@ def update_policy(
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            batches.append(policy.with_scores(batch, state.params, lambda: reference_of(context, policy)))
-        state, updates = policy.fetched(state), []
-        for _ in range(policy.config.loss.epochs):
-            for batch in batches:
-                state, device_metrics = policy.update(state, batch)
-                updates.append(device_metrics)  # fetched only after all updates have been dispatched
+            batches.append(policy.with_scores(batch, state.params, context.references.get(policy.role)))
+        state, updates = policy.updated(state, batches)
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
-        state = policy.offloaded(state)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}

@@ -7,7 +7,7 @@ computed. Runs once, after stage 1, with dummy batches.
 import jax
 import numpy as np
 
-from tango_jax.loop.turn import RunContext, action_mask, reference_of
+from tango_jax.loop.turn import RunContext, action_mask
 from tango_jax.records import Responses, Rollout, States
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -45,7 +45,7 @@ def warm_up_transfers(context: RunContext, states: States) -> None:
         if policy.config.mesh.offload:
             jax.block_until_ready(policy.fetched(states[role]))
             if role in context.references:
-                jax.block_until_ready(reference_of(context, policy))
+                jax.block_until_ready(context.references[role]())
 
 
 def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int) -> None:
