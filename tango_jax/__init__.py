@@ -1,13 +1,12 @@
 """RL Tango in JAX and Flax: a generator and a verifier language model, trained together with reinforcement learning.
 
 Nothing that imports jax is imported here, so that `import tango_jax` starts no backend and a program can still set its
-XLA flags. Start reading at `tango_jax/train.py`; the letters at the end of an array's name are its axes
-(models/transformer.py has the legend).
+XLA flags. Start reading at `tango_jax/train.py`; the letters at the end of an array's name are its axes.
+README.md (Reading the code) has their legend and the list of jitted functions.
 
-Jitted functions, built once each: `init`, `layout` (weights as the decode loop wants them), the sampler's `prefill`,
-`decode`, `grow` and `compact`, `score`, `update`. Shapes come from fixed buckets and are compiled before the first
-turn. A prompt is computed once for all its samples, in sampling and in updates. A row's randomness depends on (seed,
-turn, row) alone, and results depend neither on packing nor on micro-batch size.
+Shapes come from fixed buckets and are compiled before the first turn. A prompt is computed once for all its samples, in
+sampling and in updates. A row's randomness depends on (seed, turn, row) alone, and results depend neither on packing
+nor on micro-batch size.
 """
 
 import os

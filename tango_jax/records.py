@@ -1,6 +1,6 @@
 """Every record that passes between stages of the loop, in the order of the data flow.
 
-Axis letters are those of the README. Host records hold NumPy arrays or Python tuples; `Batch` and
+Axis letters are those of README.md (Reading the code). Host records hold NumPy arrays or Python tuples; `Batch` and
 `TrainState` are pytrees that are passed to the jitted steps.
 """
 
@@ -131,8 +131,9 @@ class Batch:
     """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
 
     On the host these are NumPy arrays, and Z counts the shards of this process; `sharding.place_batch` joins those of
-    all processes. With shared prompts, each shard also has Q prefixes of X tokens. A prefix is a prompt without its
-    last token, to which the responses of all rows that refer to it attend. Without shared prompts, Q is 0.
+    all processes. A micro-batch is a Batch whose fields have lost the N axis and kept their names. With shared prompts,
+    each shard also has Q prefixes of X tokens. A prefix is a prompt without its last token, to which the responses of
+    all rows that refer to it attend. Without shared prompts, Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32

@@ -1,65 +1,210 @@
-"""The axis letters in the names of arrays, and the jitted functions, against what the README says of them."""
+"""A letter at the end of an array's name means one axis, the one that README.md says; and its list of jits is right."""
 
 import ast
+import functools
 import re
+from collections.abc import Iterator
 
+import jax
+import numpy as np
+import pytest
+
+from support import tiny_sampler, update_cases
+from support.axis_sizes import checked_sizes, letters_of, sizes_of
 from support.paths import ROOT
+from tango_jax.config import default_config
+from tango_jax.evaluation import voting
+from tango_jax.models import decode_layers
+from tango_jax.rl.algorithms import ALGORITHMS
+from tango_jax.rl.losses import WEIGHT_KINDS, token_weights_BT
+from tango_jax.rl.packing import BatchShape, PackShape, empty_batch
+from tango_jax.rl.score import micro_batch
+from tango_jax.rl.update import LossConfig, make_policy_loss
+from tango_jax.sampling import decode, slots
+from tango_jax.sampling.logits import sampling_params
+from tango_jax.sampling.request import SampleRequest, pad_request
+from tango_jax.tracking.intervals import bootstrap_means, gap_share, paired_differences, ratio
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "tango_jax"
-# Not part of a run: they measure a machine.
-MEASURING = {"bench.py", "runtime/machine.py"}
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def legend() -> dict[str, str]:
-    [block] = [text for text in README.split("```") if text.lstrip().startswith("B  rows")]
-    return dict(re.findall(r"(?<!\S)([A-Z])  (\S+(?: \S+)*)", block))
+def table(first_heading: str) -> list[list[str]]:
+    """The rows of the README's table whose heading begins with this, as cells."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = text[text.index(f"| {first_heading}") :].split("\n\n")[0].splitlines()[2:]
+    return [row.strip("| ").split(" | ") for row in rows]
 
 
-def suffixes() -> dict[str, set[str]]:
-    """suffix -> the names that end in it: those of variables, arguments and fields."""
-    found: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            name = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.FunctionDef: "name"}.get(type(node))
-            match = re.fullmatch(r"\w*[a-z]\w*_((?=\d*[A-Z])[A-Z1]+)", getattr(node, name)) if name else None
-            if match:
-                found.setdefault(match[1], set()).add(f"{path.relative_to(PACKAGE)}: {match[0]}")
-    return found
+LEGEND = "".join(letter for _, letters in table("axes of") for letter in re.findall(r"`([A-Z])` ", letters))
 
 
-def test_every_letter_is_in_the_legend():
-    letters, found = legend(), suffixes()
-    unknown = {suffix: names for suffix, names in found.items() if set(suffix) - {"1"} - set(letters)}
-    assert unknown == {}
-    used = {letter for suffix in found for letter in suffix}
-    assert len(found) > 60 and set(letters) - used == {"L"}  # the leading axis of stacked layers
+def names_of(tree: ast.AST) -> Iterator[str]:
+    """All names of variables, arguments, attributes, functions and keywords."""
+    fields = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.FunctionDef: "name", ast.keyword: "arg"}
+    for node in ast.walk(tree):
+        if type(node) in fields and (name := getattr(node, fields[type(node)])):
+            yield name
+
+
+def without_legend(tree: ast.AST, legend: str) -> list[str]:
+    """Names that end in a letter which the legend lacks."""
+    return sorted({name for name in names_of(tree) if set(letters_of(name)) - set(legend) - set("12")})
+
+
+def assigned_letters(tree: ast.AST) -> set[str]:
+    """One-letter names in capitals that are given a value."""
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {name for name in stored | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+            if re.fullmatch("[A-Z]", name)}  # fmt: skip
+
+
+def imported_letters(tree: ast.AST) -> set[str]:
+    """One-letter names in capitals that stand for something imported."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return {alias.asname for node in imports for alias in node.names if re.fullmatch("[A-Z]", alias.asname or "")}
+
+
+# -------------------------------------------------------------------------------------------------------- the legend
+
+
+def test_a_letter_stands_in_the_legend_once():
+    assert len(LEGEND) > 15 and len(set(LEGEND)) == len(LEGEND)
+
+
+def test_every_suffix_and_every_size_has_its_letters_in_the_legend():
+    names = {str(path.relative_to(ROOT)): without_legend(tree, LEGEND) for path, tree in TREES.items()}
+    assert {path: found for path, found in names.items() if found} == {}
+    sizes = {str(path.relative_to(ROOT)): assigned_letters(tree) - set(LEGEND) for path, tree in TREES.items()}
+    assert {path: found for path, found in sizes.items() if found} == {}
+
+
+def test_shapes_in_comments_use_letters_of_the_legend():
+    """Such as float32[B, T] and [Z, Q*X + R*T]."""
+    for path in TREES:
+        text = path.read_text(encoding="utf-8")
+        shapes = re.findall(r"\[((?:[A-Z]|\.\.)(?:, [A-Z0-9 *+/]+)+)\]", text)
+        unknown = {letter for shape in shapes for letter in re.findall("[A-Z]", shape)} - set(LEGEND)
+        assert not unknown, (path, unknown)
+
+
+def test_every_letter_of_the_legend_is_used():
+    used = {letter for tree in TREES.values() for name in names_of(tree) for letter in letters_of(name)}
+    shaped = "L" if "# L x [" in (PACKAGE / "models/cache.py").read_text() else ""  # a list, not an axis of an array
+    assert used - set("12") | set(shaped) == set(LEGEND)
 
 
 def test_a_letter_that_the_legend_lacks_is_found():
-    assert set("JA") & set(legend()) == set()
-    assert legend()["B"].startswith("rows, P x M") and legend()["Y"].startswith("queries")
+    tree = ast.parse("def f(x_BT, *, y_BÖ=0):\n    z_TX = x_BT[self.w_B1].f(v_Q=1)")
+    assert without_legend(tree, "BT") == ["v_Q", "z_TX"] and without_legend(tree, "BTXQ") == []
+    assert letters_of("INT8_DTYPES") == letters_of("some_ABCd") == letters_of("x_") == "" and letters_of("x_B1") == "B1"
+    assert assigned_letters(ast.parse("def f(N): P, (m, Q) = x[T]")) == {"N", "P", "Q"}
 
 
-def test_no_other_name_hides_the_number_of_prompts():
-    """`P` as an alias of PartitionSpec stands in no file that counts prompts by the same name."""
-    for path in PACKAGE.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if "PartitionSpec as P" in text:
-            tree = ast.parse(text)
-            stored = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "P"
-                      and isinstance(node.ctx, ast.Store)]  # fmt: skip
-            assert stored == [], path
+def test_a_letter_is_a_size_or_an_import_of_a_file_but_not_both():
+    """`P` is jax's PartitionSpec only where no array has prompts."""
+    assert imported_letters(ast.parse("from a import b as P, c as d")) == {"P"}
+    for path, tree in TREES.items():
+        letters = {letter for name in names_of(tree) for letter in letters_of(name)} | assigned_letters(tree)
+        assert not letters & imported_letters(tree), path
 
 
-def test_the_jitted_functions_are_those_of_the_readme():
-    table = README[README.index("| jitted | in |") :].split("\n\n")[0]
-    told = set()
-    for row in table.splitlines()[2:]:
-        folder = ""
-        for name in re.findall(r"`([\w/]+\.py)`", row.split("|")[2]):
-            folder = name.rpartition("/")[0] or folder
-            told.add(f"{folder}/{name.rpartition('/')[2]}")
-    jits = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")
-            if re.search(r"\bjax\.jit\b", path.read_text(encoding="utf-8"))}  # fmt: skip
-    assert told == jits - MEASURING
+# ---------------------------------------------------------------------------------------------------------- the jits
+
+
+def uses_jit(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr in ("jit", "pmap") and isinstance(node.value, ast.Name)
+               and node.value.id == "jax" for node in ast.walk(tree))  # fmt: skip
+
+
+def test_the_list_of_jits_names_every_file_that_has_one():
+    # Those two measure a machine, and are no part of a run.
+    found = {str(path.relative_to(PACKAGE)) for path, tree in TREES.items() if uses_jit(tree)}
+    listed = {name for _, places, _ in table("jitted") for name in re.findall(r"`([\w/]+\.py)`", places)}
+    assert found - {"bench.py", "runtime/machine.py"} == listed
+    assert not any("import jit" in path.read_text() for path in TREES)
+
+
+def test_the_list_of_jits_names_functions_of_these_files():
+    for functions, places, _ in table("jitted"):
+        text = "".join((PACKAGE / name).read_text() for name in re.findall(r"`([\w/]+\.py)`", places))
+        for name in re.findall(r"`(\w+)`", functions):
+            assert re.search(rf"\b{name}(_fn)?\b", text), name
+
+
+# ------------------------------------------------------------------------------------------------------- their sizes
+
+
+@pytest.fixture
+def checked():
+    """The functions that ran with arrays that have letters; the test fails where a letter had two sizes in one."""
+    with checked_sizes() as (seen, wrong):
+        yield seen
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def test_a_letter_with_two_sizes_is_found():
+    arrays = {"x_BT": np.zeros((2, 3)), "y_T": np.zeros(4), "z_B1": np.zeros((1, 2))}
+    sizes, wrong = sizes_of(arrays | {"B": 2, "f_T": len})
+    assert sizes == {"B": 2, "T": 3}
+    assert wrong == ["y_T has shape (4,), and T is 3", "z_B1 has shape (1, 2), and 1 is 1"]
+    assert sizes_of({"x_BT": np.zeros(3)})[1] == ["x_BT has shape (3,)"]
+    assert sizes_of({"mask_BT": np.zeros((1, 5)), "x_BT": np.zeros((2, 5))}) == ({"B": 2, "T": 5}, [])
+
+
+def test_letters_of_records_have_one_size():
+    shape = BatchShape(N=2, Z=3, Q=4, X=5, R=6, T=7)
+    sizes, wrong = sizes_of(vars(empty_batch(shape)))
+    assert not wrong and sizes == shape._asdict()
+    state = jax.eval_shape(lambda: slots.empty_state(tiny_sampler.MODEL, 9, rows=6, prompt_bucket=4, cache_bucket=8))
+    sizes, wrong = sizes_of(vars(state))
+    assert not wrong and sizes == {"B": 6, "S": 8, "T": 9}
+
+
+@pytest.mark.parametrize("chunk", [0, 5])
+@pytest.mark.parametrize("prompts", [0, 2])
+def test_letters_of_an_update_have_one_size(checked, prompts, chunk):
+    shape = PackShape(14, 3, prompts, prompt_buckets=(8,)) if prompts else PackShape(14, 3)
+    batch = update_cases.make_batch(update_cases.make_data(), shape)
+    loss = LossConfig(0.7, 0.2, 0.3, "sequence", 0.1, "k3", 0.1, 2.0, True, chunk)
+    loss_fn = make_policy_loss(update_cases.MODEL, loss)
+    jax.eval_shape(jax.grad(loss_fn, has_aux=True), update_cases.PARAMS, micro_batch(batch, 0))
+    assert {"attend", "token_logps", "_score_logits", "sequence_log_ratio_BT", "kl_BT"} <= checked
+    assert ("attend_fn" in checked) >= bool(prompts)
+
+
+def test_letters_of_sampling_have_one_size(checked):
+    model, sampling = tiny_sampler.MODEL, sampling_params(1.0, 0.9)
+    weights = decode_layers.split_layers(model, True, tiny_sampler.random_params())
+    request = SampleRequest([[5, 6]] * 3, 2, np.zeros(2, np.uint32), 1.0, max_new=[9] * 6, row_numbers=range(6))
+    batch = pad_request(request, num_prompts=3, prompt_bucket=4)
+    prefill = functools.partial(decode.prefill, model, (1,), 8, 9, None)
+    state = jax.eval_shape(prefill, weights, batch, sampling)
+    jax.eval_shape(functools.partial(decode.decode, model, (1,)), weights, state, sampling, np.int32(0))
+    started = jax.eval_shape(functools.partial(decode.start_rows, model, (1,), 9, None), weights, batch, sampling)
+    assert started.token_B.shape == (6,)
+    assert {"prefill", "decode", "start_rows", "sample_token", "keep_mask_BV", "inverse_cdf", "apply_rope"} <= checked
+
+
+def test_letters_of_advantages_have_one_size(checked):
+    loss, is_action_BT = default_config().generator.loss, np.ones((6, 5), bool)
+    reward_BT = np.where(np.arange(5) % 2, 0.5, 0.0) * np.ones((6, 1))
+    for algorithm in ALGORITHMS.values():
+        algorithm.outcome_fn(np.arange(6.0), is_action_BT, 2, loss)
+        algorithm.step_fn(reward_BT, reward_BT != 0, is_action_BT, 2, loss)
+    for kind in WEIGHT_KINDS:
+        token_weights_BT(is_action_BT, kind, 5)
+    assert {"grpo_step_BT", "rloo_outcome_B", "reinforce_pp_step_BT", "whiten_BT", "token_weights_BT"} <= checked
+
+
+def test_letters_of_statistics_have_one_size(checked):
+    values_OA = np.random.default_rng(0).uniform(size=(7, 3))
+    bootstrap_means(values_OA)
+    paired_differences(values_OA, values_OA[:, 0])
+    arms = [{(start, seed): float(scale * (1 + start + seed)) for start in range(3) for seed in range(2)}
+            for scale in (1, 2, 4)]  # fmt: skip
+    ratio(*arms[:2])
+    gap_share(*arms)
+    ballot = voting.Ballot(np.array([0, 1, 1, 2]), np.array([True, False, False, False]), {"a": np.arange(4.0)})
+    assert voting.selection_accuracies(ballot, 2)["pass"] == 0.5
+    assert {"resample", "_ratio", "independent_means", "weighted_vote", "best_of"} <= checked

@@ -52,7 +52,7 @@ class SetResult(NamedTuple):
     count: int  # problems, or given solutions
     is_whole: bool
     metrics: tuple[Metric, ...]
-    draws_W: np.ndarray  # of the headline figure, for averages over sets
+    draws_J: np.ndarray  # of the headline figure, for averages over sets
     notes: tuple[str, ...]
     grader: str  # of a user, which decided what is right; empty: answers were compared, or the rows say it
 
@@ -68,11 +68,11 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     by_claim = _by_claim(judged)
     greedy = [row for row in rows if row.sample == GREEDY]
     sampled = [row for row in rows if row.sample != GREEDY]
-    metrics, draws_W = [], np.zeros(0)
+    metrics, draws_J = [], np.zeros(0)
     if greedy:
         correct = [row.is_correct for row in greedy]
         metrics.append(Metric(solve_set.name, "greedy", 1, count, share_of(correct)))
-        draws_W = share_draws(correct)
+        draws_J = share_draws(correct)
     if sampled:
         metrics += _selection(solve_set.name, sampled, by_claim)
     described = greedy or sampled
@@ -86,7 +86,7 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     if judged:
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
-    return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_W,
+    return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_J,
                      _solve_notes(rows) + _judge_notes(judged), grader_name(solve_set))
 
 
@@ -94,34 +94,34 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
     """Compute the metrics of the verifier on given solutions."""
     name, by_claim = judge_set.name, _by_claim(judged)
     votes = [by_claim[claim.number, claim.sample] for claim in judge_set.claims]
-    metrics, draws_W = [], np.zeros(0)
+    metrics, draws_J = [], np.zeros(0)
     if all(claim.first_wrong is not None for claim in judge_set.claims):
-        columns_UC = _first_error_columns([claim.first_wrong for claim in judge_set.claims], votes)
-        draws_W = _first_error_draws(columns_UC)
-        erroneous, correct = columns_UC[:, 1] > 0, columns_UC[:, 3] > 0
+        columns_OA = _first_error_columns([claim.first_wrong for claim in judge_set.claims], votes)
+        draws_J = _first_error_draws(columns_OA)
+        erroneous, correct = columns_OA[:, 1] > 0, columns_OA[:, 3] > 0
         metrics = [
-            Metric(name, "f1", 0, len(votes), estimate_from_sums(columns_UC, _first_error_f1)),
-            Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_UC[erroneous, 0])),
-            Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_UC[correct, 2])),
+            Metric(name, "f1", 0, len(votes), estimate_from_sums(columns_OA, _first_error_f1)),
+            Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_OA[erroneous, 0])),
+            Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_OA[correct, 2])),
             Metric(name, "rate_misaligned", 0, len(judged), _mean_over_claims(
                 [float(np.mean([not row.is_aligned for row in rows])) for rows in votes])),
         ]
     else:
         numbers = [claim.number for claim in judge_set.claims]
         metrics = _verifier(name, numbers, [claim.solution for claim in judge_set.claims], votes)
-    return SetResult(name, judge_set.source, "verifier", len(votes), judge_set.is_whole, tuple(metrics), draws_W,
+    return SetResult(name, judge_set.source, "verifier", len(votes), judge_set.is_whole, tuple(metrics), draws_J,
                      _judge_notes(judged), grader_name(judge_set))
 
 
 def averages(results: Sequence[SetResult]) -> list[Metric]:
     """Return the mean of the headline metric over each of the paper's groups whose sets were all evaluated."""
-    by_name = {result.name: result for result in results if result.draws_W.size}
+    by_name = {result.name: result for result in results if result.draws_J.size}
     found = []
     for group, title, headline in ((MATHEMATICS, "mathematics", "greedy"), (OUT_OF_DOMAIN, "out_of_domain", "greedy"),
                                    (PROCESSBENCH, "processbench", "f1")):  # fmt: skip
         if all(name in by_name for name in group):
             values = [value_of(by_name[name], headline).value for name in group]
-            estimate = mean_over_sets(values, [by_name[name].draws_W for name in group])
+            estimate = mean_over_sets(values, [by_name[name].draws_J for name in group])
             found.append(Metric(f"{title}_{AVERAGE}", headline, 0, len(group), estimate))
     return found
 
@@ -164,16 +164,16 @@ def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
 def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> list[Metric]:
     """Compute every rule at every number of samples and, with a verifier, its gain over the majority of all samples."""
     ballots = ballots_of(sampled, by_claim)
-    num_samples, metrics = len(ballots[0].is_correct_n), []
+    num_samples, metrics = len(ballots[0].is_correct_M), []
     for k in reported_sample_counts(num_samples):
         rows = [selection_accuracies(ballot, k) for ballot in ballots]
         names = list(rows[0])
-        values_UC = np.array([[row[name] for name in names] for row in rows])
+        values_OA = np.array([[row[name] for name in names] for row in rows])
         metrics += [Metric(set_name, name, k, len(ballots), estimate)
-                    for name, estimate in zip(names, bootstrap_means(values_UC), strict=True)]
+                    for name, estimate in zip(names, bootstrap_means(values_OA), strict=True)]
         if k == num_samples > 1 and by_claim:
             by_rule = names[names.index("majority") + 1 :]
-            gains = paired_differences(values_UC[:, -len(by_rule) :], values_UC[:, names.index("majority")])
+            gains = paired_differences(values_OA[:, -len(by_rule) :], values_OA[:, names.index("majority")])
             metrics += [Metric(set_name, f"{name}_minus_majority", k, len(ballots), estimate)
                         for name, estimate in zip(by_rule, gains, strict=True)]
     return metrics
@@ -213,21 +213,21 @@ def _verifier(
 def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.ndarray:
     """Sum counts per problem. Its samples are correlated; treating them as independent would narrow the interval."""
     _, places = np.unique(numbers, return_inverse=True)
-    sums_UC = np.zeros((places.max() + 1, len(counts[0])))
-    np.add.at(sums_UC, places, np.array(counts))
-    return sums_UC
+    sums_OA = np.zeros((places.max() + 1, len(counts[0])))
+    np.add.at(sums_OA, places, np.array(counts))
+    return sums_OA
 
 
-def _mean_over_claims(shares_U: Sequence[float]) -> Estimate:
+def _mean_over_claims(shares_O: Sequence[float]) -> Estimate:
     """Return the mean of one share per claim, because the votes on a claim are not independent but claims are."""
-    values_U = np.array(shares_U)
-    return share_of(values_U) if np.isin(values_U, (0, 1)).all() else bootstrap_means(values_U[:, None])[0]
+    values_O = np.array(shares_O)
+    return share_of(values_O) if np.isin(values_O, (0, 1)).all() else bootstrap_means(values_O[:, None])[0]
 
 
-def _macro_f1(sums_WC: np.ndarray) -> np.ndarray:
+def _macro_f1(sums_JA: np.ndarray) -> np.ndarray:
     """Return the mean F1 of both classes from sums of `class_counts`, as in scores.py: 0 of a class that neither occurs
     nor is predicted."""
-    parts = [2 * sums_WC[:, c] / np.maximum(1, sums_WC[:, c + 1] + sums_WC[:, c + 2]) for c in (0, 3)]
+    parts = [2 * sums_JA[:, c] / np.maximum(1, sums_JA[:, c + 1] + sums_JA[:, c + 2]) for c in (0, 3)]
     return (parts[0] + parts[1]) / 2
 
 
@@ -240,24 +240,24 @@ def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]
     return np.array(columns, float)
 
 
-def _first_error_f1(sums_WC: np.ndarray) -> np.ndarray:
+def _first_error_f1(sums_JA: np.ndarray) -> np.ndarray:
     """Return the harmonic mean of the two accuracies (ProcessBench); NaN if one kind of solution does not occur."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        erroneous, correct = sums_WC[:, 0] / sums_WC[:, 1], sums_WC[:, 2] / sums_WC[:, 3]
+        erroneous, correct = sums_JA[:, 0] / sums_JA[:, 1], sums_JA[:, 2] / sums_JA[:, 3]
         f1 = 2 * erroneous * correct / (erroneous + correct)
     return np.where(erroneous + correct == 0, 0.0, f1)
 
 
-def _first_error_draws(columns_UC: np.ndarray) -> np.ndarray:
+def _first_error_draws(columns_OA: np.ndarray) -> np.ndarray:
     """Return draws of `_first_error_f1`, for averages over sets."""
-    draws_W = resample(columns_UC, _first_error_f1)
-    found_W = draws_W[np.isfinite(draws_W)]
-    if not found_W.size or np.ptp(found_W) > 0:
-        return draws_W
+    draws_J = resample(columns_OA, _first_error_f1)
+    found_J = draws_J[np.isfinite(draws_J)]
+    if not found_J.size or np.ptp(found_J) > 0:
+        return draws_J
     # F1 is 0 in all resamples if no erroneous solution, or no correct one, was recognised.
-    kinds = (columns_UC[columns_UC[:, occurs] > 0, occurs - 1] for occurs in (1, 3))
-    erroneous_W, correct_W = jeffreys_draws(*kinds)
-    return 2 * erroneous_W * correct_W / (erroneous_W + correct_W)
+    kinds = (columns_OA[columns_OA[:, occurs] > 0, occurs - 1] for occurs in (1, 3))
+    erroneous_J, correct_J = jeffreys_draws(*kinds)
+    return 2 * erroneous_J * correct_J / (erroneous_J + correct_J)
 
 
 def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:

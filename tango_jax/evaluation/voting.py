@@ -23,11 +23,11 @@ _TIE_TOLERANCE = 1e-9
 
 
 class Ballot(NamedTuple):
-    """The n samples of one problem."""
+    """The M samples of one problem."""
 
-    answer_class_n: np.ndarray  # int: RIGHT, other classes of equal answers, or NO_ANSWER
-    is_correct_n: np.ndarray  # bool
-    score_n: dict[str, np.ndarray]  # float by the name of what the verifier is asked; empty without a verifier
+    answer_class_M: np.ndarray  # int: RIGHT, other classes of equal answers, or NO_ANSWER
+    is_correct_M: np.ndarray  # bool
+    score_M: dict[str, np.ndarray]  # float by the name of what the verifier is asked; empty without a verifier
 
 
 def answer_classes(
@@ -64,8 +64,8 @@ def answer_classes(
     return classes
 
 
-def subsets_WM(num_samples: int, k: int) -> np.ndarray:
-    """Return the indices of the samples in each choice of k: all choices, or MAX_SUBSETS that are drawn."""
+def subsets_JC(num_samples: int, k: int) -> np.ndarray:
+    """Return the indices of the samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS that are drawn."""
     if comb(num_samples, k) <= MAX_SUBSETS:
         return np.array(list(itertools.combinations(range(num_samples), k)))
     rng = np.random.default_rng((num_samples, k))
@@ -74,39 +74,39 @@ def subsets_WM(num_samples: int, k: int) -> np.ndarray:
 
 def majority(ballot: Ballot, k: int) -> float:
     """Return the probability that the most frequent answer of k samples is correct."""
-    return weighted_vote(ballot, np.ones(len(ballot.answer_class_n)), k)
+    return weighted_vote(ballot, np.ones(len(ballot.answer_class_M)), k)
 
 
-def weighted_vote(ballot: Ballot, weight_n: np.ndarray, k: int) -> float:
+def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
     """Return the probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
-    chosen_WM = subsets_WM(len(weight_n), k)
-    class_WM = ballot.answer_class_n[chosen_WM]
-    total_WC = np.zeros((len(chosen_WM), max(RIGHT, int(ballot.answer_class_n.max())) + 2))
+    chosen_JC = subsets_JC(len(weight_M), k)
+    class_JC = ballot.answer_class_M[chosen_JC]
+    total_JA = np.zeros((len(chosen_JC), max(RIGHT, int(ballot.answer_class_M.max())) + 2))
     # NO_ANSWER, -1, counts in the last column, which no class has.
-    np.add.at(total_WC, (np.arange(len(chosen_WM))[:, None], class_WM), (weight_n + _COUNT_WEIGHT)[chosen_WM])
-    total_WC = total_WC[:, :-1]
-    best_W1 = total_WC.max(axis=1, keepdims=True)
-    is_top_WC = (total_WC >= best_W1 - _TIE_TOLERANCE) & (best_W1 > 0)
-    return float((is_top_WC[:, RIGHT] / np.maximum(1, is_top_WC.sum(axis=1))).mean())
+    np.add.at(total_JA, (np.arange(len(chosen_JC))[:, None], class_JC), (weight_M + _COUNT_WEIGHT)[chosen_JC])
+    total_JA = total_JA[:, :-1]
+    best_J1 = total_JA.max(axis=1, keepdims=True)
+    is_top_JA = (total_JA >= best_J1 - _TIE_TOLERANCE) & (best_J1 > 0)
+    return float((is_top_JA[:, RIGHT] / np.maximum(1, is_top_JA.sum(axis=1))).mean())
 
 
-def best_of(ballot: Ballot, score_n: np.ndarray, k: int) -> float:
+def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
     """Return the probability that the sample with the highest score of k samples is correct."""
-    chosen_WM = subsets_WM(len(score_n), k)
-    score_WM = score_n[chosen_WM]
-    is_top_WM = score_WM >= score_WM.max(axis=1, keepdims=True) - _TIE_TOLERANCE
-    return float(((is_top_WM & ballot.is_correct_n[chosen_WM]).sum(axis=1) / is_top_WM.sum(axis=1)).mean())
+    chosen_JC = subsets_JC(len(score_M), k)
+    score_JC = score_M[chosen_JC]
+    is_top_JC = score_JC >= score_JC.max(axis=1, keepdims=True) - _TIE_TOLERANCE
+    return float(((is_top_JC & ballot.is_correct_M[chosen_JC]).sum(axis=1) / is_top_JC.sum(axis=1)).mean())
 
 
 def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
     """Every rule on one problem; `pass` is the oracle that picks a right sample if there is one."""
     values = {
-        "pass": pass_at_k(len(ballot.is_correct_n), int(ballot.is_correct_n.sum()), k),
+        "pass": pass_at_k(len(ballot.is_correct_M), int(ballot.is_correct_M.sum()), k),
         "majority": majority(ballot, k),
     }
-    for name, score_n in ballot.score_n.items():
-        values[f"best_of_by_{name}"] = best_of(ballot, score_n, k)
-        values[f"vote_by_{name}"] = weighted_vote(ballot, score_n, k)
+    for name, score_M in ballot.score_M.items():
+        values[f"best_of_by_{name}"] = best_of(ballot, score_M, k)
+        values[f"vote_by_{name}"] = weighted_vote(ballot, score_M, k)
     return values
 
 

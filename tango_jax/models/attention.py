@@ -116,17 +116,17 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
     B, T, H, E = q_BTHE.shape
     S, K = k_BSKE.shape[1:3]
     G = H // K
-    # The G query heads that share a key head are rows of one matmul (here Y = G x T), so that keys and values are never
+    # The G query heads that share a key head are rows of one matmul (here W = G x T), so that keys and values are never
     # repeated for each of them. The scale is applied to the queries, which are far fewer numbers than the scores.
-    q_BKYE = (q_BTHE * jnp.asarray(E**-0.5, q_BTHE.dtype)).reshape(B, T, K, G, E).transpose(0, 2, 3, 1, 4)
-    q_BKYE = q_BKYE.reshape(B, K, G * T, E)
+    q_BKWE = (q_BTHE * jnp.asarray(E**-0.5, q_BTHE.dtype)).reshape(B, T, K, G, E).transpose(0, 2, 3, 1, 4)
+    q_BKWE = q_BKWE.reshape(B, K, G * T, E)
     k_BKES, v_BKSE = k_BSKE.transpose(0, 2, 3, 1), v_BSKE.transpose(0, 2, 1, 3)
     # Scores stay float32 until after the softmax: its exponentials would lose most digits in bfloat16.
-    score_BKGTS = jnp.matmul(q_BKYE, k_BKES, preferred_element_type=jnp.float32).reshape(B, K, G, T, S)
+    score_BKGTS = jnp.matmul(q_BKWE, k_BKES, preferred_element_type=jnp.float32).reshape(B, K, G, T, S)
     score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, MASKED)
     weight_BKGTS = jax.nn.softmax(score_BKGTS, axis=-1).astype(v_BSKE.dtype)
-    out_BKYE = jnp.matmul(weight_BKGTS.reshape(B, K, G * T, S), v_BKSE)
-    return out_BKYE.reshape(B, K, G, T, E).transpose(0, 3, 1, 2, 4).reshape(B, T, H, E)
+    out_BKWE = jnp.matmul(weight_BKGTS.reshape(B, K, G * T, S), v_BKSE)
+    return out_BKWE.reshape(B, K, G, T, E).transpose(0, 3, 1, 2, 4).reshape(B, T, H, E)
 
 
 def packed_mask(segment_BT: jax.Array) -> jax.Array:
@@ -192,9 +192,9 @@ def _pad_mask(mask_BTS: jax.Array | None) -> jax.Array | None:
     """bool[B, 1, T', S'] with both lengths rounded up: no query sees an added key, added queries see something."""
     if mask_BTS is None:
         return None
-    extra_T, extra_S = (-size % CUDNN_BLOCK for size in mask_BTS.shape[1:])
-    mask_BTS = jnp.pad(mask_BTS, ((0, 0), (0, 0), (0, extra_S)))
-    return jnp.pad(mask_BTS, ((0, 0), (0, extra_T), (0, 0)), constant_values=True)[:, None]
+    extra_queries, extra_keys = (-size % CUDNN_BLOCK for size in mask_BTS.shape[1:])
+    mask_BTS = jnp.pad(mask_BTS, ((0, 0), (0, 0), (0, extra_keys)))
+    return jnp.pad(mask_BTS, ((0, 0), (0, extra_queries), (0, 0)), constant_values=True)[:, None]
 
 
 def _cudnn_attend(
@@ -242,15 +242,15 @@ def make_shared_prefix_attention(
     prompt_fn = make_row_attention(None, None, implementation)
     row_fn = make_row_attention(segment_ZRT.reshape(Z * R, T), for_rows(is_prefix_ZQX), implementation)
 
-    def split(x_ZTHE: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def split(x_ZYHE: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The tokens of prompts, [Z, Q, X, H, E], and of rows, [B, T, H, E] with B = Z*R."""
-        heads = x_ZTHE.shape[2:]
-        return x_ZTHE[:, : Q * X].reshape(Z, Q, X, *heads), x_ZTHE[:, Q * X :].reshape(Z * R, T, *heads)
+        heads = x_ZYHE.shape[2:]
+        return x_ZYHE[:, : Q * X].reshape(Z, Q, X, *heads), x_ZYHE[:, Q * X :].reshape(Z * R, T, *heads)
 
-    def attend_fn(q_ZTHE: jax.Array, k_ZTKE: jax.Array, v_ZTKE: jax.Array) -> tuple[jax.Array, None]:
-        prompt_q, row_q_BTHE = split(q_ZTHE)
-        prompt_k, row_k_BTKE = split(k_ZTKE)
-        prompt_v, row_v_BTKE = split(v_ZTKE)
+    def attend_fn(q_ZYHE: jax.Array, k_ZYKE: jax.Array, v_ZYKE: jax.Array) -> tuple[jax.Array, None]:
+        prompt_q, row_q_BTHE = split(q_ZYHE)
+        prompt_k, row_k_BTKE = split(k_ZYKE)
+        prompt_v, row_v_BTKE = split(v_ZYKE)
         prompt_out = prompt_fn(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prompt_q, prompt_k, prompt_v)))
         # A prompt's keys are repeated for each of its rows, because the kernels take one set of keys per row. Decoding,
         # where they are most of what a step reads, does without (cache.py).

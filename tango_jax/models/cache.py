@@ -3,7 +3,7 @@
 The prefix is written once by prefill. The suffix holds the new tokens; all rows write the same of its columns, so a
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
 layouts in which both products of attention read contiguous memory; the kernels of decode_attention.py take keys as
-values lie (`key_axis`). S is the prompt bucket in the prefix and the cache bucket in the suffix. With
+values lie (`key_axis`). In a prefix, X takes the place of S: the prompt bucket, where S is the cache bucket. With
 `sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head.
 """
 
@@ -25,10 +25,10 @@ K_AXES, V_AXES = (-2, -1), (-1, -2)  # of E and S
 
 @struct.dataclass
 class Prefix:
-    """Keys and values of the prompts (P of them, S = prompt bucket), one array per layer."""
+    """Keys and values of the prompts (P of them, X = prompt bucket), one array per layer."""
 
-    k: tuple  # L x [P, K, E, S], or [P, K, S, E] for a kernel
-    v: tuple  # L x [P, K, S, E]
+    k: tuple  # L x [P, K, E, X], or [P, K, X, E] for a kernel
+    v: tuple  # L x [P, K, X, E]
     length_P: jax.Array  # int32, tokens of each prompt
 
 
@@ -117,13 +117,13 @@ def _factor(cached: Cached, dtype: jnp.dtype) -> jax.Array:
 
 
 def _scores(q_BKGE: jax.Array, k_BKES: Cached) -> jax.Array:
-    """float32 [B, K, G, S]; a key's scale multiplies its scores."""
+    """float32 [B, K, G, S], or [P, K, W, X] of a prefix; a key's scale multiplies its scores."""
     scores_BKGS = jnp.matmul(q_BKGE, _factor(k_BKES, q_BKGE.dtype), preferred_element_type=jnp.float32)
     return scores_BKGS * k_BKES.scale[:, :, None, :] if isinstance(k_BKES, Quantized) else scores_BKGS
 
 
 def _weights(weight_BKGS: jax.Array, v_PKSE: Cached, dtype: jnp.dtype) -> jax.Array:
-    """Weights of attention as a factor of the product with values, whose scales multiply them."""
+    """Weights of attention as a factor of the product with values, whose scales multiply them. For a suffix P is B."""
     if isinstance(v_PKSE, Quantized):
         scale_BKS = jnp.repeat(v_PKSE.scale, weight_BKGS.shape[0] // v_PKSE.shape[0], axis=0)
         weight_BKGS *= scale_BKS[:, :, None, :]
@@ -131,9 +131,9 @@ def _weights(weight_BKGS: jax.Array, v_PKSE: Cached, dtype: jnp.dtype) -> jax.Ar
 
 
 def make_decode_attention(
-    prefix_k_PKES: Cached,
-    prefix_v_PKSE: Cached,
-    prefix_mask_PS: jax.Array,
+    prefix_k_PKEX: Cached,
+    prefix_v_PKXE: Cached,
+    prefix_mask_PX: jax.Array,
     suffix_k_BKES: Cached,
     suffix_v_BKSE: Cached,
     column: jax.Array,
@@ -152,36 +152,36 @@ def make_decode_attention(
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape
-        P, K, _, S = prefix_k_PKES.shape
+        P, K, _, X = prefix_k_PKEX.shape
         G, M = H // K, B // P
         # All rows write the same column, so this is one slice for all of them, which XLA writes in place.
         new_k_BKES = _write(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), K_AXES, column)
         new_v_BKSE = _write(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), V_AXES, column)
-        prefix_k, prefix_v = prefix_k_PKES, prefix_v_PKSE
+        prefix_k, prefix_v = prefix_k_PKEX, prefix_v_PKXE
         if isinstance(prefix_k, Quantized):
             (prefix_k, prefix_v), q_B1HE = in_this_step((prefix_k, prefix_v), q_B1HE)
         q_BKGE = q_B1HE.reshape(B, K, G, E) * jnp.asarray(E**-0.5, q_B1HE.dtype)
 
         # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
-        # share (X = M x G): the prompt's cache is read once per prompt, not once per row.
-        q_PKYE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
-        prefix_PKYS = _scores(q_PKYE, prefix_k)
-        prefix_PKYS = jnp.where(prefix_mask_PS[:, None, None, :], prefix_PKYS, MASKED)
-        prefix_BKGS = prefix_PKYS.reshape(P, K, M, G, S).transpose(0, 2, 1, 3, 4).reshape(B, K, G, S)
+        # share (W = M x G): the prompt's cache is read once per prompt, not once per row.
+        q_PKWE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
+        prefix_PKWX = _scores(q_PKWE, prefix_k)
+        prefix_PKWX = jnp.where(prefix_mask_PX[:, None, None, :], prefix_PKWX, MASKED)
+        prefix_BKGX = prefix_PKWX.reshape(P, K, M, G, X).transpose(0, 2, 1, 3, 4).reshape(B, K, G, X)
         suffix_BKGS = _scores(q_BKGE, new_k_BKES)
         # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
         suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
 
         # One softmax over both parts by hand: the larger of their maxima, and the sum of their normalisers.
-        top_BKG1 = jnp.maximum(prefix_BKGS.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))
-        prefix_BKGS, suffix_BKGS = jnp.exp(prefix_BKGS - top_BKG1), jnp.exp(suffix_BKGS - top_BKG1)
-        total_BKG1 = prefix_BKGS.sum(-1, keepdims=True) + suffix_BKGS.sum(-1, keepdims=True)
-        prefix_BKGS = _weights(prefix_BKGS / total_BKG1, prefix_v, q_B1HE.dtype)
+        top_BKG1 = jnp.maximum(prefix_BKGX.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))
+        prefix_BKGX, suffix_BKGS = jnp.exp(prefix_BKGX - top_BKG1), jnp.exp(suffix_BKGS - top_BKG1)
+        total_BKG1 = prefix_BKGX.sum(-1, keepdims=True) + suffix_BKGS.sum(-1, keepdims=True)
+        prefix_BKGX = _weights(prefix_BKGX / total_BKG1, prefix_v, q_B1HE.dtype)
         suffix_BKGS = _weights(suffix_BKGS / total_BKG1, new_v_BKSE, q_B1HE.dtype)
 
-        prefix_PKYS = prefix_BKGS.reshape(P, M, K, G, S).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, S)
-        out_PKYE = jnp.matmul(prefix_PKYS, _factor(prefix_v, q_B1HE.dtype))
-        out_BKGE = out_PKYE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
+        prefix_PKWX = prefix_BKGX.reshape(P, M, K, G, X).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, X)
+        out_PKWE = jnp.matmul(prefix_PKWX, _factor(prefix_v, q_B1HE.dtype))
+        out_BKGE = out_PKWE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
         out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, _factor(new_v_BKSE, q_B1HE.dtype))
         return out_BKGE.reshape(B, 1, H, E), (new_k_BKES, new_v_BKSE)
 

@@ -144,7 +144,7 @@ def merge_parts(
 
 
 def make_part_attention(implementation: str, mesh: Mesh | None) -> Any:
-    """(q_BKYE, k_BKSE, v_BKSE, length_B) -> (out_BKYE, lse_BKY): Y queries of each key head over its first columns.
+    """(q_BKWE, k_BKSE, v_BKSE, length_B) -> (out_BKWE, lse_BKW): W queries of each key head over its first columns.
 
     Every length is at least 1. The log-sum-exp is float32.
 
@@ -156,8 +156,8 @@ def make_part_attention(implementation: str, mesh: Mesh | None) -> Any:
     elif implementation == "paged":
         from tango_jax.models import paged  # here, because no other platform needs Pallas
 
-        def part_fn(q_BKYE: jax.Array, k_BKSE: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return paged.attend_part(q_BKYE, k_BKSE, *rest, page_size(k_BKSE.shape[2]))
+        def part_fn(q_BKWE: jax.Array, k_BKSE: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return paged.attend_part(q_BKWE, k_BKSE, *rest, page_size(k_BKSE.shape[2]))
 
     else:
         raise ValueError(f"decode attention {implementation!r} is none of {', '.join(DECODE_ATTENTION_KINDS[2:])}")
@@ -169,27 +169,27 @@ def make_part_attention(implementation: str, mesh: Mesh | None) -> Any:
 
 
 def _cudnn_part(
-    q_BKYE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array
+    q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     # `jax.nn.dot_product_attention` rounds the log-sum-exp to the dtype of its result. In bfloat16 that is an error of
     # up to 3 % of a weight, and the compiled program was seen to keep it: so what it calls is called here.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    B, K, Y, E = q_BKYE.shape
+    B, K, W, E = q_BKWE.shape
     # Each key head is a sequence of its own, and the queries that share it are its tokens, none of which is later than
     # another: cuDNN's [B, S, K, E] with one head. Thus nothing is transposed, and keys are read once for all of them.
-    q, k, v = (x.reshape(B * K, -1, 1, E) for x in (q_BKYE, k_BKSE, v_BKSE))
+    q, k, v = (x.reshape(B * K, -1, 1, E) for x in (q_BKWE, k_BKSE, v_BKSE))
     length = jnp.repeat(length_B, K)
     out, lse = cudnn.dot_product_attention(
-        q, k, v, q_seqlen=jnp.full_like(length, Y), kv_seqlen=length, scale=1 / math.sqrt(E),
+        q, k, v, q_seqlen=jnp.full_like(length, W), kv_seqlen=length, scale=1 / math.sqrt(E),
         mask_type=cudnn.MaskType.PADDING, return_residual=True,
     )  # fmt: skip
-    return out.reshape(B, K, Y, E), lse.reshape(B, K, Y)
+    return out.reshape(B, K, W, E), lse.reshape(B, K, W)
 
 
 def make_skipping_decode_attention(
-    prefix_k_PKSE: jax.Array,
-    prefix_v_PKSE: jax.Array,
+    prefix_k_PKXE: jax.Array,
+    prefix_v_PKXE: jax.Array,
     prompt_length_P: jax.Array,
     suffix_k_BKSE: jax.Array,
     suffix_v_BKSE: jax.Array,
@@ -211,16 +211,16 @@ def make_skipping_decode_attention(
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape
-        P, K = prefix_k_PKSE.shape[:2]
+        P, K = prefix_k_PKXE.shape[:2]
         G, M = H // K, B // P
         new_k_BKSE, new_v_BKSE = (
             lax.dynamic_update_slice(cache, new.swapaxes(1, 2), (0, 0, column, 0))
             for cache, new in ((suffix_k_BKSE, k_B1KE), (suffix_v_BKSE, v_B1KE))
         )
         q_BKGE = q_B1HE.reshape(B, K, G, E)
-        # The M samples of a prompt are queries of the same keys: Y = M x G.
-        q_PKYE = q_BKGE.reshape(P, M, K, G, E).swapaxes(1, 2).reshape(P, K, M * G, E)
-        of_prefix = part_fn(q_PKYE, prefix_k_PKSE, prefix_v_PKSE, prompt_length_P)
+        # The M samples of a prompt are queries of the same keys: W = M x G.
+        q_PKWE = q_BKGE.reshape(P, M, K, G, E).swapaxes(1, 2).reshape(P, K, M * G, E)
+        of_prefix = part_fn(q_PKWE, prefix_k_PKXE, prefix_v_PKXE, prompt_length_P)
         of_suffix = part_fn(q_BKGE, new_k_BKSE, new_v_BKSE, length_B)
         prefix_out, prefix_lse = (
             x.reshape(P, K, M, G, *x.shape[3:]).swapaxes(1, 2).reshape(B, K, G, *x.shape[3:]) for x in of_prefix

@@ -14,7 +14,7 @@ from jax import lax
 
 SAMPLE_DTYPES = ("", "int8")  # empty: the model's compute_dtype
 LARGEST = 127
-# Axes of a layer's matrices that a product sums over; see transformer.split_layers.
+# Axes of a layer's matrices that a product sums over; see decode_layers.split_layers.
 _INPUT_AXES = dict.fromkeys(("qkv", "q", "k", "v", "gate_up", "gate", "up", "down"), 0) | {"o": (0, 1)}
 
 

@@ -24,36 +24,38 @@ SUBLANES = 8  # the number of queries is padded to a multiple of a float32 regis
 
 
 def attend_part(
-    q_BKYE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
+    q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Y queries of each key head over its first `length_B` columns: (float32[B, K, Y, E], float32[B, K, Y]).
+    """W queries of each key head over its first `length_B` columns: (float32[B, K, W, E], float32[B, K, W]).
 
     Args:
         length_B: at least 1.
         page: columns that are read at a time; it divides S.
     """
-    B, K, Y, E = q_BKYE.shape
-    rows, S = B * K, k_BKSE.shape[2]
-    q_rows = q_BKYE.reshape(rows, Y, E).astype(jnp.float32) * (1 / math.sqrt(E))
-    q_rows = jnp.pad(q_rows, ((0, 0), (0, -Y % SUBLANES), (0, 0)))
-    pages = (x.reshape(1, rows * S // page, page, E) for x in (k_BKSE, v_BKSE))
-    out, top, total = _kernel(q_rows.shape, S // page, page, k_BKSE.dtype)(
+    B, K, W, E = q_BKWE.shape
+    heads, S = B * K, k_BKSE.shape[2]
+    queries = q_BKWE.reshape(heads, W, E).astype(jnp.float32) * (1 / math.sqrt(E))
+    queries = jnp.pad(queries, ((0, 0), (0, -W % SUBLANES), (0, 0)))
+    pages = (x.reshape(1, heads * S // page, page, E) for x in (k_BKSE, v_BKSE))
+    out, top, total = _kernel(queries.shape, S // page, page, k_BKSE.dtype)(
         jnp.repeat(length_B, K),
-        lax.iota(jnp.int32, rows * S // page),
+        lax.iota(jnp.int32, heads * S // page),
         jnp.zeros((1,), jnp.int32),  # which of the two buffers is read first
         jnp.ones((1,), jnp.int32),  # nothing has been read ahead
-        q_rows,
+        queries,
         *(array for x in pages for array in (x, None)),  # None: the scales of quantised pages
     )
-    lse_rows = (top + jnp.log(total))[..., 0]
-    return out[:, :Y].reshape(B, K, Y, E), lse_rows[:, :Y].reshape(B, K, Y)
+    lse = (top + jnp.log(total))[..., 0]
+    return out[:, :W].reshape(B, K, W, E), lse[:, :W].reshape(B, K, W)
 
 
 def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: jnp.dtype) -> functools.partial:
-    """The kernel for queries [rows, Y, E]; its three results have that shape, the last two one number
-    all along E."""
-    rows, Y, E = shape
-    of_row = pl.BlockSpec((None, Y, E), lambda core, row, head, *_: (row, 0, 0))
+    """The kernel for queries [rows, W, E], where each key head of each row is a row.
+
+    Its three results have that shape; the last two hold the same number all along E.
+    """
+    rows, W, E = shape
+    of_row = pl.BlockSpec((None, W, E), lambda core, row, head, *_: (row, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pl.ANY)
     buffer = pltpu.VMEM((2, 1, page, E), dtype)  # two, since one is filled while the other is read
     return pl.pallas_call(

@@ -3,14 +3,15 @@
 By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm) or SmolLM2: RMSNorm, rotary positions,
 SwiGLU, grouped-query attention, tied or untied head.
 
-The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; decoding takes
-the list that `split_layers` returns and loops in Python, since a scan would copy the cache at every step.
+Axis letters, here and in the whole package, are those of README.md (Reading the code).
+
+The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; sampling loops
+over them one by one (decode_layers.py).
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,7 +23,7 @@ from jax.sharding import Mesh
 
 from tango_jax.models.attention import ATTENTION_KINDS, AttendFn, capability_of
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
-from tango_jax.models.int8 import SAMPLE_DTYPES, quantize_matrices
+from tango_jax.models.int8 import SAMPLE_DTYPES
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
@@ -103,33 +104,33 @@ def check_head_precision(precision: str, device: jax.Device) -> None:
                          f"more, and this one has {capability}: set model.head_precision=highest")
 
 
-def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm with the statistics in float32, whatever the compute dtype."""
-    x32_BTD = x_BTD.astype(jnp.float32)
-    inverse_BT1 = lax.rsqrt(jnp.mean(jnp.square(x32_BTD), axis=-1, keepdims=True) + eps)
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm over the last axis, D or E, with the statistics in float32, whatever the compute dtype."""
+    x32 = x.astype(jnp.float32)
+    inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     # Hugging Face multiplies the scale in the model's dtype after the cast back; parity in bf16 needs the same order.
-    return jnp.broadcast_to(scale_D, x_BTD.shape).astype(x_BTD.dtype) * (x32_BTD * inverse_BT1).astype(x_BTD.dtype)
+    return jnp.broadcast_to(scale, x.shape).astype(x.dtype) * (x32 * inverse).astype(x.dtype)
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Angular frequencies of the rotary embedding, float32[E/2], after Llama-3 scaling where the config has it."""
+    """Angular frequencies of the rotary embedding, float32 [E/2], after Llama-3 scaling where the config has it."""
     # Rounded where PyTorch rounds: one unit in the last place is already 3e-4 radians at position 5000.
-    exponent_E = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    freq_E = 1 / np.power(config.rope_base, exponent_E.astype(np.float64)).astype(np.float32)
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequency = 1 / np.power(config.rope_base, exponent.astype(np.float64)).astype(np.float32)
     scaling = config.rope_scaling
     if scaling is None:
-        return freq_E
-    wavelength_E = 2 * math.pi / freq_E
-    ratio_E = scaling.original_max_position / wavelength_E
+        return frequency
+    wavelength = 2 * math.pi / frequency
+    ratio = scaling.original_max_position / wavelength
     band = scaling.high_freq_factor - scaling.low_freq_factor
-    keep_E = np.clip((ratio_E - scaling.low_freq_factor) / band, 0.0, 1.0)
-    return keep_E * freq_E + (1 - keep_E) * freq_E / scaling.factor
+    keep = np.clip((ratio - scaling.low_freq_factor) / band, 0.0, 1.0)
+    return keep * frequency + (1 - keep) * frequency / scaling.factor
 
 
 def rope_tables(config: ModelConfig, position_BT: jax.Array) -> Rope:
     """Sine and cosine of every position, each float32[B, T, 1, E/2]; computed once and shared by all layers."""
-    angle_BTE = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None, :]
-    return jnp.sin(angle_BTE)[:, :, None, :], jnp.cos(angle_BTE)[:, :, None, :]
+    angle = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None, :]
+    return jnp.sin(angle)[:, :, None, :], jnp.cos(angle)[:, :, None, :]
 
 
 def apply_rope(x_BTHE: jax.Array, rope: Rope) -> jax.Array:
@@ -140,16 +141,19 @@ def apply_rope(x_BTHE: jax.Array, rope: Rope) -> jax.Array:
     return rotated.astype(x_BTHE.dtype)
 
 
-def matmul(x_BTD: jax.Array, w_DF: jax.Array, scale_F: jax.Array | None = None) -> jax.Array:
-    """x @ w over flattened rows, and times the scales of an int8 w. Left as [B, T, D], the weight's gradient contracts
-    two axes at once, a form for which XLA's CPU backend has no fast kernel (8 times slower)."""
-    x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
-    if scale_F is None:
-        out_TF = x_TD @ w_DF
+def matmul(x: jax.Array, w: jax.Array, scale: jax.Array | None = None) -> jax.Array:
+    """x [B, T, inputs] @ w [inputs, outputs], and times the scales of an int8 w, [outputs].
+
+    Rows are flattened first. Otherwise the weight's gradient contracts two axes at once, a form for which XLA's CPU
+    backend has no fast kernel (8 times slower).
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    if scale is None:
+        out = flat @ w
     else:
-        out_TF = jnp.matmul(x_TD, w_DF.astype(x_TD.dtype), preferred_element_type=jnp.float32)
-        out_TF = (out_TF * scale_F[None]).astype(x_TD.dtype)
-    return out_TF.reshape(*x_BTD.shape[:-1], w_DF.shape[-1])
+        out = jnp.matmul(flat, w.astype(flat.dtype), preferred_element_type=jnp.float32)
+        out = (out * scale[None]).astype(flat.dtype)
+    return out.reshape(*x.shape[:-1], w.shape[-1])
 
 
 class Block(nn.Module):
@@ -169,7 +173,7 @@ class Block(nn.Module):
         return value.astype(self.config.compute_dtype)
 
     def _scale(self, name: str) -> jax.Array | None:
-        """The scales of a matrix's outputs, where `split_layers` has made it int8."""
+        """The scales of a matrix's outputs, where `decode_layers.split_layers` has made it int8."""
         is_int8 = self.has_variable("params", f"{name}_scale")
         return self.get_variable("params", f"{name}_scale").reshape(-1) if is_int8 else None
 
@@ -177,8 +181,8 @@ class Block(nn.Module):
         """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
         sizes = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
         if self.has_variable("params", joined):
-            out_joined = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
-            return jnp.split(out_joined, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
+            out = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
+            return jnp.split(out, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
         weights = {name: self._param(name, shape, fan_in=shape[0]) for name, shape in shapes.items()}
         return [matmul(x_BTD, w.reshape(-1, sizes[name]), self._scale(name)) for name, w in weights.items()]
 
@@ -206,9 +210,9 @@ class Block(nn.Module):
             q_norm_E, k_norm_E = (collectives.copy_to_tensor(norm_E, self.mesh) for norm_E in norms)
             q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
-        out_BTD = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
-        o_matrix = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
-        out_BTD = matmul(out_BTD, o_matrix, self._scale("o"))
+        heads_out = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
+        o = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
+        out_BTD = matmul(heads_out, o, self._scale("o"))
         x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
@@ -235,6 +239,8 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
         return block.init(layer_key, x_BTD, rope, attend_fn)["params"]
 
+    # Hidden states leave the final norm with numbers of about 1. With a head of this scale, tied or not, logits begin
+    # at about 1, too, and so the distribution near the uniform one.
     params = {
         "embed": config.width**-0.5 * jax.random.normal(embed_key, (config.vocab_size, config.width), dtype),
         "layers": jax.vmap(init_layer)(jax.random.split(layers_key, config.num_layers)),
@@ -283,43 +289,6 @@ def apply_layers(
         # Inside a scan XLA cannot undo the rematerialisation by common-subexpression elimination.
         layer_fn = jax.checkpoint(layer_fn, prevent_cse=False, policy=policy)
     return lax.scan(layer_fn, x_BTD, layers, unroll=config.num_layers if config.unroll else 1)[0]
-
-
-def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
-    """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
-
-    Slicing a stacked tree inside the decode loop would copy every weight at every token. With `join`, matrices that
-    read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones. (Where
-    heads are split over devices, a joined matrix would have to be shuffled between them.)
-
-    With `sample_weight_dtype` "int8" every matrix of a layer is int8, and `<name>_scale` has the scales of its outputs.
-    Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
-    and a tied table is both.
-    """
-    cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
-    for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
-        flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
-        cast[joined] = jnp.concatenate(flat, axis=-1)
-    layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
-    if config.sample_weight_dtype:
-        layers = tuple(quantize_matrices(layer) for layer in layers)
-    return {
-        "embed": params["embed"].astype(config.compute_dtype),
-        "layers": layers,
-        "final_norm": params["final_norm"].astype(config.compute_dtype),
-        "head_DV": head_matrix(config, params),
-    }
-
-
-def apply_split_layers(
-    config: ModelConfig, layers: tuple[dict, ...], x_BTD: jax.Array, rope: Rope, attend_fns: Sequence[AttendFn]
-) -> tuple[jax.Array, tuple]:
-    """All layers by a Python loop over `split_layers`' tuple; returns the hidden states and each layer's cache."""
-    block, caches = Block(config), []
-    for layer_params, attend_fn in zip(layers, attend_fns, strict=True):
-        x_BTD, cache = block.apply({"params": layer_params}, x_BTD, rope, attend_fn)
-        caches.append(cache)
-    return x_BTD, tuple(caches)
 
 
 def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> jax.Array:

@@ -143,7 +143,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, ProgramEstimate]:
     model, placement, sizes = policy.model_config, policy.placement, policy.sampler_config
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     weights = device_bytes(shapes.weights)
-    prompts, length = (size / share for size, share in zip(shapes.prefill[1].token_PS.shape, (groups, 1), strict=True))
+    prompts, length = (size / share for size, share in zip(shapes.prefill[1].token_PX.shape, (groups, 1), strict=True))
     pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
     of_prompts = prompts * length * cached_token_bytes(model, tensor)
     # A chunk of prompts is a result of its own; otherwise the result is a whole state in the first cache bucket.

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, role_config
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers
 from tango_jax.models.attention import capability_of, resolve_attention
 from tango_jax.models.decode_attention import resolve_decode_attention
 from tango_jax.models.transformer import ModelConfig
@@ -261,7 +261,7 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
         return jax.ShapeDtypeStruct(shape, np.int32)
 
     batch = decode.PromptBatch(
-        token_PS=ints(prompts, longest),
+        token_PX=ints(prompts, longest),
         length_P=ints(prompts),
         limit_B=ints(prompts * group_size),
         number_B=ints(prompts * group_size),
@@ -280,7 +280,7 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
 
 @functools.cache
 def _weight_shapes(model: ModelConfig, join: bool) -> dict:
-    return jax.eval_shape(functools.partial(transformer.split_layers, model, join), abstract_params(model))
+    return jax.eval_shape(functools.partial(decode_layers.split_layers, model, join), abstract_params(model))
 
 
 def _with_rows(tree: Any, rows: int) -> Any:

@@ -86,16 +86,16 @@ def step_reward_BT(
     step_ends: Sequence[Sequence[int]],
     num_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Step rewards y_k / K at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
+    """Step rewards y_k / n at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
 
     Args:
         judgements: B entries, the verifier's judgement of each step; None for a misaligned verification.
-        step_ends: B entries, the token index that ends each of the K steps; -1 where it is unknown.
+        step_ends: B entries, the token index that ends each of the row's n steps; -1 where it is unknown.
         num_tokens: T.
 
     Returns:
         reward_BT float32 and is_step_end_BT bool. A row has no step element at all if its judgements are missing, hold
-        a None or do not number K, if K is 0, or if a step end lies outside [0, T): dividing by a K that is not the
+        a None or do not number n, if n is 0, or if a step end lies outside [0, T): dividing by an n that is not the
         number of rewarded steps would change the scale of that row against its group.
     """
     assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
@@ -109,7 +109,8 @@ def step_reward_BT(
         if any(end < 0 or end >= num_tokens for end in ends):
             continue
         for label, end in zip(labels, ends, strict=True):
-            # += because one long token may close two steps.
+            # Divided by n, so that a solution's step rewards add up to at most 1, and more steps do not earn more.
+            # Added, because one long token may close two steps.
             reward_BT[row, end] += (1.0 if label else -1.0) / num_steps
             is_step_end_BT[row, end] = True
     return reward_BT.astype(np.float32), is_step_end_BT
@@ -171,6 +172,8 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     counters, decay = so_far.counters, so_far.config.rl.label_count_decay
     label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, decay)
     class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
+    # Weights of advantages, not of rewards: all verifications in a group judge solutions of one class, and dividing by
+    # the group's deviation would take the weight out again.
     adv_BT = adv_outcome_BT * class_weight_B[:, None]
     term = Term("outcome, by the weight of its class", class_weight_B, adv_outcome_BT)
     metrics = {

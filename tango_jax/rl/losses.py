@@ -2,8 +2,8 @@
 
 Stage: inside the update, traced and in float32; only `token_weights_BT` runs on the host, in NumPy, before rows are
 packed. The loss of an update is sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and
-micro-batching cannot change it. `logp_BT[:, t]` scores token t. The letter N counts the sequences that are packed into
-one row; a row holds whole sequences. Values at tokens that are no actions must be finite: 0 * inf is not 0.
+micro-batching cannot change it. `logp_BT[:, t]` scores token t. A row holds whole sequences, I of
+them at most. Values at tokens that are no actions must be finite: 0 * inf is not 0.
 """
 
 from typing import NamedTuple
@@ -51,12 +51,12 @@ def sequence_log_ratio_BT(
     chex.assert_rank([logp_BT, old_logp_BT, is_action_BT, segment_BT], 2)
     chex.assert_equal_shape([logp_BT, old_logp_BT, is_action_BT, segment_BT])
     # Comparisons and sums rather than a one-hot matmul, which would run in reduced precision on TPU and A100.
-    is_member_BTN = segment_BT[:, :, None] == jnp.arange(1, num_segments + 1)[None, None, :]
-    is_member_BTN = is_member_BTN & is_action_BT.astype(bool)[:, :, None]
-    token_BTN = log_ratio_BT(logp_BT, old_logp_BT)[:, :, None]
-    sum_BN = jnp.sum(jnp.where(is_member_BTN, token_BTN, 0.0), axis=1)
-    mean_BN = sum_BN / jnp.maximum(jnp.sum(is_member_BTN, axis=1, dtype=jnp.float32), 1.0)
-    return jnp.sum(jnp.where(is_member_BTN, mean_BN[:, None, :], 0.0), axis=2)
+    is_member_BTI = segment_BT[:, :, None] == jnp.arange(1, num_segments + 1)[None, None, :]
+    is_member_BTI = is_member_BTI & is_action_BT.astype(bool)[:, :, None]
+    token_BTI = log_ratio_BT(logp_BT, old_logp_BT)[:, :, None]
+    sum_BI = jnp.sum(jnp.where(is_member_BTI, token_BTI, 0.0), axis=1)
+    mean_BI = sum_BI / jnp.maximum(jnp.sum(is_member_BTI, axis=1, dtype=jnp.float32), 1.0)
+    return jnp.sum(jnp.where(is_member_BTI, mean_BI[:, None, :], 0.0), axis=2)
 
 
 def clipped_loss_BT(

@@ -19,6 +19,7 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Clip to `clip_norm`, then AdamW. Moments are float32, like the parameters they belong to."""
+    # Decay acts on all parameters, norms and biases among them, as in verl; TRL's trainer leaves those two out.
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
         optax.adamw(

@@ -23,7 +23,7 @@ from tango_jax.sharding.layouts import place_batch
 from tango_jax.sharding.placement import Placement
 from tango_jax.text.tokenizer import PAD_ID
 
-MAX_SEGMENTS = 32  # sequences that a packed row may hold; sequence-level ratios are computed for so many
+MAX_SEGMENTS = 32  # I: sequences that a packed row may hold. Sequence-level ratios make arrays of [B, T, I]
 
 MicroBatchRows = list[tuple[int, list["TrainSequence"]]]  # (number of the prompt, sequences) of each row
 
@@ -116,6 +116,7 @@ def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     """First-fit decreasing: indices of the sequences of each row. Deterministic; ties keep their order."""
+    # The longest first, so that short ones fill what is left of their rows.
     rows, room = [], []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
@@ -271,5 +272,6 @@ def _fill_row(batch: Batch, place: tuple[int, int, int], row: list[TrainSequence
         batch.weight_NZRT[*place, answer:end] = sequence.weight
         batch.adv_NZRT[*place, answer:end] = sequence.adv
         batch.sampler_logp_NZRT[*place, answer:end] = sequence.sampler_logp
+        # Metrics are means over actions: a response that the loss leaves out, such as an overlong one, has none.
         batch.is_action_NZRT[*place, answer:end] = sequence.weight > 0
         start = end

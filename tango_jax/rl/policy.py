@@ -41,7 +41,7 @@ class Policy:
     sampler: Sampler
     init: Callable  # (key_data) -> TrainState
     restart: Callable  # (params) -> TrainState with fresh optimizer moments
-    score: Callable  # (params, Batch) -> logp_NRT
+    score: Callable  # (params, Batch) -> logp_NZRT
     update: Callable  # (TrainState, Batch) -> (TrainState, metrics); the state is donated
 
     shardings: TrainState  # of the state

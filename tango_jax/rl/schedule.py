@@ -19,16 +19,17 @@ def alpha_at(
     """Weight of the step advantage at a generator step (arXiv 2505.15034).
 
     Args:
-        step: s, generator steps made after the warm-up, from 0; held at S when it runs past S.
-        total_steps: S, the generator steps of the run.
-        initial: a0, the value at s = 0.
-        final: a_min, the value at s = S.
-        kind: "exponential" a0 * (a_min / a0)^(s/S); "linear"; "cosine" (half a period); "none" stays at a0; "signal"
-            a_min + (a0 - a_min) u, which has no schedule of its own: steps count for as much as outcomes leave open.
+        step: generator steps made after the warm-up, from 0; held at total_steps when it runs past them.
+        total_steps: the generator steps of the run.
+        initial: a0, the value at step 0.
+        final: a_min, the value at total_steps.
+        kind: "exponential" a0 * (a_min / a0)^(step / total_steps); "linear"; "cosine" (half a period); "none" stays at
+            a0; "signal" a_min + (a0 - a_min) u, which has no schedule of its own: steps count for as much as outcomes
+            leave open.
         share_of_one_outcome: u, the share of this batch's groups whose answers are all right or all wrong, in [0, 1].
 
     Raises:
-        ValueError: unknown kind, S < 1, a value outside [0, 1], or an exponential decay from or to 0.
+        ValueError: unknown kind, total_steps < 1, a value outside [0, 1], or an exponential decay from or to 0.
     """
     if kind not in ALPHA_KINDS:
         raise ValueError(f"unknown alpha schedule {kind!r}: choose one of {', '.join(ALPHA_KINDS)}")
@@ -56,7 +57,7 @@ class Turn:
     """One turn of the role that learns in it.
 
     index: place in the run, from 0. role: "generator" or "verifier". phase: "warmup", "generator" or "verifier".
-    generator_step: generator turns made before this one; on a generator turn it is the s of `alpha_at`.
+    generator_step: generator turns made before this one; on a generator turn it is the step of `alpha_at`.
     """
 
     index: int
@@ -72,10 +73,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Schedule:
-    """W verifier warm-up turns, then N_g generator and N_v verifier turns in alternation (arXiv 2505.15034).
+    """Warm-up turns of the verifier, then cycles of generator turns and verifier turns (arXiv 2505.15034).
 
-    The run ends with its `generator_turns`-th generator turn, or after the N_v verifier turns that follow it when that
-    turn completes a cycle. Turns of a role that does not train fall out; without a generator there are as many
+    The run ends with its `generator_turns`-th generator turn, or after the verifier turns that follow it when that turn
+    completes a cycle. Turns of a role that does not train fall out; without a generator there are as many
     verifier turns as with both roles.
     """
 

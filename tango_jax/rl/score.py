@@ -39,14 +39,14 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
         return x_BTD.reshape(Z, R, T, -1)
     # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: whatever acts token by token is then one matmul
     # over all of them, and attention alone takes them apart again.
-    token_ZT = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
-    prefix_position_ZT = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
-    position_ZT = jnp.concatenate([prefix_position_ZT, micro.position_NZRT.reshape(Z, -1)], axis=1)
+    token_ZY = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
+    prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
+    position_ZY = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
     attend_fn = make_shared_prefix_attention(
         micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention
     )
-    x_ZTD = transformer.forward(model_config, params, token_ZT, position_ZT, attend_fn, mesh)
-    return x_ZTD[:, Q * X :].reshape(Z, R, T, -1)
+    x_ZYD = transformer.forward(model_config, params, token_ZY, position_ZY, attend_fn, mesh)
+    return x_ZYD[:, Q * X :].reshape(Z, R, T, -1)
 
 
 def token_logps(
@@ -72,35 +72,36 @@ def token_logps(
     # Outside the loop, so that its gradient is summed once.
     final_norm_D = collectives.copy_to_tensor(params["final_norm"], vocabulary_mesh)
 
-    def score_fn(x_ZTD: jax.Array, target_ZT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x_ZTD = collectives.copy_to_tensor(x_ZTD, vocabulary_mesh)
-        logits_ZTV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZTD) / temperature
+    def score_fn(x_ZYD: jax.Array, target_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x_ZYD = collectives.copy_to_tensor(x_ZYD, vocabulary_mesh)
+        # Over the sampler's temperature: scored are the distributions that tokens were drawn from, and those learn.
+        logits_ZYV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZYD) / temperature
         if vocabulary_mesh is None:
-            return _score_logits(logits_ZTV, target_ZT, True, None)
-        index_ZT, is_here_ZT = transformer.vocabulary_shard_index(model_config, target_ZT, vocabulary_mesh)
-        return _score_logits(logits_ZTV, index_ZT, is_here_ZT, vocabulary_mesh)
+            return _score_logits(logits_ZYV, target_ZY, True, None)
+        index_ZY, is_here_ZY = transformer.vocabulary_shard_index(model_config, target_ZY, vocabulary_mesh)
+        return _score_logits(logits_ZYV, index_ZY, is_here_ZY, vocabulary_mesh)
 
     # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target,
     # and `shift` drops that score.
-    x_ZTD = x_ZRTD.reshape(Z, R * T, D)
-    target_ZT = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
+    x_ZYD = x_ZRTD.reshape(Z, R * T, D)
+    target_ZY = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
     if is_chunked(R * T, chunk):
         # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
         padding = -(R * T) % chunk
-        x_ZTD = jnp.pad(x_ZTD, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
-        target_ZT = jnp.pad(target_ZT, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
+        x_chunks = jnp.pad(x_ZYD, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
+        target_chunks = jnp.pad(target_ZY, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
         body = jax.checkpoint(lambda _, xs: (None, score_fn(*xs)), prevent_cse=False)
-        chunks = (x_ZTD.swapaxes(0, 1), target_ZT.swapaxes(0, 1))
+        chunks = (x_chunks.swapaxes(0, 1), target_chunks.swapaxes(0, 1))  # [chunks, Z, tokens of a chunk, ...]
         outs = (out.swapaxes(0, 1).reshape(Z, -1)[:, : R * T] for out in lax.scan(body, None, chunks)[1])
-        logp_ZT, entropy_ZT = outs
+        logp_ZY, entropy_ZY = outs
     else:
-        logp_ZT, entropy_ZT = score_fn(x_ZTD, target_ZT)
+        logp_ZY, entropy_ZY = score_fn(x_ZYD, target_ZY)
 
-    def shift(values_ZT: jax.Array) -> jax.Array:
+    def shift(values_ZY: jax.Array) -> jax.Array:
         """From 'predicted at t' to 'scores token t'; padding and prompt stay finite."""
-        return jnp.pad(values_ZT.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
+        return jnp.pad(values_ZY.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
 
-    return shift(logp_ZT), shift(entropy_ZT)
+    return shift(logp_ZY), shift(entropy_ZY)
 
 
 def is_chunked(num_tokens: int, chunk: int) -> bool:
@@ -109,19 +110,20 @@ def is_chunked(num_tokens: int, chunk: int) -> bool:
 
 
 def _score_logits(
-    logits_BTV: jax.Array, target_BT: jax.Array, is_here_BT: jax.Array | bool, mesh: Mesh | None
+    logits_ZYV: jax.Array, target_ZY: jax.Array, is_here_ZY: jax.Array | bool, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of the targets and entropy. With a mesh, V is this device's part of the vocabulary and `is_here` says
-    which targets lie in it."""
+    """Log-prob of the targets and entropy, of all tokens of a shard or of one chunk. With a mesh, V is this device's
+    part of the vocabulary and `is_here` says which targets lie in it."""
     # Written out instead of jax.nn.log_softmax, so that what crosses devices is one number per token, never logits.
-    top_BT = collectives.max_over_tensor(logits_BTV.max(-1), mesh)
-    total_BT = collectives.sum_over_tensor(jnp.exp(logits_BTV - top_BT[..., None]).sum(-1), mesh)
-    normaliser_BT = top_BT + jnp.log(total_BT)
-    chosen_BT = jnp.take_along_axis(logits_BTV, target_BT[..., None], axis=-1)[..., 0]
-    chosen_BT = collectives.sum_over_tensor(jnp.where(is_here_BT, chosen_BT, 0.0), mesh)
-    probs_BTV = jnp.exp(logits_BTV - normaliser_BT[..., None])
-    mean_logit_BT = collectives.sum_over_tensor(jnp.sum(probs_BTV * logits_BTV, axis=-1), mesh)
-    return chosen_BT - normaliser_BT, normaliser_BT - mean_logit_BT
+    top_ZY = collectives.max_over_tensor(logits_ZYV.max(-1), mesh)
+    total_ZY = collectives.sum_over_tensor(jnp.exp(logits_ZYV - top_ZY[..., None]).sum(-1), mesh)
+    normaliser_ZY = top_ZY + jnp.log(total_ZY)
+    chosen_ZY = jnp.take_along_axis(logits_ZYV, target_ZY[..., None], axis=-1)[..., 0]
+    chosen_ZY = collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
+    probs_ZYV = jnp.exp(logits_ZYV - normaliser_ZY[..., None])
+    mean_logit_ZY = collectives.sum_over_tensor(jnp.sum(probs_ZYV * logits_ZYV, axis=-1), mesh)
+    # The entropy -sum(p log p), with log p = logit - normaliser, without the log-probs of all tokens in an array.
+    return chosen_ZY - normaliser_ZY, normaliser_ZY - mean_logit_ZY
 
 
 def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: Mesh | None = None) -> Callable:

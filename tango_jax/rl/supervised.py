@@ -46,6 +46,7 @@ def make_nll_loss(model_config: ModelConfig, logp_chunk: int, mesh: Mesh | None 
     """`loss_fn(params, micro) -> (loss, sums)` of supervised fine-tuning: weighted negative log-likelihood."""
 
     def loss_fn(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
+        # At temperature 1, whatever the role samples at: text is imitated as it is.
         logp_BT, _ = token_logps(model_config, params, micro, 1.0, logp_chunk, mesh)
         rows = TokenRows(micro)
         loss = -jnp.sum(jnp.where(rows.is_action_BT, rows.weight_BT * logp_BT, 0.0))

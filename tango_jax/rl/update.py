@@ -65,6 +65,7 @@ def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh |
             loss_BT *= losses.truncated_importance_BT(old_BT, rows.sampler_logp_BT, config.importance_cap)
         sums = {"entropy": entropy_BT, "clip_fraction": is_clipped_BT}
         if config.kl_coef > 0:
+            # A part of the loss, as in GRPO, and not of the reward, as in PPO: normalising rewards does not rescale it.
             kl_BT = losses.kl_BT(logp_BT, rows.ref_logp_BT, config.kl_kind)
             loss_BT += config.kl_coef * kl_BT
             sums["kl"] = kl_BT
@@ -125,6 +126,7 @@ def make_update(
         _, (sums, maxima) = jax.eval_shape(loss_fn, state.params, jax.eval_shape(micro_batch, batch, 0))
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state.params, sums, maxima))
         start = (pinned(start[0]), jnp.zeros(()), *start[1:])
+        # A loop with a traced end, since a scan would run over the empty rest of N, too.
         grads, loss, sums, maxima = lax.fori_loop(0, batch.num_micro, body, start)
         with jax.named_scope("update"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

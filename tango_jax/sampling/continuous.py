@@ -43,8 +43,8 @@ class _Run:
     sampling: SamplingParams
     limits: Limits
     prompt_bucket: int  # of the longest prompt: what the batch has room for
-    token_BX: np.ndarray  # int32[B, largest cache bucket]
-    logp_BX: np.ndarray  # float32
+    token_BT: np.ndarray  # int32, what the request's rows have sampled; T is the largest cache bucket
+    logp_BT: np.ndarray  # float32
     saved: dict[int, RowCache] = dataclasses.field(default_factory=dict)  # by row, in host memory
     state: DecodeState | None = None
     step: int = 1  # state.step, as of the last time that it was changed
@@ -86,14 +86,14 @@ class ContinuousDriver:
             sampling=sampling_params(request.temperature, request.top_p, request.top_k),
             limits=schedule.limits_of(self.config, prompt_bucket, request.group_size),
             prompt_bucket=prompt_bucket,
-            token_BX=np.zeros((num_rows, longest), np.int32),
-            logp_BX=np.zeros((num_rows, longest), np.float32),
+            token_BT=np.zeros((num_rows, longest), np.int32),
+            logp_BT=np.zeros((num_rows, longest), np.float32),
         )
         table = schedule.new_table(run.limits, num_rows)
         while (action := schedule.next_action(run.limits, table)) is not None:
             table = self._carry_out(run, table, action)
-        tokens = tuple(row[:length].copy() for row, length in zip(run.token_BX, table.length_B, strict=True))
-        logps = tuple(row[:length].copy() for row, length in zip(run.logp_BX, table.length_B, strict=True))
+        tokens = tuple(row[:length].copy() for row, length in zip(run.token_BT, table.length_B, strict=True))
+        logps = tuple(row[:length].copy() for row, length in zip(run.logp_BT, table.length_B, strict=True))
         is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
         return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
 
@@ -183,7 +183,7 @@ class ContinuousDriver:
             (run.started.token_B, run.started.logp_B, run.started.is_alive_B)
         )
         places = np.array([place_P[row // M] * M + row % M for row in rows], int)
-        run.token_BX[rows, 0], run.logp_BX[rows, 0] = token_B[places], logp_B[places]
+        run.token_BT[rows, 0], run.logp_BT[rows, 0] = token_B[places], logp_B[places]
         run.decode_steps += 1
         run.row_steps += len(token_B)
         is_ended_B = table.status_B == schedule.DONE
@@ -193,23 +193,23 @@ class ContinuousDriver:
     def _decode(self, run: _Run, table: Table, min_alive: int) -> tuple[np.ndarray, np.ndarray]:
         """(length_B, is_ended_B) of all rows afterwards."""
         run.state = state = self.decode_fn(run.weights, run.state, run.sampling, np.int32(min_alive))
-        step, length_R, is_alive_R, token_RS, logp_RS = jax.device_get(
+        step, slot_length_B, slot_is_alive_B, slot_token_BS, slot_logp_BS = jax.device_get(
             (state.step, state.length_B, state.is_alive_B, state.out_token_BS, state.out_logp_BS)
         )
-        columns, row_R = np.arange(run.step, step) % table.shape.cache, table.row_ZR.reshape(-1)
-        slots = np.flatnonzero(row_R != NONE)
-        rows, length_B = row_R[slots], table.length_B.copy()
+        # The state's rows are the slots of all shards, one shard after the other; `rows` are those of the request.
+        columns, slots = np.arange(run.step, step) % table.shape.cache, np.flatnonzero(table.row_ZR != NONE)
+        rows, length_B = table.row_ZR.reshape(-1)[slots], table.length_B.copy()
         # Every running row has sampled from the first step on, until it ended.
-        count = length_R[slots] - length_B[rows]
+        count = slot_length_B[slots] - length_B[rows]
         i, j = np.nonzero(np.arange(len(columns))[None, :] < count[:, None])
-        run.token_BX[rows[i], length_B[rows[i]] + j] = token_RS[slots[i], columns[j]]
-        run.logp_BX[rows[i], length_B[rows[i]] + j] = logp_RS[slots[i], columns[j]]
+        run.token_BT[rows[i], length_B[rows[i]] + j] = slot_token_BS[slots[i], columns[j]]
+        run.logp_BT[rows[i], length_B[rows[i]] + j] = slot_logp_BS[slots[i], columns[j]]
         run.decode_steps += len(columns)
         run.row_steps += len(columns) * table.shape.rows
         run.step = int(step)
-        length_B[rows] = length_R[slots]
+        length_B[rows] = slot_length_B[slots]
         is_ended_B = table.status_B == schedule.DONE
-        is_ended_B[rows] = ~is_alive_R[slots]
+        is_ended_B[rows] = ~slot_is_alive_B[slots]
         return length_B, is_ended_B
 
     def _visit_shapes(self, weights: dict, all_limits: Sequence[Limits], prompt_bucket: int, rows: int) -> None:
@@ -263,7 +263,7 @@ def _new_rows(run: _Run, table: Table, taken: Sequence[Seat | None]) -> NewRows:
     prompt_length_B = np.array([len(run.request.prompts[row // run.limits.group_size]) for row in row_B])
     return NewRows(
         slot_B=_slots(run.limits, table, taken),
-        token_B=run.token_BX[row_B, length_B - 1],
+        token_B=run.token_BT[row_B, length_B - 1],
         length_B=length_B.astype(np.int32),
         limit_B=run.request.max_new[row_B].astype(np.int32),
         number_B=run.request.row_numbers[row_B].astype(np.int32),
@@ -293,7 +293,7 @@ def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat 
 def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
     P, B = limits.chunk_prompts, limits.chunk_prompts * limits.group_size
     return PromptBatch(
-        token_PS=np.full((P, prompt_bucket), PAD_ID, np.int32),
+        token_PX=np.full((P, prompt_bucket), PAD_ID, np.int32),
         length_P=np.ones((P,), np.int32),
         limit_B=np.zeros((B,), np.int32),
         number_B=np.zeros((B,), np.int32),
@@ -309,7 +309,7 @@ def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray, config: SamplerConfig) -> Pr
     for place, index in enumerate(prompt_ZQ.flat):
         if index != NONE:
             prompt, rows = request.prompts[index], slice(index * M, (index + 1) * M)
-            batch.token_PS[place, : len(prompt)] = prompt
+            batch.token_PX[place, : len(prompt)] = prompt
             batch.length_P[place] = len(prompt)
             batch.limit_B[place * M : (place + 1) * M] = request.max_new[rows]
             batch.number_B[place * M : (place + 1) * M] = request.row_numbers[rows]

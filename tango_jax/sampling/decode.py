@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tango_jax.models import cache as kv
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers, transformer
 from tango_jax.models.attention import AttendFn, attention_of
 from tango_jax.models.decode_attention import make_skipping_decode_attention
 from tango_jax.models.int8 import in_this_step
@@ -26,11 +26,11 @@ from tango_jax.sampling.logits import SamplingParams, sample_tokens
 class PromptBatch:
     """What prefill reads: P prompts, padded to their bucket, and B = P x M rows that continue them."""
 
-    token_PS: np.ndarray  # int32
+    token_PX: np.ndarray  # int32
     length_P: np.ndarray  # int32, tokens of each prompt
     limit_B: np.ndarray  # int32, new tokens allowed; 0 for rows that only fill the batch
     number_B: np.ndarray  # int32, folded into the key: all that a row's randomness depends on
-    key_data: np.ndarray  # uint32[2]
+    key_data: np.ndarray  # uint32[2], the data of a key: requests are NumPy arrays, and NumPy has no keys
 
 
 @struct.dataclass
@@ -48,7 +48,7 @@ class DecodeState:
     is_alive_B: jax.Array  # bool, still generating
     limit_B: jax.Array  # int32, new tokens allowed
     length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
-    uniform_BX: jax.Array  # float32 [B, largest cache bucket], one random number per row and new token
+    uniform_BT: jax.Array  # float32, one random number per row and new token; T is the largest cache bucket
     out_token_BS: jax.Array  # int32, new tokens, EOS included
     out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
 
@@ -81,8 +81,9 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
     """The tree of PartitionSpecs as NamedShardings; without a mesh None, which leaves the choice to jax."""
     if mesh is None:
         return None
-    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
 
 
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
@@ -101,7 +102,8 @@ def _append_token(
 ) -> DecodeState:
     """Sample the next token of every row from the logits, and record it."""
     column = state.step % state.out_token_BS.shape[1]
-    uniform_B = jnp.take_along_axis(state.uniform_BX, state.length_B[:, None], axis=1, mode="clip")[:, 0]
+    # Clipped for rows that ended at their last number and have none left; what they draw is dropped below.
+    uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
     token_B = jnp.where(state.is_alive_B, token_B, 0)
     logp_B = jnp.where(state.is_alive_B, logp_B, 0.0)
@@ -131,16 +133,16 @@ def _read_prompts(
     config: ModelConfig, mesh: Mesh | None, weights: dict, batch: PromptBatch
 ) -> tuple[kv.Prefix, jax.Array]:
     """Keys and values of the prompts, and the logits of what follows them: [P, V]."""
-    P, S = batch.token_PS.shape
-    x_PSD = transformer.embed_tokens(config, weights, batch.token_PS)
-    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(S)[None], (P, S)))
+    P, X = batch.token_PX.shape
+    x_PXD = transformer.embed_tokens(config, weights, batch.token_PX)
+    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(X)[None], (P, X)))
     attend_fn = kv.make_prefill_attention(
         attention_of(config), mesh, kv.key_axis(config), is_int8=bool(config.sample_cache_dtype)
     )
     attend_fns = [attend_fn] * config.num_layers
-    x_PSD, caches = transformer.apply_split_layers(config, weights["layers"], x_PSD, rope, attend_fns)
+    x_PXD, caches = decode_layers.apply_split_layers(config, weights["layers"], x_PXD, rope, attend_fns)
     # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
-    last_P1D = jnp.take_along_axis(x_PSD, (batch.length_P - 1)[:, None, None], axis=1)
+    last_P1D = jnp.take_along_axis(x_PXD, (batch.length_P - 1)[:, None, None], axis=1)
     logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
     return kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=batch.length_P), logits_PV
 
@@ -161,7 +163,7 @@ def prefill(
         cache_bucket: new tokens that the state has room for.
         max_new: new tokens that it may be grown to.
     """
-    P, B = batch.token_PS.shape[0], batch.limit_B.shape[0]
+    P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     state = DecodeState(
         prefix=prefix,
@@ -171,7 +173,7 @@ def prefill(
         is_alive_B=batch.limit_B > 0,
         limit_B=batch.limit_B,
         length_B=jnp.zeros((B,), jnp.int32),
-        uniform_BX=row_uniforms(batch.key_data, batch.number_B, max_new),
+        uniform_BT=row_uniforms(batch.key_data, batch.number_B, max_new),
         out_token_BS=jnp.zeros((B, cache_bucket), jnp.int32),
         out_logp_BS=jnp.zeros((B, cache_bucket), jnp.float32),
     )
@@ -188,7 +190,7 @@ def start_rows(
     sampling: SamplingParams,
 ) -> StartedRows:
     """The same prompts' pass and first tokens as `prefill`, for rows that are put into a state afterwards."""
-    P, B = batch.token_PS.shape[0], batch.limit_B.shape[0]
+    P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     uniform_B = row_uniforms(batch.key_data, batch.number_B, max_new)[:, 0]
     token_B, logp_B = sample_tokens(mesh, jnp.repeat(logits_PV, B // P, axis=0), uniform_B, sampling)
@@ -212,7 +214,7 @@ def decode(
     """
     B, S = state.out_token_BS.shape
     P = state.prefix.length_P.shape[0]
-    prefix_mask_PS = jnp.arange(state.prefix.v[0].shape[-2])[None, :] < state.prefix.length_P[:, None]
+    prefix_mask_PX = jnp.arange(state.prefix.v[0].shape[-2])[None, :] < state.prefix.length_P[:, None]
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // P)
 
     def is_unfinished(state: DecodeState) -> jax.Array:
@@ -223,20 +225,21 @@ def decode(
     def body(state: DecodeState) -> DecodeState:
         column = (state.step - 1) % S  # of the newest tokens
         rope = transformer.rope_tables(config, (prompt_length_B + state.length_B - 1)[:, None])
-        attend_fns = _attend_fns(config, mesh, state, prefix_mask_PS, column)
+        attend_fns = _attend_fns(config, mesh, state, prefix_mask_PX, column)
         x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
         if config.sample_weight_dtype:
             layers, x_B1D = in_this_step(layers, x_B1D)
-        x_B1D, caches = transformer.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
+        x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
         logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
         return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids, mesh)
 
+    # Not a scan over all columns: most rows end long before the limit, and with the last one the loop ends.
     return lax.while_loop(is_unfinished, body, state)
 
 
 def _attend_fns(
-    config: ModelConfig, mesh: Mesh | None, state: DecodeState, prefix_mask_PS: jax.Array, column: jax.Array
+    config: ModelConfig, mesh: Mesh | None, state: DecodeState, prefix_mask_PX: jax.Array, column: jax.Array
 ) -> list[AttendFn]:
     """Attention of each layer in a step that writes this column."""
     prefix, suffix = state.prefix, state.suffix
@@ -246,7 +249,7 @@ def _attend_fns(
         age_S = (column - jnp.arange(S)) % S
         is_own_BS = age_S[None, :] < state.length_B[:, None]
         return [
-            kv.make_decode_attention(pk, pv, prefix_mask_PS, sk, sv, column, is_own_BS) for pk, pv, sk, sv in layers
+            kv.make_decode_attention(pk, pv, prefix_mask_PX, sk, sv, column, is_own_BS) for pk, pv, sk, sv in layers
         ]
     # Of a row that has ended, and of a prompt whose rows have, nothing is needed; a kernel wants one column at least.
     is_asked_P = state.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)

@@ -46,15 +46,16 @@ def keep_mask_BV(logits_BV: jax.Array, params: SamplingParams) -> jax.Array:
     return logits_BV >= floor_B1
 
 
-def _first_past(cumulative: jax.Array, weight_BN: jax.Array, target_B: jax.Array) -> jax.Array:
+def _first_past(cumulative: jax.Array, weight: jax.Array, target_B: jax.Array) -> jax.Array:
     """The first place with weight whose cumulative weight exceeds the target; the last one with weight if none does.
 
-    Asking for weight matters: rounding can make the target negative or the parallel sum not quite monotone.
+    Both arrays are [B, places], where a place is a chunk of the vocabulary or a token of one chunk. Asking for weight
+    matters: rounding can make the target negative or the parallel sum not quite monotone.
     """
-    has_weight_BN = weight_BN > 0
-    is_past_BN = has_weight_BN & (cumulative > target_B[:, None])
-    last_B = weight_BN.shape[-1] - 1 - jnp.argmax(has_weight_BN[:, ::-1], axis=-1)
-    return jnp.where(is_past_BN.any(axis=-1), jnp.argmax(is_past_BN, axis=-1), last_B)
+    has_weight = weight > 0
+    is_past = has_weight & (cumulative > target_B[:, None])
+    last_B = weight.shape[-1] - 1 - jnp.argmax(has_weight[:, ::-1], axis=-1)
+    return jnp.where(is_past.any(axis=-1), jnp.argmax(is_past, axis=-1), last_B)
 
 
 def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
@@ -65,15 +66,15 @@ def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """
     B, V = weight_BV.shape
     chunks = -(-V // CHUNK)
-    weight_of_chunks = jnp.pad(weight_BV, ((0, 0), (0, chunks * CHUNK - V))).reshape(B, chunks, CHUNK)
-    total_of_chunks = weight_of_chunks.sum(-1)
-    cumulative = jnp.cumsum(total_of_chunks, axis=-1)
+    by_chunk = jnp.pad(weight_BV, ((0, 0), (0, chunks * CHUNK - V))).reshape(B, chunks, CHUNK)
+    total = by_chunk.sum(-1)
+    cumulative = jnp.cumsum(total, axis=-1)
     target_B = uniform_B * cumulative[:, -1]
-    chunk_B = _first_past(cumulative, total_of_chunks, target_B)
+    chunk_B = _first_past(cumulative, total, target_B)
     before_B = jnp.take_along_axis(cumulative, jnp.maximum(chunk_B - 1, 0)[:, None], axis=1)[:, 0]
     rest_B = target_B - jnp.where(chunk_B > 0, before_B, 0.0)
-    weight_inside = jnp.take_along_axis(weight_of_chunks, chunk_B[:, None, None], axis=1)[:, 0]
-    offset_B = _first_past(jnp.cumsum(weight_inside, axis=-1), weight_inside, rest_B)
+    inside = jnp.take_along_axis(by_chunk, chunk_B[:, None, None], axis=1)[:, 0]
+    offset_B = _first_past(jnp.cumsum(inside, axis=-1), inside, rest_B)
     # Without any weight above 0, as where all are NaN, the place found may be in the padding of the last chunk.
     return jnp.minimum(chunk_B * CHUNK + offset_B, V - 1).astype(jnp.int32)
 
@@ -91,6 +92,7 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
     is_greedy = params.temperature <= 0.0
     scaled_BV = logits_BV / jnp.where(is_greedy, 1.0, params.temperature)
     is_filtered = ~is_greedy & ((params.top_p < 1.0) | (params.top_k > 0))
+    # Behind a condition: sorting the vocabulary takes longer than all else here, and by default no filter is on.
     scaled_BV = lax.cond(
         is_filtered,
         lambda: jnp.where(keep_mask_BV(scaled_BV, params), scaled_BV, -jnp.inf),

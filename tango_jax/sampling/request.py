@@ -64,14 +64,14 @@ def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) ->
 
 def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) -> PromptBatch:
     """A request with row arrays, as arrays of fixed shape. Rows that only fill the batch may generate nothing."""
-    token_PS = np.full((num_prompts, prompt_bucket), PAD_ID, np.int32)
+    token_PX = np.full((num_prompts, prompt_bucket), PAD_ID, np.int32)
     length_P = np.ones((num_prompts,), np.int32)
     for p, prompt in enumerate(request.prompts):
-        token_PS[p, : len(prompt)] = prompt
+        token_PX[p, : len(prompt)] = prompt
         length_P[p] = len(prompt)
     padding = (0, num_prompts * request.group_size - len(request.row_numbers))
     return PromptBatch(
-        token_PS=token_PS,
+        token_PX=token_PX,
         length_P=length_P,
         limit_B=np.pad(request.max_new, padding).astype(np.int32),
         number_B=np.pad(request.row_numbers, padding).astype(np.int32),

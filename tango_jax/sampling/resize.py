@@ -11,8 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec
 
 from tango_jax.models import cache as kv
 from tango_jax.runtime.ahead import CompileAhead
@@ -43,12 +42,12 @@ def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> R
             their shard, where `keep_B` counts them. Otherwise it counts those of the whole batch.
         key_axis: see `cache.key_axis`; -1 with slots.
     """
-    specs, heads = state_specs(), P("rows", "tensor")
+    specs, heads = state_specs(), PartitionSpec("rows", "tensor")
     rest_specs = _without_caches(specs)
     compact_layer, compact_rest = _compact_layer, _compact_rest
     grow_layer = _grow_ring if has_slots else functools.partial(_grow_layer, key_axis)
     if mesh is not None and has_slots:
-        rows = P("rows")
+        rows = PartitionSpec("rows")
         compact_layer = jax.shard_map(
             _compact_layer, mesh=mesh, in_specs=(heads, rows, rows), out_specs=heads, check_vma=False
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from tango_jax.models import cache as kv
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers, transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Rollout
@@ -42,7 +42,7 @@ class Sampler:
     driver: BatchDriver | ContinuousDriver  # with the other jitted functions; jax.jit specialises each by shape
 
     def layout(self, params: dict) -> dict:
-        """The weights that the other methods take (see transformer.split_layers). Call it once per phase."""
+        """The weights that the other methods take (see decode_layers.split_layers). Call it once per phase."""
         weights = self.layout_fn(params)
         return to_local(self.placement, weights) if self.placement else weights
 
@@ -79,7 +79,7 @@ def make_sampler(
     """
     # Joined matrices cannot be split over devices.
     join = placement is None or placement.local.shape["tensor"] == 1
-    split = functools.partial(transformer.split_layers, model_config, join)
+    split = functools.partial(decode_layers.split_layers, model_config, join)
     weight_shardings = mesh = None
     if placement:
         config, mesh = config.with_row_multiple(placement.row_multiple), placement.local

@@ -3,8 +3,9 @@
 In: where every row of a request stands (`Table`). Out: the next `Action`, and the table after it. Pure functions on the
 host, without a model: `continuous.py` carries the actions out, `replay` only counts them, for lengths that are given.
 
-A decode batch has R slots of S cached new tokens each, and R x (prompt bucket + S) stays within `cache_tokens`. Of the
-shapes that do, the one in which most rows can run is taken, and among equals the one with the smallest cache. So:
+A decode batch has slots of S cached new tokens each, and slots x (prompt bucket + S) stays within `cache_tokens`. Among
+the shapes that fit, the schedule takes the one in which most rows can run, and among equals the one with the smallest
+cache. So:
 
     - A request begins with many rows in the first cache bucket. Prompts are read in chunks; as rows end, their slots
       are refilled from the prompts that wait.
@@ -15,8 +16,8 @@ shapes that do, the one in which most rows can run is taken, and among equals th
 
 The cache never shrinks and the rows never become more: as time goes on, fewer can run in each bucket.
 
-With several groups of devices (Z shards) each has its own R / Z slots. A row that runs stays on its shard; one that was
-saved may be restored on any other.
+With several groups of devices (Z shards) each has its own share of the slots, R of them. A row that runs stays on its
+shard; one that was saved may be restored on any other.
 """
 
 import dataclasses

@@ -102,7 +102,7 @@ def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int
         is_alive_B=jnp.zeros((rows,), bool),
         limit_B=jnp.zeros((rows,), jnp.int32),
         length_B=jnp.zeros((rows,), jnp.int32),
-        uniform_BX=jnp.zeros((rows, max_new), jnp.float32),
+        uniform_BT=jnp.zeros((rows, max_new), jnp.float32),
         out_token_BS=jnp.zeros((rows, cache_bucket), jnp.int32),
         out_logp_BS=jnp.zeros((rows, cache_bucket), jnp.float32),
     )
@@ -120,7 +120,7 @@ def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
         is_alive_B=_put(state.is_alive_B, new.slot_B, True),
         limit_B=_put(state.limit_B, new.slot_B, new.limit_B),
         length_B=_put(state.length_B, new.slot_B, new.length_B),
-        uniform_BX=_put(state.uniform_BX, new.slot_B, row_uniforms(new.key_data, new.number_B, max_new)),
+        uniform_BT=_put(state.uniform_BT, new.slot_B, row_uniforms(new.key_data, new.number_B, max_new)),
     )
 
 

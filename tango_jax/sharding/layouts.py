@@ -83,7 +83,7 @@ def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
 
 
 def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
-    """Shardings of `transformer.split_layers`' result on a DECODE_AXES mesh: split over tensor, copied over rows."""
+    """Shardings of `decode_layers.split_layers`' result on a DECODE_AXES mesh: split over tensor, copied over rows."""
 
     def sharding_of(path: KeyPath, leaf: Any) -> NamedSharding:
         name = param_name(path)

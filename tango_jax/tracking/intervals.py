@@ -69,58 +69,58 @@ def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
     return Estimate(float(outcomes.mean()), *wilson(float(outcomes.mean()), outcomes.size))
 
 
-def bootstrap_means(values_UC: np.ndarray) -> list[Estimate]:
+def bootstrap_means(values_OA: np.ndarray) -> list[Estimate]:
     """The mean of each column: one number per problem, between 0 and 1 in all of them."""
-    count, columns = values_UC.shape
+    count, columns = values_OA.shape
     if not count:
         return [_UNKNOWN] * columns
-    draws_WC = resample(values_UC, lambda sums_WC: sums_WC / count)
+    draws_JA = resample(values_OA, lambda sums_JA: sums_JA / count)
     estimates = []
     for c in range(columns):
-        mean = float(values_UC[:, c].mean())
+        mean = float(values_OA[:, c].mean())
         # Without spread resampling shows none, and 0 of 30 does not mean never.
-        is_constant = np.ptp(values_UC[:, c]) == 0
-        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else percentile_interval(draws_WC[:, c]))))
+        is_constant = np.ptp(values_OA[:, c]) == 0
+        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else percentile_interval(draws_JA[:, c]))))
     return estimates
 
 
-def paired_differences(values_UC: np.ndarray, baseline_U: np.ndarray) -> list[Estimate]:
+def paired_differences(values_OA: np.ndarray, baseline_O: np.ndarray) -> list[Estimate]:
     """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
-    gaps_UC = values_UC - baseline_U[:, None]
-    draws_WC = resample(gaps_UC, lambda sums_WC: sums_WC / len(gaps_UC))
+    gaps_OA = values_OA - baseline_O[:, None]
+    draws_JA = resample(gaps_OA, lambda sums_JA: sums_JA / len(gaps_OA))
     return [
-        Estimate(float(gaps_UC[:, c].mean()), *percentile_interval(draws_WC[:, c])) for c in range(gaps_UC.shape[1])
+        Estimate(float(gaps_OA[:, c].mean()), *percentile_interval(draws_JA[:, c])) for c in range(gaps_OA.shape[1])
     ]
 
 
-def estimate_from_sums(columns_UC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_W."""
-    if not len(columns_UC):
+def estimate_from_sums(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+    """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_J."""
+    if not len(columns_OA):
         return _UNKNOWN
-    value = statistic_fn(np.asarray(columns_UC, float).sum(axis=0, keepdims=True))[0]
-    return Estimate(float(value), *percentile_interval(resample(columns_UC, statistic_fn)))
+    value = statistic_fn(np.asarray(columns_OA, float).sum(axis=0, keepdims=True))[0]
+    return Estimate(float(value), *percentile_interval(resample(columns_OA, statistic_fn)))
 
 
-def resample(columns_UC: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the statistic of W bootstrap resamples of the rows, computed from their column sums."""
-    columns_UC = np.asarray(columns_UC, float)
-    rng, count = np.random.default_rng(_SEED), len(columns_UC)
+def resample(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the statistic of J bootstrap resamples of the rows, computed from their column sums."""
+    columns_OA = np.asarray(columns_OA, float)
+    rng, count = np.random.default_rng(_SEED), len(columns_OA)
     parts = []
     for _ in range(0, RESAMPLES, _CHUNK):
-        times_WU = rng.multinomial(count, np.full(count, 1.0 / count), size=_CHUNK)
-        parts.append(statistic_fn(times_WU @ columns_UC))
+        times_JO = rng.multinomial(count, np.full(count, 1.0 / count), size=_CHUNK)
+        parts.append(statistic_fn(times_JO @ columns_OA))
     return np.concatenate(parts)
 
 
-def percentile_interval(draws_W: np.ndarray) -> tuple[float, float]:
+def percentile_interval(draws_J: np.ndarray) -> tuple[float, float]:
     """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
 
     NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
     """
-    draws_W = draws_W[np.isfinite(draws_W)]
-    if not draws_W.size or np.ptp(draws_W) == 0:
+    draws_J = draws_J[np.isfinite(draws_J)]
+    if not draws_J.size or np.ptp(draws_J) == 0:
         return float("nan"), float("nan")
-    low, high = np.percentile(draws_W, [2.5, 97.5])
+    low, high = np.percentile(draws_J, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -129,7 +129,7 @@ def share_draws(outcomes: Sequence[bool] | np.ndarray) -> np.ndarray:
     outcomes = np.asarray(outcomes, float)
     if np.ptp(outcomes) == 0:
         return jeffreys_draws(outcomes)[0]
-    return resample(outcomes[:, None], lambda sums_WC: sums_WC[:, 0] / outcomes.size)
+    return resample(outcomes[:, None], lambda sums_JA: sums_JA[:, 0] / outcomes.size)
 
 
 def jeffreys_draws(*outcomes: Sequence[bool] | np.ndarray) -> list[np.ndarray]:
@@ -143,8 +143,8 @@ def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
     """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
-    mixed_W = np.mean([rng.permutation(draws_W) for draws_W in draws], axis=0)
-    mean, (low, high) = float(np.mean(values)), percentile_interval(mixed_W)
+    mixed_J = np.mean([rng.permutation(draws_J) for draws_J in draws], axis=0)
+    mean, (low, high) = float(np.mean(values)), percentile_interval(mixed_J)
     # Jeffreys' interval of 0 of n begins at 0, although no draw is 0.
     return Estimate(mean, min(low, mean), max(high, mean))
 
@@ -158,47 +158,47 @@ def paired(*measures: Mapping[Unit, float]) -> tuple[list[Unit], np.ndarray]:
     return units, np.array([[measure[unit] for measure in measures] for unit in units], float)
 
 
-def independent_means(units: Sequence[Unit], values_UC: np.ndarray) -> np.ndarray:
-    """The O independent observations among values of U units, float [O, C]: the mean over each start's units,
+def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarray:
+    """The independent observations among values of U units, float [O, A]: the mean over each start's units,
     or with one start the units themselves."""
     starts = np.array([start for start, _ in units])
     if len(set(starts.tolist())) < 2:
-        return values_UC
-    return np.array([values_UC[starts == start].mean(axis=0) for start in dict.fromkeys(starts.tolist())])
+        return values_UA
+    return np.array([values_UA[starts == start].mean(axis=0) for start in dict.fromkeys(starts.tolist())])
 
 
-def t_interval(observations_OC: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over O independent observations and the bounds of its 95 % t interval, float [C] each.
+def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over O independent observations, float [O, ...], and the bounds of its 95 % t interval, float [...] each.
 
     Bounds are NaN with one observation, or where all are alike: identical runs do not mean certainty.
     """
-    count, mean_C = len(observations_OC), observations_OC.mean(axis=0)
+    count, mean = len(observations), observations.mean(axis=0)
     if count < 2:
-        return mean_C, np.full_like(mean_C, np.nan), np.full_like(mean_C, np.nan)
-    deviation_C = observations_OC.std(axis=0, ddof=1)
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    deviation = observations.std(axis=0, ddof=1)
     # Rounding alone makes the means of identical runs differ.
-    is_alike_C = np.ptp(observations_OC, axis=0) <= 1e-9 * np.abs(observations_OC).max(axis=0)
-    half_C = np.where(is_alike_C, np.nan, special.stdtrit(count - 1, 0.975) * deviation_C / np.sqrt(count))
-    return mean_C, mean_C - half_C, mean_C + half_C
+    is_alike = np.ptp(observations, axis=0) <= 1e-9 * np.abs(observations).max(axis=0)
+    half = np.where(is_alike, np.nan, special.stdtrit(count - 1, 0.975) * deviation / np.sqrt(count))
+    return mean, mean - half, mean + half
 
 
 def estimate(values: Mapping[Unit, float], most: float = np.inf) -> Estimate:
     """The mean over units, with its interval, of a measure in [0, most]."""
-    value, low, high = _mean(*paired(values), lambda means_OC: means_OC[:, 0])
+    value, low, high = _mean(*paired(values), lambda means_OA: means_OA[:, 0])
     return Estimate(value, float(np.maximum(low, 0.0)), float(np.minimum(high, most)))
 
 
 def difference(more: Mapping[Unit, float], less: Mapping[Unit, float]) -> Estimate:
     """Mean of one arm's measure minus the mean of another's, paired."""
-    return _mean(*paired(more, less), lambda means_OC: means_OC[:, 0] - means_OC[:, 1])
+    return _mean(*paired(more, less), lambda means_OA: means_OA[:, 0] - means_OA[:, 1])
 
 
 def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
     """Mean of one arm's measure over the mean of another's, paired; both are positive."""
-    units, values_UC = paired(over, under)
+    units, values_UA = paired(over, under)
     if not units:
         return _UNKNOWN
-    value, low, high = _ratio(units, values_UC[:, :1], values_UC[:, 1:])
+    value, low, high = _ratio(units, values_UA[:, :1], values_UA[:, 1:])
     with np.errstate(divide="ignore", invalid="ignore"):
         return Estimate(value, *(float(value * np.exp(bound / value - 1)) for bound in (low, high)))
 
@@ -210,20 +210,20 @@ def gap_share(
 
     NaN where the gap is 0, or where there are runs enough for an interval and that of the gap includes 0.
     """
-    units, values_UC = paired(arm, low, high)
-    gap = _mean(units, values_UC, lambda means_OC: means_OC[:, 2] - means_OC[:, 1])
+    units, values_UA = paired(arm, low, high)
+    gap = _mean(units, values_UA, lambda means_OA: means_OA[:, 2] - means_OA[:, 1])
     if not units or gap.value == 0 or (len(units) >= MIN_FOR_INTERVAL and gap.low <= 0 <= gap.high):
         return _UNKNOWN
-    return _ratio(units, values_UC[:, :1] - values_UC[:, 1:2], values_UC[:, 2:] - values_UC[:, 1:2])
+    return _ratio(units, values_UA[:, :1] - values_UA[:, 1:2], values_UA[:, 2:] - values_UA[:, 1:2])
 
 
 def _mean(
-    units: Sequence[Unit], values_UC: np.ndarray, contrast_fn: Callable[[np.ndarray], np.ndarray]
+    units: Sequence[Unit], values_UA: np.ndarray, contrast_fn: Callable[[np.ndarray], np.ndarray]
 ) -> Estimate:
-    """The mean of a contrast of C measures over the independent observations."""
+    """The mean of a contrast of A measures over the independent observations."""
     if not len(units):
         return _UNKNOWN
-    return Estimate(*(float(bound) for bound in t_interval(contrast_fn(independent_means(units, values_UC)))))
+    return Estimate(*(float(bound) for bound in t_interval(contrast_fn(independent_means(units, values_UA)))))
 
 
 def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> Estimate:

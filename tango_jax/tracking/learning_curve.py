@@ -156,23 +156,23 @@ def band_over(curves: Curves, name: str, points: int = 100) -> Band:
     """Accuracy over another cumulative column, as far as all runs got; interpolated between evaluations."""
     end = min(curve.of(name)[-1] for curve in curves.values())
     x = np.linspace(0.0, end, points)
-    values_UC = np.array([np.interp(x, curve.of(name), curve.of("accuracy")) for curve in curves.values()])
-    return _band(list(curves), x, values_UC)
+    values_UA = np.array([np.interp(x, curve.of(name), curve.of("accuracy")) for curve in curves.values()])
+    return _band(list(curves), x, values_UA)
 
 
 def band_of_difference(more: Curves, less: Curves) -> Band:
     """Accuracy of one arm minus that of another, paired, at the generator steps that all of their common runs were
     evaluated at; with the 95 % interval from MIN_FOR_INTERVAL runs on, however few starts they have."""
     units = [unit for unit in more if unit in less]
-    steps, both = at_common_x(curves[unit].by_step() for curves in (more, less) for unit in units)
-    values_UC = both[: len(units)] - both[len(units) :]
-    return _band(units, steps, values_UC, is_interval=len(units) >= MIN_FOR_INTERVAL)
+    steps, both_UA = at_common_x(curves[unit].by_step() for curves in (more, less) for unit in units)
+    values_UA = both_UA[: len(units)] - both_UA[len(units) :]
+    return _band(units, steps, values_UA, is_interval=len(units) >= MIN_FOR_INTERVAL)
 
 
-def _band(units: list[Unit], x: np.ndarray, values_UC: np.ndarray, is_interval: bool | None = None) -> Band:
-    observations_OC = independent_means(units, values_UC)
-    mean, low, high = t_interval(observations_OC)
+def _band(units: list[Unit], x: np.ndarray, values_UA: np.ndarray, is_interval: bool | None = None) -> Band:
+    observations_OA = independent_means(units, values_UA)
+    mean, low, high = t_interval(observations_OA)
     if not (has_interval(units) if is_interval is None else is_interval):
-        return Band(x, mean, observations_OC.min(axis=0), observations_OC.max(axis=0))
+        return Band(x, mean, observations_OA.min(axis=0), observations_OA.max(axis=0))
     low, high = (np.where(np.isnan(bound), mean, bound) for bound in (low, high))  # where all are alike: no width
     return Band(x, mean, low, high)

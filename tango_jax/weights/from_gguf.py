@@ -6,30 +6,41 @@ therefore reorders the rows of q and k, which is undone here; qwen2 models are s
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tango_jax.models.transformer import ModelConfig, RopeScaling, init_params, rope_frequencies
+from tango_jax.models.transformer import ModelConfig, RopeScaling, rope_frequencies
+from tango_jax.weights import hf_layout
 from tango_jax.weights.gguf_file import GgufFile, dequantize, open_gguf
+from tango_jax.weights.hf_layout import LAYOUTS
+from tango_jax.weights.safetensors_files import shorten
 
 ARCHITECTURES = ("llama", "qwen2")
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-class Target(NamedTuple):
-    """The place of a tensor of the file in the parameter tree."""
-
-    leaf: str  # name in the parameter tree
-    layer: int | None  # index on that leaf's L axis
-    shape: tuple[int, ...]  # in the file
-    convert_fn: Callable[[np.ndarray], np.ndarray]  # converts to the leaf's layout
+_NAMES = {  # of the tensors, by the path of their parameter; {} stands for the layer
+    "embed": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "head": "output.weight",
+    "layers/attention_norm": "blk.{}.attn_norm.weight",
+    "layers/q": "blk.{}.attn_q.weight",
+    "layers/k": "blk.{}.attn_k.weight",
+    "layers/v": "blk.{}.attn_v.weight",
+    "layers/q_bias": "blk.{}.attn_q.bias",
+    "layers/k_bias": "blk.{}.attn_k.bias",
+    "layers/v_bias": "blk.{}.attn_v.bias",
+    "layers/o": "blk.{}.attn_output.weight",
+    "layers/mlp_norm": "blk.{}.ffn_norm.weight",
+    "layers/gate": "blk.{}.ffn_gate.weight",
+    "layers/up": "blk.{}.ffn_up.weight",
+    "layers/down": "blk.{}.ffn_down.weight",
+}
+_ROTATED = ("layers/q", "layers/k", "layers/q_bias", "layers/k_bias")  # whose rows llama.cpp reorders in a llama
 
 
 def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
@@ -82,103 +93,45 @@ def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) 
         ValueError: the file is broken, or its tensors are not exactly those that `config` requires.
     """
     file = open_gguf(path)
-    plan = _tensor_plan(config, _architecture(file))
-    _check_tensors(file, plan)
-    abstract = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
-    places = [None] * len(leaves) if shardings is None else treedef.flatten_up_to(shardings)
-    names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
-    assert {target.leaf for target in plan.values()} == set(names), names
-    return treedef.unflatten(
-        _load_leaf(file, {tensor: target for tensor, target in plan.items() if target.leaf == name}, leaf, place)
-        for name, (_, leaf), place in zip(names, leaves, places, strict=True)
-    )
+    _check_tensors(file, config)
+    tensors, sizes, is_interleaved = file.tensors, hf_layout.axis_sizes(config), _architecture(file) == "llama"
+
+    def load_leaf(keys: tuple, leaf: jax.ShapeDtypeStruct, sharding=None) -> jax.Array:
+        path, values = hf_layout.path_name(keys), np.empty(leaf.shape, leaf.dtype)
+        layout = LAYOUTS[path]
+        whole = tuple(slice(0, sizes[axis]) for axis in layout.axes)
+        for layer in range(leaf.shape[0]) if layout.stacked else [None]:
+            stored = dequantize(file, tensors[_NAMES[path].format(layer)])
+            if is_interleaved and path in _ROTATED:
+                stored = _pairs_to_halves(stored, config.head_dim)
+            values[... if layer is None else layer] = hf_layout.from_stored(layout, sizes, whole, stored)
+        if sharding is None:
+            return jnp.array(values)
+        # Also works if some devices belong to other processes: each process takes its own slices.
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    rest = [] if shardings is None else [shardings]
+    return jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
 
 
-def _load_leaf(file: GgufFile, plan: dict[str, Target], leaf: jax.ShapeDtypeStruct, sharding) -> jax.Array:
-    tensors, values = file.tensors, np.empty(leaf.shape, leaf.dtype)
-    layers = [target.layer for target in plan.values()]
-    assert layers == [None] or layers == list(range(leaf.shape[0])), (leaf, layers)  # each part is filled exactly once
-    for name, target in plan.items():
-        values[... if target.layer is None else target.layer] = target.convert_fn(dequantize(file, tensors[name]))
-    if sharding is None:
-        return jnp.array(values)
-    # Also works if some devices belong to other processes: each process takes its own slices.
-    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+def _pairs_to_halves(w: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorder the rows [heads * E, ...] of q or k: interleaved pairs become the two halves of a head."""
+    return w.reshape(-1, head_dim // 2, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
-def _tensor_plan(config: ModelConfig, arch: str) -> dict[str, Target]:
-    """Map the name of every tensor of such a model to its place in the tree; layers are in order."""
-    V, D = config.vocab_size, config.width
-    plan = {
-        "token_embd.weight": Target("embed", None, (V, D), _keep),
-        "output_norm.weight": Target("final_norm", None, (D,), _keep),
-    }
-    if not config.tied_head:
-        plan["output.weight"] = Target("head", None, (V, D), np.transpose)
-    for layer in range(config.num_layers):
-        for name, (leaf, shape, convert_fn) in _layer_tensors(config, arch).items():
-            plan[f"blk.{layer}.{name}"] = Target(f"layers/{leaf}", layer, shape, convert_fn)
-    return plan
-
-
-def _layer_tensors(config: ModelConfig, arch: str) -> dict[str, tuple]:
-    """Map the name of every tensor of one layer to (leaf, shape in the file, conversion)."""
-    D, F, H, K, E = config.width, config.mlp_width, config.num_heads, config.num_kv_heads, config.head_dim
-    q_fn, k_fn, v_fn = (
-        functools.partial(_to_heads, head_dim=E, is_interleaved=arch == "llama" and name != "v") for name in "qkv"
-    )
-    table = {
-        "attn_norm.weight": ("attention_norm", (D,), _keep),
-        "attn_q.weight": ("q", (H * E, D), q_fn),
-        "attn_k.weight": ("k", (K * E, D), k_fn),
-        "attn_v.weight": ("v", (K * E, D), v_fn),
-        "attn_output.weight": ("o", (D, H * E), lambda w: w.T.reshape(H, E, D)),
-        "ffn_norm.weight": ("mlp_norm", (D,), _keep),
-        "ffn_gate.weight": ("gate", (F, D), np.transpose),
-        "ffn_up.weight": ("up", (F, D), np.transpose),
-        "ffn_down.weight": ("down", (D, F), np.transpose),
-    }
-    if config.qkv_bias:
-        table["attn_q.bias"] = ("q_bias", (H * E,), q_fn)
-        table["attn_k.bias"] = ("k_bias", (K * E,), k_fn)
-        table["attn_v.bias"] = ("v_bias", (K * E,), v_fn)
-    return table
-
-
-def _keep(w: np.ndarray) -> np.ndarray:
-    return w
-
-
-def _to_heads(w: np.ndarray, head_dim: int, is_interleaved: bool) -> np.ndarray:
-    """Reshape [heads * E, D] to [D, heads, E], or a bias [heads * E] to [heads, E]; interleaved pairs become halves."""
-    if is_interleaved:
-        w = w.reshape(-1, head_dim // 2, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
-    w = w.reshape(-1, head_dim, *w.shape[1:])
-    return np.moveaxis(w, -1, 0) if w.ndim == 3 else w
-
-
-def _check_tensors(file: GgufFile, plan: dict[str, Target]) -> None:
-    """Check that the file has exactly the tensors of the plan, each with its shape."""
-    tensors = file.tensors
-    missing = [name for name in plan if name not in tensors]
-    unexpected = [name for name in tensors if name not in plan and name != _ROPE_FACTORS]
-    if missing or unexpected:
-        raise ValueError(
-            f"{file.path} does not match the config: {_some(missing)} missing, {_some(unexpected)} unexpected; create "
-            "the config with model_config_from_gguf from the same file"
-        )
-    for name, target in plan.items():
-        if _shape(tensors[name]) != target.shape:
-            raise ValueError(
-                f"{file.path}: tensor {name} has shape {_shape(tensors[name])}, but the config needs {target.shape}; "
-                "create the config with model_config_from_gguf from the same file"
-            )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    return f"{len(names)} tensors ({shown})" if names else "no tensor"
+def _check_tensors(file: GgufFile, config: ModelConfig) -> None:
+    """Check that the file has exactly the tensors of such a model, each with its shape."""
+    found = {name: _shape(tensor) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
+    wanted = {_NAMES[path].format(layer): shape
+              for path, layer, shape in hf_layout.stored_tensors(config).values()}  # fmt: skip
+    missing, unexpected = (shorten(sorted(a.keys() - b.keys())) for a, b in ((wanted, found), (found, wanted)))
+    misshapen = shorten(f"{name} {found[name]} instead of {shape}" for name, shape in wanted.items()
+                        if found.get(name, shape) != shape)
+    problems = [f"{what}: {names}" for what, names in
+                (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)) if names]
+    if problems:
+        raise ValueError(f"{file.path} does not match the config ({'; '.join(problems)}): create the config with "
+                         "model_config_from_gguf from the same file")
 
 
 def _tensor(file: GgufFile, name: str):
@@ -236,28 +189,28 @@ def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
     With x = frequency / 2 pi, the share of the unscaled frequency is (original * x - low) / (high - low), clipped to
     0..1. Its slope and offset determine two of the three numbers; low is 1, as in every published model.
     """
-    factor_E = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
-    if np.all(factor_E == 1.0):
+    factors = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
+    if np.all(factors == 1.0):
         return None
-    frequency_E = np.asarray(rope_frequencies(config), np.float64)
-    scaling = _fit_scaling(factor_E, frequency_E) if factor_E.shape == frequency_E.shape else None
+    frequency = np.asarray(rope_frequencies(config), np.float64)
+    scaling = _fit_scaling(factors, frequency) if factors.shape == frequency.shape else None
     if scaling is not None:
-        scaled_E = np.asarray(rope_frequencies(dataclasses.replace(config, rope_scaling=scaling)), np.float64)
-        if np.allclose(scaled_E, frequency_E / factor_E, rtol=1e-4):
+        scaled = np.asarray(rope_frequencies(dataclasses.replace(config, rope_scaling=scaling)), np.float64)
+        if np.allclose(scaled, frequency / factors, rtol=1e-4):
             return scaling
     raise ValueError(
-        f"{file.path}: the {factor_E.size} factors in {_ROPE_FACTORS} ({factor_E.min():g} to {factor_E.max():g}) are "
+        f"{file.path}: the {factors.size} factors in {_ROPE_FACTORS} ({factors.min():g} to {factors.max():g}) are "
         "not those of Llama-3's rope scaling, the only one supported: choose another model"
     )
 
 
-def _fit_scaling(factor_E: np.ndarray, frequency_E: np.ndarray) -> RopeScaling | None:
-    factor = float(factor_E.max())
-    share_E = (1.0 / factor_E - 1.0 / factor) / (1.0 - 1.0 / factor) if factor > 1.0 else np.ones_like(factor_E)
-    is_band_E = (share_E > 1e-4) & (share_E < 1.0 - 1e-4)
-    if is_band_E.sum() < 2:
+def _fit_scaling(factors: np.ndarray, frequency: np.ndarray) -> RopeScaling | None:
+    factor = float(factors.max())
+    share = (1.0 / factors - 1.0 / factor) / (1.0 - 1.0 / factor) if factor > 1.0 else np.ones_like(factors)
+    is_band = (share > 1e-4) & (share < 1.0 - 1e-4)
+    if is_band.sum() < 2:
         return None
-    slope, offset = np.polyfit(frequency_E[is_band_E] / (2 * math.pi), share_E[is_band_E], 1)
+    slope, offset = np.polyfit(frequency[is_band] / (2 * math.pi), share[is_band], 1)
     if offset >= 0.0:
         return None
     width = -1.0 / offset  # high - low

@@ -246,7 +246,7 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert found["f1", 0] == pytest.approx(f1)
     assert (found["accuracy_erroneous", 0], found["accuracy_correct", 0]) == pytest.approx((erroneous, correct))
     assert found["rate_misaligned", 0] == pytest.approx(misaligned)
-    assert np.ptp(result.draws_W[np.isfinite(result.draws_W)]) > 0  # an F1 of 0 is not certain in an average, either
+    assert np.ptp(result.draws_J[np.isfinite(result.draws_J)]) > 0  # an F1 of 0 is not certain in an average, either
     rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from support.absent_devices import absent_devices
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers, transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling import decode
@@ -46,7 +46,7 @@ def compile_decode(model: ModelConfig, mesh: Mesh) -> str:
         is_leaf=lambda node: isinstance(node, NamedSharding),
     )  # fmt: skip
     params = jax.eval_shape(lambda: transformer.init_params(model, jax.random.key(0)))
-    weights = jax.eval_shape(functools.partial(transformer.split_layers, model, mesh.shape["tensor"] == 1), params)
+    weights = jax.eval_shape(functools.partial(decode_layers.split_layers, model, mesh.shape["tensor"] == 1), params)
     weights = with_shardings(weights, decode_shardings(mesh, weights))
     copied = NamedSharding(mesh, P())
     sampling, least = jax.tree.map(

@@ -12,7 +12,7 @@ from support.tiny_sampler import MODEL, random_params
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.models import cache as kv
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers, transformer
 from tango_jax.models.int8 import Quantized, quantize
 from tango_jax.planning import costs
 from tango_jax.sampling import decode
@@ -63,15 +63,15 @@ def test_attention_is_that_of_the_numbers_in_the_cache():
     prefix = [Quantized(*quantize(some(P, K, *size), axis)) for size, axis in (((E, S), -2), ((S, E), -1))]
     suffix = [Quantized(*quantize(some(P * M, K, *size), axis)) for size, axis in (((E, X), -2), ((X, E), -1))]
     q, k, v = some(P * M, 1, H, E), some(P * M, 1, K, E), some(P * M, 1, K, E)
-    mask_PS = jnp.arange(S)[None] < jnp.array([[S], [2]])
-    is_own_BX = jnp.arange(X)[None] <= jnp.array([[2], [2], [2], [2], [2], [2]])
-    attend_fn = kv.make_decode_attention(*prefix, mask_PS, *suffix, jnp.int32(2), is_own_BX)
+    mask_PX = jnp.arange(S)[None] < jnp.array([[S], [2]])
+    is_own_BS = jnp.arange(X)[None] <= jnp.array([[2], [2], [2], [2], [2], [2]])
+    attend_fn = kv.make_decode_attention(*prefix, mask_PX, *suffix, jnp.int32(2), is_own_BS)
     out, (new_k, new_v) = attend_fn(q, k, v)
 
     k_rounded, v_rounded = (wide(Quantized(*quantize(x, -1)), -1) for x in (k, v))
     plain_fn = kv.make_decode_attention(
-        *(wide(x, axis) for x, axis in zip(prefix, (-2, -1), strict=True)), mask_PS,
-        *(wide(x, axis) for x, axis in zip(suffix, (-2, -1), strict=True)), jnp.int32(2), is_own_BX,
+        *(wide(x, axis) for x, axis in zip(prefix, (-2, -1), strict=True)), mask_PX,
+        *(wide(x, axis) for x, axis in zip(suffix, (-2, -1), strict=True)), jnp.int32(2), is_own_BS,
     )  # fmt: skip
     expected, (expected_k, expected_v) = plain_fn(q, k_rounded, v_rounded)
     np.testing.assert_allclose(wide(new_k, -2), expected_k, rtol=1e-6)
@@ -84,7 +84,7 @@ def test_attention_is_that_of_the_numbers_in_the_cache():
 @pytest.mark.parametrize("join", [True, False])
 def test_layers_are_those_of_the_matrices_that_int8_stands_for(join):
     params = random_params()
-    int8, plain = (transformer.split_layers(model, join, params) for model in (INT8, MODEL))
+    int8, plain = (decode_layers.split_layers(model, join, params) for model in (INT8, MODEL))
     rebuilt = []
     for layer, original in zip(int8["layers"], plain["layers"], strict=True):
         names = {name.removesuffix("_scale") for name in layer if name.endswith("_scale")}
@@ -103,7 +103,7 @@ def test_layers_are_those_of_the_matrices_that_int8_stands_for(join):
     attend_fns = [kv.make_prefill_attention()] * MODEL.num_layers
 
     def run(layers):
-        return transformer.apply_split_layers(MODEL, tuple(layers), x_BTD, rope, attend_fns)[0]
+        return decode_layers.apply_split_layers(MODEL, tuple(layers), x_BTD, rope, attend_fns)[0]
 
     np.testing.assert_allclose(run(int8["layers"]), run(rebuilt), rtol=1e-4, atol=1e-4)
     assert all((int8[name] == plain[name]).all() for name in ("embed", "head_DV", "final_norm"))
@@ -111,7 +111,7 @@ def test_layers_are_those_of_the_matrices_that_int8_stands_for(join):
 
 def loop_of(model):
     """The line of the compiled program in which the decode loop of eight rows begins."""
-    weights = jax.eval_shape(lambda: transformer.split_layers(model, True, random_params()))
+    weights = jax.eval_shape(lambda: decode_layers.split_layers(model, True, random_params()))
     state = jax.eval_shape(lambda: empty_state(model, 16, 8, 8, 12))
     decode_fn = jax.jit(lambda *arguments: decode.decode(model, (1,), *arguments), donate_argnums=1)
     text = decode_fn.lower(weights, state, sampling_params(1.0), np.int32(0)).compile().as_text()
@@ -135,7 +135,7 @@ def test_memory_as_it_is_planned():
         state = jax.eval_shape(lambda model=model: empty_state(model, 16, 8, 8, 12))
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.prefix.k, state.prefix.v)))
         assert held == 8 * 8 * costs.cached_token_bytes(model, tensor=1)
-        weights = jax.eval_shape(lambda model=model: transformer.split_layers(model, True, random_params()))
+        weights = jax.eval_shape(lambda model=model: decode_layers.split_layers(model, True, random_params()))
         leaves = jax.tree_util.tree_flatten_with_path((weights["layers"], weights["head_DV"]))[0]
         held = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path))
         assert held == costs.sampling_weight_bytes(model, tensor=1)

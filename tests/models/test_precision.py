@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
-from tango_jax.models import transformer
+from tango_jax.models import decode_layers, transformer
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.job import sized
 from tango_jax.planning.sources import blank_tokenizer
@@ -82,10 +82,10 @@ def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(setting
     assert head and set(head) == {precision} and set(others) == {None}
 
     def sample(params):
-        weights = transformer.split_layers(model, True, params)
+        weights = decode_layers.split_layers(model, True, params)
         number_B = jnp.arange(2)
         prompts = decode.PromptBatch(
-            token_PS=jnp.zeros((2, 8), jnp.int32), length_P=number_B + 1, limit_B=number_B + 4, number_B=number_B,
+            token_PX=jnp.zeros((2, 8), jnp.int32), length_P=number_B + 1, limit_B=number_B + 4, number_B=number_B,
             key_data=jnp.zeros(2, jnp.uint32),
         )  # fmt: skip
         state = decode.prefill(model, (1,), 4, 4, None, weights, prompts, sampling_params(1.0))

@@ -323,7 +323,7 @@ def test_a_budget_of_cached_tokens():
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     shapes = job.policies["generator"].sampling
     assert [state.out_token_BS.shape for state in shapes.states] == [(4, 16), (2, 32)]
-    assert shapes.prefill[1].token_PS.shape == (1, 24)
+    assert shapes.prefill[1].token_PX.shape == (1, 24)
     filled = sampling_workload(job, "generator", 4, 2, filled=0.5)
     lengths = evenly_spaced_lengths(8, 32, 0.5)
     assert (filled.batches, filled.pass_lengths, filled.prompts, filled.shares_prompts) == (1, (24,) * 4, 1, False)

@@ -114,7 +114,7 @@ def test_a_chunk_of_prompts_is_as_wide_as_its_longest(setup):
     widths = []
 
     def watched(weights, batch, sampling):
-        widths.append(batch.token_PS.shape)
+        widths.append(batch.token_PX.shape)
         return setup.continuous.driver.prefill_fn(weights, batch, sampling)
 
     driver = dataclasses.replace(setup.continuous.driver, prefill_fn=watched)

@@ -47,12 +47,12 @@ def test_shares():
 
 
 def test_means_come_with_the_spread_over_problems():
-    values_UC = np.stack([np.repeat([0.0, 1.0], 200), np.full(400, 0.25), np.zeros(400)], axis=1)
-    half, quarter, none = bootstrap_means(values_UC)
+    values_OA = np.stack([np.repeat([0.0, 1.0], 200), np.full(400, 0.25), np.zeros(400)], axis=1)
+    half, quarter, none = bootstrap_means(values_OA)
     error = 1.96 * 0.5 / sqrt(400)  # of the mean of 400 fair coins
     assert half.value == 0.5 and (half.low, half.high) == pytest.approx((0.5 - error, 0.5 + error), abs=8e-3)
     assert quarter == pytest.approx((0.25, *wilson(0.25, 400))) and none == pytest.approx((0, *wilson(0.0, 400)))
-    assert bootstrap_means(values_UC) == [half, quarter, none]  # the same rows, the same table
+    assert bootstrap_means(values_OA) == [half, quarter, none]  # the same rows, the same table
     assert np.isnan(bootstrap_means(np.zeros((0, 2)))).all()
 
 
@@ -65,9 +65,9 @@ def test_differences_are_paired():
 
 
 def test_a_figure_of_sums_and_its_undetermined_resamples():
-    def ratio(sums_WC):
+    def ratio(sums_JA):
         with np.errstate(invalid="ignore"):
-            return sums_WC[:, 0] / sums_WC[:, 1]
+            return sums_JA[:, 0] / sums_JA[:, 1]
 
     estimate = estimate_from_sums(np.array([[1.0, 2.0], [2.0, 2.0], [0.0, 0.0]]), ratio)
     assert estimate.value == 3 / 4 and (estimate.low, estimate.high) == (0.5, 1.0)
@@ -75,10 +75,10 @@ def test_a_figure_of_sums_and_its_undetermined_resamples():
 
 
 def test_the_average_of_sets_is_surer_than_each():
-    columns_UC = np.repeat([0.0, 1.0], 100)[:, None]
-    draws_W = resample(columns_UC, lambda sums_WC: sums_WC[:, 0] / 200)
-    low, high = percentile_interval(draws_W)
-    mean = mean_over_sets([0.5] * 4, [draws_W] * 4)
+    columns_OA = np.repeat([0.0, 1.0], 100)[:, None]
+    draws_J = resample(columns_OA, lambda sums_JA: sums_JA[:, 0] / 200)
+    low, high = percentile_interval(draws_J)
+    mean = mean_over_sets([0.5] * 4, [draws_J] * 4)
     assert mean.value == 0.5 and (mean.high - mean.low) == pytest.approx((high - low) / 2, rel=0.1)
 
 

@@ -1,0 +1,54 @@
+"""The decoder's layers as sampling runs them: weights in the decode layout, and a loop that returns each layer's cache.
+
+In: the parameters of training, once per phase; then the hidden states of new tokens. Out: the weights that sampling
+takes; then hidden states, keys and values. Stage: sampling. A layer is `transformer.Block`, as in training.
+
+Training scans over the stacked layers. Sampling loops over them in Python, since a scan would copy the cache at every
+step.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from tango_jax.models.attention import AttendFn
+from tango_jax.models.int8 import quantize_matrices
+from tango_jax.models.transformer import Block, ModelConfig, Rope, head_matrix
+
+
+def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
+    """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
+
+    Slicing a stacked tree inside the decode loop would copy every weight at every token. With `join`, matrices that
+    read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones. (Where
+    heads are split over devices, a joined matrix would have to be shuffled between them.)
+
+    With `sample_weight_dtype` "int8" every matrix of a layer is int8, and `<name>_scale` has the scales of its outputs.
+    Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
+    and a tied table is both.
+    """
+    cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
+    for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
+        flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
+        cast[joined] = jnp.concatenate(flat, axis=-1)
+    layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
+    if config.sample_weight_dtype:
+        layers = tuple(quantize_matrices(layer) for layer in layers)
+    return {
+        "embed": params["embed"].astype(config.compute_dtype),
+        "layers": layers,
+        "final_norm": params["final_norm"].astype(config.compute_dtype),
+        "head_DV": head_matrix(config, params),
+    }
+
+
+def apply_split_layers(
+    config: ModelConfig, layers: tuple[dict, ...], x_BTD: jax.Array, rope: Rope, attend_fns: Sequence[AttendFn]
+) -> tuple[jax.Array, tuple]:
+    """All layers by a Python loop over `split_layers`' tuple; returns the hidden states and each layer's cache."""
+    block, caches = Block(config), []
+    for layer_params, attend_fn in zip(layers, attend_fns, strict=True):
+        x_BTD, cache = block.apply({"params": layer_params}, x_BTD, rope, attend_fn)
+        caches.append(cache)
+    return x_BTD, tuple(caches)
