@@ -47,7 +47,7 @@ class MeshTrain:
     def __init__(self, folder: Path):
         self.folder = folder
         self.overrides = ["generator.cache_buckets=()", "rl.warmup_steps=1", "rl.generator_steps=3"]
-        self.overrides += ["rl.format_weight=0.5", "checkpoint.every=1", "checkpoint.keep=9", "transcripts=1"]
+        self.overrides += ["rl.format_weight=0.5", "checkpoint.every=1", "checkpoint.keep=9"]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
         for role in ROLES:
             model = ("num_layers=1", "num_heads=4", "num_kv_heads=4", "head_dim=8")
@@ -55,8 +55,7 @@ class MeshTrain:
             stage_one = ("steps=200", "batch_size=12", "eval_every=100", "checkpoint_every=200")
             self.overrides += [f"{role}.sft.{setting}" for setting in (*stage_one, "optimizer.schedule=cosine")]
             self.overrides.append(f"{role}.row_buckets=(8,)")
-        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}",
-                           f"distributed.connect_s={HANG_S}"]  # fmt: skip
+        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}"]
 
     def settings(self, layout: tuple, offload: bool = False) -> list[str]:
         """All overrides of configs/tiny.py."""
