@@ -74,6 +74,8 @@ class Responses:
     rollout: Rollout
     records: list[Solution] | list[Verification]  # B
     metrics: dict[str, float]  # lengths, truncation, grader failures
+    # The places of `parents` among the records of the call before, if they are only a part of them.
+    places: Sequence[int] | None = None
 
     @property
     def owners(self) -> list:
@@ -109,6 +111,7 @@ class Counters:
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
+    evidence: tuple[float, ...] = ()  # fields of rl/trust.py Evidence; empty: none so far
 
     def take(self, stream: str, count: int) -> "Counters":
         """The counters after `count` more problems of a stream."""

@@ -91,6 +91,10 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
             f"alpha_final={rl.alpha_final}): use rl.alpha_schedule=linear, or arm=grpo for no step rewards",
         )
     mistakes.require(
+        not rl.trust or (len(rl.trust) == 2 and rl.trust[0] < rl.trust[1]),
+        f"rl.trust={tuple(rl.trust)} must be two likelihood ratios that ascend, such as (8, 14), or empty",
+    )
+    mistakes.require(
         rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
         "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, which "
         f"rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another schedule, or "

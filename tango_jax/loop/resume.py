@@ -67,7 +67,8 @@ def start_or_resume(
         states = {role: policy.offloaded(policy.restart(start_params.pop(role))) for role, policy in policies.items()}
         return RunState(states)
     meta = restored.meta
-    counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]))
+    counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
+                        tuple(meta["evidence"]))
     states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
     return RunState(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 

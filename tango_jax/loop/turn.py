@@ -18,7 +18,7 @@ from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
 from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import TurnSoFar
+from tango_jax.rl.credit import TurnSoFar, asked_about
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -53,7 +53,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     """
     role, plan = turn.role, context.method.arm.turns[turn.role]
     answers, reward, sampling_metrics = sample_problems(context, states, counters, turn)
-    answers |= make_calls(context, states, plan.calls_after(role), answers[role].records, turn)
+    answers |= ask_verifier(context, states, plan.calls_after(role), answers[role], counters, turn)
     is_action_BT = action_mask(context.policies[role], answers[role].rollout)
     counters = counters.take(plan.problems, problems_of_a_turn(context.config.rl))
     so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters)
@@ -81,6 +81,22 @@ def sample_problems(
 
     algorithm = algorithm_of(context.config[role].loss.algorithm)
     return sample_until_full(sample_batch, role, algorithm, 1 + rl.dynamic_sampling)
+
+
+def ask_verifier(
+    context: RunContext, states: States, calls: Sequence[Call], solved: Responses, counters: Counters, turn: Turn
+) -> dict[str, Responses]:
+    """The calls after that of the role that learns, about those of its records that `rl.judge` and the trust in the
+    verifier leave (rl/trust.py)."""
+    rl = context.config.rl
+    if not calls or (rl.judge == "all" and not rl.trust):
+        return make_calls(context, states, calls, solved.records, turn)
+    places = np.flatnonzero(asked_about(context.config, solved, counters).is_asked_B)
+    if not places.size:
+        return {}
+    answers = make_calls(context, states, calls, [solved.records[place] for place in places], turn)
+    first = calls[0].role
+    return answers | {first: dataclasses.replace(answers[first], places=places)}
 
 
 def make_calls(

@@ -165,11 +165,13 @@ def reinforce_pp_step_BT(
     return (whitened_BT * has_steps_B1).astype(np.float32)
 
 
-def blend(adv_out_BT: np.ndarray, adv_step_BT: np.ndarray, alpha: float) -> np.ndarray:
-    """A = (1 - alpha) A_out + alpha A_step (arXiv 2505.15034), float32 [B, T]; both already normalised."""
+def blend(adv_out_BT: np.ndarray, adv_step_BT: np.ndarray, alpha: float | np.ndarray) -> np.ndarray:
+    """A = (1 - alpha) A_out + alpha A_step (arXiv 2505.15034), float32 [B, T]; both already normalised. `alpha` is one
+    number in [0, 1], or float [B], one for each row."""
     chex.assert_rank([adv_out_BT, adv_step_BT], 2)
     chex.assert_equal_shape([adv_out_BT, adv_step_BT])
-    assert 0.0 <= alpha <= 1.0, f"alpha is {alpha}"
+    assert np.all((0.0 <= np.asarray(alpha)) & (np.asarray(alpha) <= 1.0)), f"alpha is {alpha}"
+    alpha = alpha[:, None] if np.ndim(alpha) else alpha
     return ((1.0 - alpha) * adv_out_BT.astype(np.float64) + alpha * adv_step_BT.astype(np.float64)).astype(np.float32)
 
 

@@ -14,10 +14,11 @@ import chex
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Answers, Counters, Credit, Rewards, Term
+from tango_jax.records import Answers, Counters, Credit, Responses, Rewards, Term
 from tango_jax.rl import advantages
 from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
+from tango_jax.rl.trust import Asked, Evidence, ask_about
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 
@@ -149,8 +150,28 @@ def outcome_credit(so_far: TurnSoFar) -> Credit:
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
-    averaged."""
-    return steps_credit(so_far, judged_labels(so_far))
+    averaged. Step rewards weigh as much as the verifier is trusted, in the groups that it is asked about."""
+    rl, counters = so_far.config.rl, so_far.counters
+    if rl.judge == "all" and not rl.trust:
+        return steps_credit(so_far, judged_labels(so_far))
+    asked = asked_about(so_far.config, so_far.answers["generator"], counters)
+    credit = steps_credit(so_far, judged_labels(so_far), trust_P=asked.trust_P)
+    evidence, judged = Evidence(*counters.evidence), so_far.answers.get("verifier")
+    if judged is not None:
+        evidence = evidence.after_solving(*_grades_and_verdicts(judged))
+    metrics = {
+        "generator/trust": asked.trust,
+        "generator/judged_share": asked.is_asked_B.mean(),
+        "verifier/likelihood_ratio": asked.likelihood_ratio,
+    }
+    counters = dataclasses.replace(credit.counters, evidence=tuple(evidence))
+    return credit._replace(counters=counters, metrics=credit.metrics | metrics)
+
+
+def _grades_and_verdicts(judged: Responses) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the grader and whether the verifier accepts each solution that was judged, bool [B] both."""
+    return (np.array([solution.is_correct for solution in judged.owners]),
+            np.array([verification.verdict == "CORRECT" for verification in judged.records]))  # fmt: skip
 
 
 def gold_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -161,8 +182,14 @@ def gold_steps_credit(so_far: TurnSoFar) -> Credit:
 def judged_labels(so_far: TurnSoFar) -> list[list[tuple[bool, ...] | None]]:
     """The verifier's judgements of the steps of every solution, B entries for each verification of a solution; None
     where judgements and steps do not match."""
-    verifications, count = so_far.answers["verifier"].records, so_far.answers["verifier"].group_size
-    return [[v.judgements if v.is_aligned else None for v in verifications[first::count]] for first in range(count)]
+    if (judged := so_far.answers.get("verifier")) is None:
+        return [[None] * len(so_far.reward_B)]
+    labels = [[None] * len(so_far.reward_B) for _ in range(judged.group_size)]
+    places = range(len(judged.parents)) if judged.places is None else judged.places
+    for index, verification in enumerate(judged.records):
+        parent, number = divmod(index, judged.group_size)
+        labels[number][places[parent]] = verification.judgements if verification.is_aligned else None
+    return labels
 
 
 def class_balanced_credit(so_far: TurnSoFar) -> Credit:
@@ -182,11 +209,17 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
         "verifier/label_count_correct": label_counts[1],
     }
     counters = dataclasses.replace(counters, label_counts=tuple(map(float, label_counts)))
+    if so_far.config.rl.trust:
+        num_steps_B = np.array([len(solution.steps) for solution in so_far.answers["verifier"].owners])
+        evidence = Evidence(*counters.evidence).after_practice(
+            *_grades_and_verdicts(so_far.answers["verifier"]), num_steps_B)  # fmt: skip
+        counters = dataclasses.replace(counters, evidence=tuple(evidence))
     return Credit(adv_BT, counters, metrics, (term,))
 
 
 def steps_credit(
-    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None
+    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None,
+    trust_P: np.ndarray | None = None,
 ) -> Credit:
     """The outcome, blended with labels of the steps, (1 - alpha) A_outcome + alpha A_step (arXiv 2505.15034).
 
@@ -194,6 +227,7 @@ def steps_credit(
         labels: one list for every verification of a solution, of B entries: a label for each step, or None where a
             solution has no step rewards.
         step_fn: takes the place of the algorithm's (rl/algorithms.py).
+        trust_P: float [P], what alpha is multiplied by in each group; None: nowhere by anything.
     """
     rl, loss, solved = so_far.config.rl, so_far.config.generator.loss, so_far.answers["generator"]
     algorithm = so_far.algorithm("generator")
@@ -212,14 +246,24 @@ def steps_credit(
     alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, one_outcome)
     adv_outcome_BT = so_far.outcome_advantages("generator")
     adv_step_BT = advantages.average_over_verifications(parts)
-    adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha)
+    alpha_B = alpha if trust_P is None else np.repeat(alpha * trust_P, solved.group_size)
+    adv_BT = advantages.blend(adv_outcome_BT, adv_step_BT, alpha_B)
     metrics = {
-        "generator/alpha": alpha,
+        "generator/alpha": float(np.max(alpha_B)),
         "generator/reward/step": np.mean(total),
         "generator/step_rewarded_share": np.mean(share),
     }
-    terms = (Term("outcome", 1.0 - alpha, adv_outcome_BT), Term("steps", alpha, adv_step_BT))
+    terms = (Term("outcome", 1.0 - alpha_B, adv_outcome_BT), Term("steps", alpha_B, adv_step_BT))
     return Credit(adv_BT, so_far.counters, metrics, terms, labels)
+
+
+def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked:
+    """Which of a generator turn's solutions the verifier judges, and what the step rewards of their groups weigh."""
+    is_correct_B = np.array([solution.is_correct for solution in solved.records])
+    algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
+    is_silent_P = ~algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
+    num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
+    return ask_about(config.rl, is_correct_B, is_silent_P, num_steps, Evidence(*counters.evidence))
 
 
 REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}

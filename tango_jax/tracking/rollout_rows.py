@@ -73,13 +73,17 @@ def evaluation_rows(
 def _generator_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
     """The rows of a generator turn, with its solutions and verifications as they are `written` and `said`."""
     solutions, credit = result.solutions, result.credit
-    count = len(said) // len(solutions)
+    said_of: dict[int, list[dict]] = {b: [] for b in range(len(solutions))}
+    if judged := result.answers.get("verifier"):
+        places = range(len(solutions)) if judged.places is None else judged.places
+        for index, item in enumerate(said):
+            said_of[places[index // judged.group_size]].append(item)
     steps_by_label = [
         step_reward_BT(labels, [solution.step_ends for solution in solutions], credit.adv_BT.shape[1])
         for labels in credit.labels or ()
     ]
     return [
-        {"problem": _problem(solution), "solution": written[b], "verifications": said[b * count : (b + 1) * count]}
+        {"problem": _problem(solution), "solution": written[b], "verifications": said_of[b]}
         # One list per verification of the solution (or of the task's labels), y_k / K each; null without step rewards.
         | {"step_rewards": [_step_rewards(labels[b]) if is_end_BT[b].any() else None
                             for labels, (_, is_end_BT) in zip(credit.labels or (), steps_by_label, strict=True)]}

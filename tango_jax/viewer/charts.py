@@ -34,6 +34,8 @@ def training(run: Run) -> list[dict]:
     verdicts += noisy("says CORRECT", of("verifier/rate_correct"), BLUE, "--")
     verdicts += noisy("share of correct answers", of("verifier/solutions_correct"), GREY, ":")
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
+    believed = noisy("trust", of("generator/trust", {"generator"}), VERMILION)
+    believed += noisy("share of the solutions that are judged", of("generator/judged_share", {"generator"}), GREY, "--")
     pool = run.settings["eval.pool"]
     return with_content(
         [
@@ -44,6 +46,8 @@ def training(run: Run) -> list[dict]:
                   f1, TURN, score=True, **warmup),
             panel("Verdicts in training", "How often it says CORRECT, and the share of correct solutions; of "
                   f"{sampled} verifications in a turn.", verdicts, TURN, score=True, **warmup),
+            panel("Trust in the verifier", "The factor of the step rewards' weight, and the share of the solutions "
+                  "that the verifier is asked about.", believed, TURN, score=True, **warmup),
             panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), TURN, **warmup),
             panel("KL to the reference", "For policies with a reference.", both("kl"), TURN, **warmup),
             panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),

@@ -72,7 +72,7 @@ function saidOf(solution, verification, k, paint) {
   const raw = block && !aligned ? judgementKind(verification.judgements[k]) : null;
   const words = block
     ? h("pre", {}, ...inside(verification.text, block, "step", paint))
-    : muted(verification ? "no judgement of this step" : "no verifier in this arm");
+    : muted(verification ? "no judgement of this step" : "the verifier was not asked");
   const head = h(
     "div",
     { class: "step-head" },

@@ -144,7 +144,7 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     run = default_config()
     run.rl.samples_per_prompt = M
     answers = {
-        role: types.SimpleNamespace(records=records, rollout=types.SimpleNamespace(
+        role: types.SimpleNamespace(records=records, group_size=1, places=None, rollout=types.SimpleNamespace(
             logps=[np.zeros(len(record.token_ends)) for record in records]))
         for role, records in (("generator", solutions), ("verifier", verifications))
     }  # fmt: skip

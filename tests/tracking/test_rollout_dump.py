@@ -53,7 +53,7 @@ def result_of(
     for role, found in records.items():
         lengths = [len(record.token_ends) for record in found]
         rollout = Rollout((), tuple(np.full(length, -0.3) for length in lengths), np.zeros(len(found), bool), 0, 0)
-        answers[role] = Responses(role, [], [], 1, rollout, found, {})
+        answers[role] = Responses(role, [], [], len(found) // len(solutions), rollout, found, {})
     reward, credit = Rewards(reward_B, {}, reward_terms), Credit(adv_BT, Counters(), {}, adv_terms, labels)
     return TurnResult({}, {}, answers, reward, credit)
 

@@ -1,0 +1,77 @@
+"""Runs whose verifier is asked about a part of the solutions: what equals GRPO, and what a resumption keeps."""
+
+import numpy as np
+import pytest
+
+from support.paths import CONFIGS
+from support.tiny_train import repeatable_rows
+from tango_jax.cli.command_line import load_config
+from tango_jax.loop import run
+from tango_jax.runtime import hosts
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.rollout_dump import read_rollouts
+
+SILENT = Console(enabled=False)
+
+
+class StopAfter(hosts.Preemption):
+    """As if SIGTERM came during a turn."""
+
+    def __init__(self, turns: int):
+        super().__init__(is_watching=False)
+        self.left = turns
+
+    def is_due(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def config_of(*overrides: str):
+    return load_config(str(CONFIGS / "tiny.py"), ["rollouts.every=1", "eval.every=6", *overrides])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def doubted(folder):
+    """A verifier that is never believed."""
+    run.train(config_of("rl.trust=(1000,1001)", "rl.judge=silent"), folder / "doubted", SILENT)
+    return folder / "doubted"
+
+
+def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted):
+    run.train(config_of("arm=grpo"), folder / "grpo", SILENT)
+    ours, theirs = ([{name: value for name, value in row.items() if name.startswith("generator/")}
+                     for row in read_metrics(path / "metrics.jsonl") if row["phase"] == "generator"]
+                    for path in (doubted, folder / "grpo"))  # fmt: skip
+    assert len(theirs) == 6
+    for mine, plain in zip(ours, theirs, strict=True):
+        assert mine | plain == mine and mine["generator/trust"] == 0
+
+
+def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted):
+    config = config_of("rl.trust=(1000,1001)", "rl.judge=silent")
+    for turns in (3, 2):
+        with pytest.raises(hosts.Preempted):
+            run.train(config, folder / "stopped", SILENT, preemption=StopAfter(turns))
+    run.train(config, folder / "stopped", SILENT)
+    assert repeatable_rows(folder / "stopped/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
+
+
+def test_the_dump_says_who_was_asked(folder):
+    run.train(config_of("rl.judge=failed"), folder / "failed", SILENT)
+    rows = [row for row in read_rollouts(folder / "failed/rollouts") if row["role"] == "generator"]
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["turn"], row["group"]), []).append(row)
+    for members in groups.values():
+        has_right = any(row["solution"]["is_correct"] for row in members)
+        assert [len(row["verifications"]) for row in members] == [int(not has_right)] * len(members)
+    shares = [row["generator/judged_share"] for row in read_metrics(folder / "failed/metrics.jsonl")
+              if row["phase"] == "generator"]  # fmt: skip
+    judged = [row for row in rows if row["verifications"]]
+    assert np.mean(shares) == pytest.approx(len(judged) / len(rows))
