@@ -13,23 +13,23 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
 from tango_jax.loop.breakdown import check_metrics
+from tango_jax.loop.compilation import compile_run, compile_transfers
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
-from tango_jax.loop.measure import evaluate, fixed_pool
+from tango_jax.loop.measure import evaluate_roles, fixed_pool
 from tango_jax.loop.output import RunOutput
 from tango_jax.loop.problems_ahead import check_problems
 from tango_jax.loop.resume import RunState, check_start, fingerprints_of, peek, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_method import try_method
 from tango_jax.loop.turn import RunContext, run_turn
-from tango_jax.loop.warm_up import warm_up, warm_up_transfers
 from tango_jax.records import Solution, States
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.rl.schedule import Schedule, is_evaluation_due, make_schedule, turn_at
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.loggers import RunLog
@@ -40,7 +40,7 @@ from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
 
-def train(
+def run_or_resume(
     config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None,
     preemption: hosts.Preemption | None = None,
 ) -> dict:
@@ -54,7 +54,7 @@ def train(
     """
     if summary := read_finished(config, workdir, console):
         return summary
-    with hold(workdir, console), CompileCounter() as compiles:
+    with locked(workdir, console), CompileCounter() as compiles:
         # Check again: another process may have finished the run while this one waited for the lock.
         if summary := read_finished(config, workdir, console):
             return summary
@@ -65,7 +65,7 @@ def run_stages(
     config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None,
     preemption: hosts.Preemption, compiles: CompileCounter,
 ) -> dict:
-    """See `train`; the workdir is locked and not finished."""
+    """See `run_or_resume`; the workdir is locked and not finished."""
     # What the run consists of. Nothing is written yet: this reads settings, data and checkpoints, and finds the errors
     # that would otherwise end the run after minutes of stage 1 and compilation.
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
@@ -92,11 +92,11 @@ def run_stages(
                   if config[role].loss.kl_coef > 0}  # fmt: skip
     context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
-        warm_up(context, start_params, progress, preemption)
+        compile_run(context, start_params, progress, preemption)
     start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config)
     if start.counters.turn:
         console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
-    warm_up_transfers(context, start.states)
+    compile_transfers(context, start.states)
     compiles.mark_warm()
 
     # Stage 2.
@@ -112,7 +112,7 @@ def run_stages(
         output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
         states = run_turns(context, schedule, pool, start, output, preemption)
         progress.begin("evaluation for the transcripts")
-        final = evaluate(context, states, pool[:1])
+        final = evaluate_roles(context, states, pool[:1])
 
     # Results.
     summary = {}
@@ -172,5 +172,5 @@ def run_evaluation(
     """
     output.progress.begin("evaluation")
     with output.explained(f"the evaluation after turn {turns_done}"), context.timer("evaluate"):
-        measured = evaluate(context, states, pool)
+        measured = evaluate_roles(context, states, pool)
     output.write_evaluation(turns_done, measured)

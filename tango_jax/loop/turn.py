@@ -145,8 +145,8 @@ def respond(
     context.show_fn(text.reading)
     with timer(text.read_phase):
         records, own_counts = text.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
-    records, rollout = hosts.gather(records), _gather_rollout(rollout)
-    for one in hosts.gather([own_counts]):
+    records, rollout = hosts.join_parts(records), _gather_rollout(rollout)
+    for one in hosts.join_parts([own_counts]):
         counts = {name: counts.get(name, 0) + one.get(name, 0) for name in (*counts, *one)}
     return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(role, rollout) | counts)
 
@@ -161,7 +161,7 @@ def _sample(context: RunContext, policy: Policy, params: Any, request: SampleReq
             rollout = policy.sampler.sample(weights, request)
         except FloatingPointError as error:
             mistake = str(error)
-    mistake = next(filter(None, hosts.gather([mistake])), "")
+    mistake = next(filter(None, hosts.join_parts([mistake])), "")
     if mistake:
         raise Broken(policy.role, f"cannot sample from the {policy.role}: {mistake}")
     return rollout
@@ -170,11 +170,11 @@ def _sample(context: RunContext, policy: Policy, params: Any, request: SampleReq
 def _gather_rollout(rollout: Rollout) -> Rollout:
     """Join the rollouts of all processes."""
     return Rollout(
-        tokens=tuple(hosts.gather(rollout.tokens)),
-        logps=tuple(hosts.gather(rollout.logps)),
-        is_truncated_B=np.array(hosts.gather(rollout.is_truncated_B), bool),
-        decode_steps=max(hosts.gather([rollout.decode_steps])),
-        row_steps=sum(hosts.gather([rollout.row_steps])),
+        tokens=tuple(hosts.join_parts(rollout.tokens)),
+        logps=tuple(hosts.join_parts(rollout.logps)),
+        is_truncated_B=np.array(hosts.join_parts(rollout.is_truncated_B), bool),
+        decode_steps=max(hosts.join_parts([rollout.decode_steps])),
+        row_steps=sum(hosts.join_parts([rollout.row_steps])),
     )
 
 

@@ -105,7 +105,7 @@ def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:
     except ValueError as error:
         mistake = str(error)
     hosts.raise_mistake(mistake)
-    return np.array(hosts.gather(values), np.float32)
+    return np.array(hosts.join_parts(values), np.float32)
 
 
 def _as_number(value: Any) -> float | None:

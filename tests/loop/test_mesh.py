@@ -23,7 +23,7 @@ from support.paths import CONFIGS, ROOT
 from support.processes import HANG_S, Finished, finish, wait_for
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
@@ -68,7 +68,7 @@ class MeshTrain:
         """In this process."""
         offload = name == "2x2x2"  # host memory is a kind of its own on CPU devices, too
         settings = [*self.settings(LAYOUTS[name], offload), *overrides]
-        train(load_config(str(CONFIGS / "tiny.py"), settings), workdir, Console(enabled=False))
+        run_or_resume(load_config(str(CONFIGS / "tiny.py"), settings), workdir, Console(enabled=False))
 
     def start_two(self, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
