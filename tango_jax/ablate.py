@@ -30,7 +30,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.evaluations import Evaluation, read_tables
 from tango_jax.tracking.known_arms import arms_beside, keep_arms, known
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, workdir = parse_command_line("ablate", __doc__, argv, "runs/ablation")
     with session(config, workdir) as console:
         plan = make_plan(config, workdir)
-        with hold(workdir, console):
+        with locked(workdir, console):
             outcome = run_experiment(plan, console)
             if hosts.is_first() and outcome.rows:
                 files = write_results(plan, outcome.rows)

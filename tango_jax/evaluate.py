@@ -24,14 +24,14 @@ from tango_jax.cli.session import session
 from tango_jax.evaluation.command import evaluate_checkpoint, process_config
 from tango_jax.evaluation.settings import parse_settings
 from tango_jax.runtime.failures import ends_in_one_line
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         settings = parse_settings(__doc__, argv)
-    with session(process_config(settings), settings.out) as console, hold(settings.out, console):
+    with session(process_config(settings), settings.out) as console, locked(settings.out, console):
         evaluate_checkpoint(settings, console)
 
 

@@ -40,7 +40,7 @@ from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.keys import MAX_SAMPLES
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.tasks.own_grader import OwnGrader, grade_solutions, grader_of, try_grader, version_of
 from tango_jax.text.templates import generator_prompt, templates_digest
@@ -192,7 +192,7 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
                 truncated=float(np.mean([row.is_truncated for row in rows])),
                 tokens=float(np.mean([row.num_tokens for row in rows])),
             )
-    for index, rows in hosts.gather([(index, found[index]) for index in hosts.own_part(missing)]):
+    for index, rows in hosts.join_parts([(index, found[index]) for index in hosts.own_part(missing)]):
         found[index] = rows
     return [row for rows in found for row in rows]
 
@@ -277,7 +277,7 @@ def _words(counts: dict[str, int]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line("generate", __doc__, argv, "runs/teacher", CHOICES)
-    with session(config, workdir) as console, hold(workdir, console):
+    with session(config, workdir) as console, locked(workdir, console):
         generate(config, workdir, console)
         for name in FILES:
             console.log(str(workdir / name))

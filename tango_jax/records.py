@@ -6,7 +6,7 @@ Axis letters are those of README.md (Reading the code). Host records hold NumPy 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -83,6 +83,9 @@ class Responses:
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
 
+Answers = Mapping[str, Responses]  # role -> what it responded in a turn, in the order of the calls
+
+
 @dataclasses.dataclass(frozen=True)
 class Term:
     """A part of a reward or an advantage, weight x value, under the name by which the report shows it."""
@@ -92,15 +95,13 @@ class Term:
     value: np.ndarray  # float32: [B] of a reward, [B, T] of an advantage
 
 
-@dataclasses.dataclass(frozen=True)
-class Signal:
-    """The training signal of a turn, per response of the role that is updated; the rollout dump records it."""
+class Rewards(NamedTuple):
+    """One reward for every response of the role that learns. A reward function makes it (rl/credit.py); the credit
+    function reads `reward_B`, the rollout dump `reward_B` and `terms`, the turn's row of metrics.jsonl `metrics`."""
 
     reward_B: np.ndarray  # float32
-    adv_BT: np.ndarray  # float32, used by the update
-    adv_terms: tuple[Term, ...] = ()  # what adv_BT is the sum of; empty: the report shows it alone
-    labels: list | None = None  # generator: step labels of each solution, one list for each verification of it
-    reward_terms: tuple[Term, ...] = ()  # what reward_B is the sum of
+    metrics: dict[str, float]
+    terms: tuple[Term, ...] = ()  # what reward_B is the sum of; empty: the report shows it alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +116,17 @@ class Counters:
     def take(self, stream: str, count: int) -> "Counters":
         """The counters after `count` more problems of a stream."""
         return dataclasses.replace(self, cursors={**self.cursors, stream: self.cursors.get(stream, 0) + count})
+
+
+class Credit(NamedTuple):
+    """One advantage for every token of these responses. A credit function makes it (rl/credit.py); the update reads
+    `adv_BT`, the next turn `counters`, the rollout dump `adv_BT`, `terms` and `labels`, metrics.jsonl `metrics`."""
+
+    adv_BT: np.ndarray  # float32
+    counters: Counters  # those after the turn
+    metrics: dict[str, float]
+    terms: tuple[Term, ...] = ()  # what adv_BT is the sum of; empty: the report shows it alone
+    labels: list | None = None  # of the generator's steps: B entries for each verification of a solution
 
 
 @struct.dataclass
@@ -156,13 +168,18 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """The new state after a turn, and the records that it produced."""
+    """What `loop.turn.run_turn` returns: the loop takes the states and counters, the rollout dump all other fields."""
 
     states: States
-    counters: Counters
     metrics: dict[str, float]
-    answers: dict[str, Responses]  # by the role that responded, in the order of the calls
-    signal: Signal
+    answers: Answers
+    reward: Rewards
+    credit: Credit
+
+    @property
+    def counters(self) -> Counters:
+        """The counters after the turn."""
+        return self.credit.counters
 
     @property
     def solutions(self) -> list[Solution]:

@@ -72,7 +72,7 @@ class Response(NamedTuple):
     is_truncated: bool  # it reached the limit before its end
 
 
-def respond(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> Response:
+def sample_one(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> Response:
     """Sample one response."""
     key_data = rng.step_key(args.seed, key_name)
     rollout = sampler.sample([prompt], np.zeros((1, 1), int), key_data, args.temperature, args.top_p)
@@ -134,7 +134,7 @@ def answer(
     warn_of_unknown(question, generator, verifier, console)
     prompt = question_prompt(problem, generator, verifier)
     with working("solving (the first question of its length is also compiled)"):
-        response = respond(generator, prompt, args, "solve")
+        response = sample_one(generator, prompt, args, "solve")
     text = response.text
     console.print(Text(quoted(text, encoding)))
     warn_if_cut_off("solution", response, console)
@@ -144,7 +144,7 @@ def answer(
         verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
     with working("judging"):
-        verification = respond(verifier, prompt, args, "verify")
+        verification = sample_one(verifier, prompt, args, "verify")
     judged = parse_verification(verification.text, len(steps), solution.format_score)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)

@@ -24,7 +24,7 @@ from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import check_config
@@ -56,7 +56,7 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
                            for role in ROLES)
         raise ValueError(f"no role has a stage 1 to run ({states}): set the steps, and leave init_from empty "
                          "(--config.generator.init_from=)")
-    with hold(workdir, console):
+    with locked(workdir, console):
         check_config(config, workdir / "config.json")
         provenance = begin(config, workdir, console)
         needed = ROLES if config.verifier.sft.start == "generator" else trained

@@ -66,14 +66,14 @@ def train(
         validate(config)
         workdir = folder_to_write("workdir", workdir)
         with configured(config, console) as console:
-            return run.train(config, workdir, console, preemption=hosts.Preemption(is_watching=False))
+            return run.run_or_resume(config, workdir, console, preemption=hosts.Preemption(is_watching=False))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line("train", __doc__, argv, "runs/NAME")
     with session(config, workdir) as console:
-        run.train(config, workdir, console)
+        run.run_or_resume(config, workdir, console)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from support.paths import CONFIGS
 from tango_jax.arms import ARMS, JUDGE, SOLVE_WITH_GOLD_STEPS, Arm, Look
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
@@ -53,7 +53,7 @@ def config(own_arm):
 
 def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, own_arm, tmp_path):
     workdir = tmp_path / "runs" / "own"
-    assert train(config, workdir, SILENT)["arm"] == "own"
+    assert run_or_resume(config, workdir, SILENT)["arm"] == "own"
     rows = read_metrics(workdir / "metrics.jsonl")
     assert [row["phase"] for row in rows if row["phase"] != "eval"] == ["warmup", "generator", "generator"]
     for row in rows:

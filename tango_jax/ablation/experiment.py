@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from tango_jax.ablation.plan import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
 from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_method import try_method
 from tango_jax.rl.policy import Policy, make_policies
@@ -88,7 +88,7 @@ def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
         _keep_settings(plan)
     for run in runs:
         console.log(f"run {plan.runs.index(run) + 1} of {len(plan.runs)}: {run.name}")
-        train(run.config, run.folder, console, policies.of(run.config), preemption)
+        run_or_resume(run.config, run.folder, console, policies.of(run.config), preemption)
         _keep_settings(plan)
         hosts.in_first(results.write)
 

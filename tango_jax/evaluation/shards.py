@@ -131,6 +131,6 @@ def complete_shards(
             write_part(shard.path, rows)
             means = {name: sum(row.shown[name] for row in rows) / len(rows) for name in rows[0].shown}
             progress.advance(len(shard.items), phase=shard.set.name, **means)
-    for index, rows in hosts.gather([(index, found[index]) for index in own]):
+    for index, rows in hosts.join_parts([(index, found[index]) for index in own]):
         found[index] = rows
     return found

@@ -7,31 +7,21 @@ Stage: the first calls of a turn, up to that of the role that learns.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.grading import FAILURES
-from tango_jax.records import Responses, Term
+from tango_jax.records import Answers, Responses, Rewards, Term
 from tango_jax.rl.algorithms import Algorithm
-from tango_jax.rl.credit import Answers, Rewards
 
 # How the metrics of several batches of the same size become one; the others are averaged.
 SUMMED = ("tokens_sampled", "prompts_shortened", *FAILURES)
 LARGEST = ("length_max",)
 
 
-class Sampled(NamedTuple):
-    """The first half of a turn."""
-
-    answers: Answers
-    reward: Rewards  # of the role that learns
-    metrics: dict[str, float]  # of the sampling itself
-
-
 def sample_until_full(
     sample_batch: Callable[[int], tuple[Answers, Rewards]], role: str, algorithm: Algorithm, max_batches: int
-) -> Sampled:
+) -> tuple[Answers, Rewards, dict[str, float]]:
     """Sample batches of P problems until P of them have a signal for `role`, or up to `max_batches`; one batch alone is
     taken as it is.
 
@@ -49,7 +39,7 @@ def sample_until_full(
         num_problems = len(next(iter(answers.values())).parents)
         has_signal = algorithm.has_signal_P(reward.reward_B, answers[role].group_size)
         if max_batches == 1:
-            return Sampled(answers, reward, {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())})
+            return answers, reward, {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())}
         has_signal = has_signal.reshape(num_problems, -1).any(axis=1)
         for place in range(num_problems):
             (useful if has_signal[place] else useless).append((len(batches), place))
@@ -62,7 +52,7 @@ def sample_until_full(
         f"{role}/groups_filled_up": max(num_problems - len(useful), 0) / num_problems,
         f"{role}/batches_sampled": len(batches),
     }
-    return Sampled(answers, _choose_rewards(rewards, chosen, num_problems), metrics)
+    return answers, _choose_rewards(rewards, chosen, num_problems), metrics
 
 
 def _choose_rewards(batches: Sequence[Rewards], chosen: Sequence[tuple[int, int]], num_problems: int) -> Rewards:

@@ -50,7 +50,7 @@ def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
     return [task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
 
 
-def evaluate(context: RunContext, states: States, pool: list[Solution]) -> Measured:
+def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) -> Measured:
     """Evaluate both roles greedily; `pool` comes from `fixed_pool`."""
     key_data = rng.step_key(context.config.seed, "evaluate")
     problems = evaluated_problems(context.config, context.task)

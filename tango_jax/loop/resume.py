@@ -25,8 +25,9 @@ from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """The state from which a run starts or resumes."""
+class RunState:
+    """A run between two turns, as its checkpoints hold it. `start_or_resume` makes the one that the turns begin with,
+    and run.py reads that; the output of a run (output.py) makes one for every checkpoint."""
 
     states: States
     counters: Counters = Counters()
@@ -35,42 +36,56 @@ class Start:
     owes_evaluation: bool = True  # the evaluation after the last turn has not been written yet
 
 
+def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | None:
+    """The newest checkpoint without its states; None: there is none.
+
+    Raises:
+        ValueError: all checkpoints are damaged, or are of another model.
+    """
+    return checkpointer.peek(_abstract_states(policies))
+
+
 def start_or_resume(
-    policies: dict[str, Policy],
-    start_params: dict,
-    abstract_states: States,
-    fingerprints: dict[str, str],
-    checkpointer: Checkpointer,
-    config: ConfigDict,
-) -> Start:
-    """Return the newest checkpoint, or train states initialised from `start_params`, which are needed only without one.
+    policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
+    checkpointer: Checkpointer, config: ConfigDict,
+) -> RunState:  # fmt: skip
+    """Return the newest checkpoint, or train states initialised from `start_params`.
+
+    Args:
+        start_params: by role, what stage 1 ended with. It is emptied, so that the devices do not hold it beside the
+            states.
+        newest: what `peek` found.
 
     Raises:
         ValueError: the checkpoint has a different start or a different model.
     """
-    restored = checkpointer.restore(abstract_states)
+    if newest is not None:
+        start_params.clear()  # before the states are read
+    restored = checkpointer.restore(_abstract_states(policies))
     check_start(restored, fingerprints, config)
     if restored is None:
-        return Start({role: policy.offloaded(policy.restart(start_params[role])) for role, policy in policies.items()})
+        states = {role: policy.offloaded(policy.restart(start_params.pop(role))) for role, policy in policies.items()}
+        return RunState(states)
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
                         tuple(meta["evidence"]))
     states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
-    return Start(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
+    return RunState(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 
 
-def save_checkpoint(
-    checkpointer: Checkpointer, counters: Counters, states: States, metrics_bytes: int, seconds: float,
-    fingerprints: dict[str, str], owes_evaluation: bool,
-) -> None:
-    """Save what `start_or_resume` reads: the states, the counters and the other fields of `Start`."""
-    meta = dataclasses.asdict(counters) | {
-        "metrics_bytes": metrics_bytes,
-        "seconds": seconds,
+def save(checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str]) -> None:
+    """Save what `start_or_resume` returns. Raises CheckpointError, see `Checkpointer.save`."""
+    meta = dataclasses.asdict(run_state.counters) | {
+        "metrics_bytes": run_state.metrics_bytes,
+        "seconds": run_state.seconds,
         "source_fingerprint": fingerprints,
-        "owes_evaluation": owes_evaluation,
+        "owes_evaluation": run_state.owes_evaluation,
     }
-    checkpointer.save(counters.turn, states, meta)
+    checkpointer.save(run_state.counters.turn, run_state.states, meta)
+
+
+def _abstract_states(policies: dict[str, Policy]) -> States:
+    return {role: policy.abstract_state() for role, policy in policies.items()}
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:

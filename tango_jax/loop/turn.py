@@ -5,7 +5,7 @@ declared by a `TurnPlan` of the arm (arms.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import Call
 from tango_jax.loop.breakdown import Broken
-from tango_jax.loop.dynamic_sampling import Sampled, sample_until_full
+from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
-from tango_jax.records import Counters, Responses, Rollout, States, TrainState, TurnResult
+from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import Answers, Rewards, TurnSoFar, asked_about
+from tango_jax.rl.credit import TurnSoFar, asked_about
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -26,7 +26,6 @@ from tango_jax.rl.schedule import Turn, problems_of_a_turn
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
-from tango_jax.sharding.layouts import fetch
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
 
@@ -35,12 +34,12 @@ _KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the 
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What every turn reads; built once and never changed."""
+    """What turns and evaluations of a run read. `run.run_stages` makes it, once; this file and measure.py read it."""
 
     config: ConfigDict
     task: Task
-    policies: dict[str, Policy]  # by role
-    references: dict  # role -> parameters of its reference policy for the KL
+    policies: Mapping[str, Policy]  # by role
+    references: Mapping[str, Callable[[], dict]]  # role -> Policy.reference_fn, of the roles whose loss has a KL term
     timer: PhaseTimer
     method: Method | None = None  # None: roles respond, as in an evaluation, and nothing is trained
     show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
@@ -59,14 +58,16 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     counters = counters.take(plan.problems, problems_of_a_turn(context.config.rl))
     so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters)
     credit = context.method.credits[role](so_far)
-    signal = dataclasses.replace(credit.signal, reward_terms=reward.terms)
-    state, update_metrics = update_policy(context, states[role], answers[role], signal.adv_BT, is_action_BT)
+    state, update_metrics = update_policy(context, states[role], answers[role], credit.adv_BT, is_action_BT)
     metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, credit.metrics, update_metrics)
-    return TurnResult(states | {role: state}, credit.counters, metrics, answers, signal)
+    return TurnResult(states | {role: state}, metrics, answers, reward, credit)
 
 
-def sample_problems(context: RunContext, states: States, counters: Counters, turn: Turn) -> Sampled:
-    """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards."""
+def sample_problems(
+    context: RunContext, states: States, counters: Counters, turn: Turn
+) -> tuple[Answers, Rewards, dict[str, float]]:
+    """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards; then
+    metrics of the sampling itself."""
     role, rl = turn.role, context.config.rl
     plan = context.method.arm.turns[role]
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
@@ -144,8 +145,8 @@ def respond(
     context.show_fn(text.reading)
     with timer(text.read_phase):
         records, own_counts = text.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
-    records, rollout = hosts.gather(records), _gather_rollout(rollout)
-    for one in hosts.gather([own_counts]):
+    records, rollout = hosts.join_parts(records), _gather_rollout(rollout)
+    for one in hosts.join_parts([own_counts]):
         counts = {name: counts.get(name, 0) + one.get(name, 0) for name in (*counts, *one)}
     return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(role, rollout) | counts)
 
@@ -160,7 +161,7 @@ def _sample(context: RunContext, policy: Policy, params: Any, request: SampleReq
             rollout = policy.sampler.sample(weights, request)
         except FloatingPointError as error:
             mistake = str(error)
-    mistake = next(filter(None, hosts.gather([mistake])), "")
+    mistake = next(filter(None, hosts.join_parts([mistake])), "")
     if mistake:
         raise Broken(policy.role, f"cannot sample from the {policy.role}: {mistake}")
     return rollout
@@ -169,11 +170,11 @@ def _sample(context: RunContext, policy: Policy, params: Any, request: SampleReq
 def _gather_rollout(rollout: Rollout) -> Rollout:
     """Join the rollouts of all processes."""
     return Rollout(
-        tokens=tuple(hosts.gather(rollout.tokens)),
-        logps=tuple(hosts.gather(rollout.logps)),
-        is_truncated_B=np.array(hosts.gather(rollout.is_truncated_B), bool),
-        decode_steps=max(hosts.gather([rollout.decode_steps])),
-        row_steps=sum(hosts.gather([rollout.row_steps])),
+        tokens=tuple(hosts.join_parts(rollout.tokens)),
+        logps=tuple(hosts.join_parts(rollout.logps)),
+        is_truncated_B=np.array(hosts.join_parts(rollout.is_truncated_B), bool),
+        decode_steps=max(hosts.join_parts([rollout.decode_steps])),
+        row_steps=sum(hosts.join_parts([rollout.row_steps])),
     )
 
 
@@ -183,11 +184,6 @@ def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
     if policy.config.loss.mask_overlong:
         length_B = np.where(rollout.is_truncated_B, 0, length_B)
     return np.arange(policy.config.max_response)[None, :] < length_B[:, None]
-
-
-def reference_of(context: RunContext, policy: Policy) -> dict:
-    """The parameters of the reference policy, on the devices."""
-    return fetch(context.references[policy.role], policy.shardings.params)
 
 
 def update_policy(
@@ -200,12 +196,7 @@ def update_policy(
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            batches.append(policy.with_scores(batch, state.params, lambda: reference_of(context, policy)))
-        state, updates = policy.fetched(state), []
-        for _ in range(policy.config.loss.epochs):
-            for batch in batches:
-                state, device_metrics = policy.update(state, batch)
-                updates.append(device_metrics)  # fetched only after all updates have been dispatched
+            batches.append(policy.with_scores(batch, state.params, context.references.get(policy.role)))
+        state, updates = policy.updated(state, batches)
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
-        state = policy.offloaded(state)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}

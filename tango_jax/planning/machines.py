@@ -96,7 +96,7 @@ def this_machine(config: ConfigDict) -> Machine:
     hosts.connect(config.distributed)
     hosts.check_devices()
     backend = jax.default_backend()
-    told = hosts.gather([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])
+    told = hosts.join_parts([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])
     # All processes must derive the same settings, although the machines they run on may not be quite alike: those that
     # fit the smallest. CPU processes of one machine share its memory.
     processes = Counter(name for name, _, _ in told)

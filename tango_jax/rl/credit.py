@@ -7,33 +7,24 @@ prompt-major; T is the token axis of a response.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chex
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Counters, Responses, Signal, Term
+from tango_jax.records import Answers, Counters, Credit, Responses, Rewards, Term
 from tango_jax.rl import advantages
 from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
 from tango_jax.rl.trust import Asked, Evidence, ask_about
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
-Answers = Mapping[str, Responses]  # role -> what it responded in this turn
-
-
-class Rewards(NamedTuple):
-    """One reward for every response of the role that learns, the terms that it is the sum of, and metrics."""
-
-    reward_B: np.ndarray  # float32
-    metrics: dict[str, float]
-    terms: tuple[Term, ...] = ()
 
 
 class TurnSoFar(NamedTuple):
-    """What a credit function sees: the turn up to its rewards."""
+    """What a credit function sees: the turn up to its rewards. `loop.turn.run_turn` makes it."""
 
     config: ConfigDict
     turn: Turn
@@ -50,14 +41,6 @@ class TurnSoFar(NamedTuple):
         """The normalised reward of the role that learns, on every token of a response, float32 [B, T]."""
         loss, group_size = self.config[role].loss, self.answers[role].group_size
         return self.algorithm(role).outcome_fn(self.reward_B, self.is_action_BT, group_size, loss)
-
-
-class Credit(NamedTuple):
-    """Advantages of one batch, the counters after it, and metrics."""
-
-    signal: Signal
-    counters: Counters
-    metrics: dict[str, float]
 
 
 def generator_outcome_reward_B(
@@ -162,8 +145,7 @@ def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 def outcome_credit(so_far: TurnSoFar) -> Credit:
     """The generator's reward is shared by all tokens of a response."""
     adv_BT = so_far.outcome_advantages("generator")
-    signal = Signal(so_far.reward_B, adv_BT, (Term("outcome", 1.0, adv_BT),))
-    return Credit(signal, so_far.counters, {"generator/alpha": 0.0})
+    return Credit(adv_BT, so_far.counters, {"generator/alpha": 0.0}, (Term("outcome", 1.0, adv_BT),))
 
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -183,7 +165,7 @@ def judged_steps_credit(so_far: TurnSoFar) -> Credit:
         "verifier/likelihood_ratio": asked.likelihood_ratio,
     }
     counters = dataclasses.replace(credit.counters, evidence=tuple(evidence))
-    return Credit(credit.signal, counters, credit.metrics | metrics)
+    return credit._replace(counters=counters, metrics=credit.metrics | metrics)
 
 
 def _grades_and_verdicts(judged: Responses) -> tuple[np.ndarray, np.ndarray]:
@@ -221,7 +203,6 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     # the group's deviation would take the weight out again.
     adv_BT = adv_outcome_BT * class_weight_B[:, None]
     term = Term("outcome, by the weight of its class", class_weight_B, adv_outcome_BT)
-    signal = Signal(so_far.reward_B, adv_BT, (term,))
     metrics = {
         "verifier/solutions_correct": is_correct_B.mean(),
         "verifier/label_count_incorrect": label_counts[0],
@@ -233,7 +214,7 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
         evidence = Evidence(*counters.evidence).after_practice(
             *_grades_and_verdicts(so_far.answers["verifier"]), num_steps_B)  # fmt: skip
         counters = dataclasses.replace(counters, evidence=tuple(evidence))
-    return Credit(signal, counters, metrics)
+    return Credit(adv_BT, counters, metrics, (term,))
 
 
 def steps_credit(
@@ -273,7 +254,7 @@ def steps_credit(
         "generator/step_rewarded_share": np.mean(share),
     }
     terms = (Term("outcome", 1.0 - alpha_B, adv_outcome_BT), Term("steps", alpha_B, adv_step_BT))
-    return Credit(Signal(so_far.reward_B, adv_BT, terms, labels), so_far.counters, metrics)
+    return Credit(adv_BT, so_far.counters, metrics, terms, labels)
 
 
 def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked:

@@ -25,9 +25,9 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import Arm
 from tango_jax.config import ROLES
-from tango_jax.records import Counters, Signal
+from tango_jax.records import Answers, Counters, Credit, Rewards
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import CREDITS, REWARDS, Answers, Credit, Rewards, TurnSoFar
+from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
 from tango_jax.rl.losses import LossTokens
 from tango_jax.rl.own_reward import OwnReward, load_own_rewards, with_own_reward
 from tango_jax.runtime.checks import Mistakes, one_of, shortened
@@ -88,7 +88,7 @@ def _checked_reward(function: UserFunction) -> Callable[[Answers, ConfigDict], R
     def reward_fn(answers: Answers, rl: ConfigDict) -> Rewards:
         result = function.call(answers, rl)
         if not isinstance(result, Rewards):
-            function.refuse(f"it returned {shortened(result)}; it must return Rewards (tango_jax.rl.credit)")
+            function.refuse(f"it returned {shortened(result)}; it must return Rewards (tango_jax.records)")
         counts = {len(responses.records) for responses in answers.values()}
         if not _is_finite(result.reward_B) or np.ndim(result.reward_B) != 1 or len(result.reward_B) not in counts:
             function.refuse(f"reward_B is {_described(result.reward_B)}; it must have a finite number for each "
@@ -101,10 +101,9 @@ def _checked_reward(function: UserFunction) -> Callable[[Answers, ConfigDict], R
 def _checked_credit(function: UserFunction) -> Callable[[TurnSoFar], Credit]:
     def credit_fn(so_far: TurnSoFar) -> Credit:
         result = function.call(so_far)
-        if not (isinstance(result, Credit) and isinstance(result.signal, Signal)
-                and isinstance(result.counters, Counters)):
-            function.refuse(f"it returned {shortened(result)}; it must return a Credit (tango_jax.rl.credit)")
-        adv_BT, shape = result.signal.adv_BT, so_far.is_action_BT.shape
+        if not (isinstance(result, Credit) and isinstance(result.counters, Counters)):
+            function.refuse(f"it returned {shortened(result)}; it must return a Credit (tango_jax.records)")
+        adv_BT, shape = result.adv_BT, so_far.is_action_BT.shape
         if np.shape(adv_BT) != shape or not _is_finite(adv_BT):
             function.refuse(f"adv_BT is {_described(adv_BT)}; it must have a finite number for each token, "
                             f"{list(shape)}")

@@ -13,7 +13,7 @@ a weight, so the function takes its place with
     rl.correctness_weight=0 rl.gamma=0          for the verifier
 
 The function is called once for every response. Of several processes, each calls it on its share of them. It is tried
-on made-up responses before a run begins any work (loop/try_rewards.py).
+on made-up responses before a run begins any work (loop/try_method.py).
 """
 
 import dataclasses
@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Problem, Responses, Solution, Term, Verification
-from tango_jax.rl.credit import Answers, Rewards
+from tango_jax.records import Answers, Problem, Responses, Rewards, Solution, Term, Verification
 from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import Mistakes, cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
@@ -106,7 +105,7 @@ def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:
     except ValueError as error:
         mistake = str(error)
     hosts.raise_mistake(mistake)
-    return np.array(hosts.gather(values), np.float32)
+    return np.array(hosts.join_parts(values), np.float32)
 
 
 def _as_number(value: Any) -> float | None:

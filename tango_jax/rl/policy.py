@@ -60,13 +60,31 @@ class Policy:
             return state
         return state.replace(opt_state=fetch(state.opt_state, self.shardings.opt_state))
 
+    def reference_fn(self, params: dict) -> Callable[[], dict]:
+        """() -> these parameters of a reference policy, on the devices. With `mesh.offload`, they are in host memory
+        between two calls."""
+        kept = offload(params) if self.config.mesh.offload else params
+        return lambda: fetch(kept, self.shardings.params)
+
+    def updated(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, list[dict]]:
+        """The state after `loss.epochs` passes over the batches, and the metrics of every update.
+
+        The metrics are still on the devices: reading one would wait for its update, and the next is dispatched first.
+        """
+        state, updates = self.fetched(state), []
+        for _ in range(self.config.loss.epochs):
+            for batch in batches:
+                state, metrics = self.update(state, batch)
+                updates.append(metrics)
+        return self.offloaded(state), updates
+
     def with_scores(
-        self, batch: Batch, params: dict, reference_fn: Callable, score_fn: Callable | None = None
+        self, batch: Batch, params: dict, reference_fn: Callable | None, score_fn: Callable | None = None
     ) -> Batch:
         """The batch with the log-probs that the loss needs: of the reference, and of the policy before any update.
 
         Args:
-            reference_fn: () -> the reference's parameters; not called if the loss has no KL term.
+            reference_fn: () -> the reference's parameters; not called, and may be None, if the loss has no KL term.
             score_fn: takes the place of `score`.
         """
         score_fn = score_fn or self.score

@@ -160,7 +160,7 @@ def own_range(count: int) -> tuple[int, int]:
     return count * index // processes, count * (index + 1) // processes
 
 
-def gather(items: Sequence) -> list:
+def join_parts(items: Sequence) -> list:
     """The lists of all processes joined in their order: the inverse of `own_part`. All of them must call it.
 
     Items are sent as Python objects; keep them small (records and texts, not arrays of a model).
@@ -176,18 +176,18 @@ def raise_mistake(mistake: str) -> None:
     Raises:
         ValueError: the first of the texts, and how to go on.
     """
-    if first := next(filter(None, gather([mistake])), ""):
+    if first := next(filter(None, join_parts([mistake])), ""):
         raise ValueError(f"{first}. Once that is mended, the same command resumes from the last checkpoint")
 
 
 def max_over_processes(*values: int) -> tuple[int, ...]:
     """The largest of the processes' values, for each of them."""
-    return tuple(map(max, zip(*gather([values]), strict=True)))
+    return tuple(map(max, zip(*join_parts([values]), strict=True)))
 
 
 def from_first(value: Any) -> Any:
     """The first process's value, in all of them."""
-    return gather([value])[0]
+    return join_parts([value])[0]
 
 
 def in_first(work_fn: Callable[[], None]) -> None:
@@ -206,9 +206,9 @@ def in_first(work_fn: Callable[[], None]) -> None:
         raise ValueError(mistake)
 
 
-def warm_up() -> None:
+def compile_exchange() -> None:
     """Compile both sizes of an exchange."""
-    gather([bytes(2 * _FIRST_MESSAGE_BYTES)])
+    join_parts([bytes(2 * _FIRST_MESSAGE_BYTES)])
 
 
 def _exchange(value: Any) -> list:

@@ -41,7 +41,7 @@ class _Attempt(NamedTuple):
 
 
 @contextlib.contextmanager
-def hold(workdir: Path, console: Console) -> Iterator[None]:
+def locked(workdir: Path, console: Console) -> Iterator[None]:
     """Keep the workdir, which is made if need be, for this job while the block runs; all its processes must call it.
 
     Raises:

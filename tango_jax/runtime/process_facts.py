@@ -32,7 +32,7 @@ def process_facts() -> dict[str, Any]:
 
     All processes must call this.
     """
-    machines = hosts.gather([socket.gethostname()])
+    machines = hosts.join_parts([socket.gethostname()])
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _command(),

@@ -56,7 +56,7 @@ class Sampler:
         check_request(request, self.config.prompt_buckets[-1])
         return self.driver.sample(weights, with_row_arrays(request, self.config.cache_buckets[-1]))
 
-    def warm_up(self, weights: dict, group_sizes: Sequence[int]) -> None:
+    def compile_now(self, weights: dict, group_sizes: Sequence[int]) -> None:
         """Compile everything that requests with these group sizes can need. Nothing is computed."""
         with CompileAhead() as ahead:
             self.compile_ahead(ahead, weights, group_sizes)

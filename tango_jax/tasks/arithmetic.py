@@ -41,7 +41,7 @@ def has_short_decimals(number: Fraction) -> bool:
     return (number * 10**_MAX_DECIMALS).denominator == 1 and abs(number) < 10**12
 
 
-def evaluate(expression: str) -> Fraction | None:
+def value_of(expression: str) -> Fraction | None:
     """Return the exact value of an expression of numbers, + - * / and brackets; None for any other text."""
     try:
         # Python rejects leading zeros and would read a comma as a tuple.

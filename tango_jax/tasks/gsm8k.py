@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tango_jax.data.row_fields import GSM8K_MARK, answer_text
-from tango_jax.tasks.arithmetic import evaluate, has_short_decimals, number_text, numbers_in, replace_numbers
+from tango_jax.tasks.arithmetic import has_short_decimals, number_text, numbers_in, replace_numbers, value_of
 from tango_jax.text.templates import judged
 
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")  # expression, value
@@ -90,8 +90,8 @@ def _result_mark(line: str) -> re.Match | None:
 def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.Generator) -> _Worked | None:
     """Put a wrong result into one line and carry it through to the answer; return None if that is impossible."""
     mark = _result_mark(worked.lines[position])
-    value = None if mark is None else evaluate(mark[2])
-    if value is None or value <= 0 or evaluate(mark[1]) != value:
+    value = None if mark is None else value_of(mark[2])
+    if value is None or value <= 0 or value_of(mark[1]) != value:
         return None
     # A number that also occurs with another meaning would be replaced in the wrong places.
     known = {*numbers_in(question), *(number for line in worked.lines[:position] for number in numbers_in(line))}
@@ -128,13 +128,13 @@ def _recomputed(line: str, changed: dict[Fraction, Fraction], known: set[Fractio
     parts, end = [], 0
     for mark in _MARK.finditer(line):
         parts.append(replace_numbers(line[end : mark.start()], changed))
-        expression, value, end = replace_numbers(mark[1], changed), evaluate(mark[2]), mark.end()
-        result = evaluate(expression) if expression != mark[1] else value
+        expression, value, end = replace_numbers(mark[1], changed), value_of(mark[2]), mark.end()
+        result = value_of(expression) if expression != mark[1] else value
         if value is None or result is None or result <= 0:
             return None
         if not has_short_decimals(result) or not has_short_decimals(value):
             return None
-        if evaluate(mark[1]) != value or changed.get(value, result) != result:
+        if value_of(mark[1]) != value or changed.get(value, result) != result:
             return None
         if result != value:
             if value in known:

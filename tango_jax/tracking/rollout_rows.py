@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
-from tango_jax.records import Problem, Signal, Solution, Term, TurnResult, Verification
+from tango_jax.records import Credit, Problem, Rewards, Solution, Term, TurnResult, Verification
 from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import step_reward_BT
 from tango_jax.rl.schedule import Turn
@@ -33,9 +33,9 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
             item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
     make_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = make_rows(result, dicts["generator"], dicts["verifier"])
-    signal, M, loss = result.signal, config.rl.samples_per_prompt, config[turn.role].loss
+    M, loss = config.rl.samples_per_prompt, config[turn.role].loss
     formula, learners = algorithm_of(loss.algorithm).formula, result.answers[turn.role].records
-    groups = [_group(reward_M) for reward_M in signal.reward_B.reshape(-1, M)]
+    groups = [_group(reward_M) for reward_M in result.reward.reward_B.reshape(-1, M)]
     return [
         {
             "turn": turn.index + 1,  # as `step` in metrics.jsonl
@@ -49,7 +49,8 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
         }
         | groups[b // M]
         | row
-        | {"reward": _reward(signal, b), "formula": formula, "advantage": _advantage(signal, b, learner.token_ends)}
+        | {"reward": _reward(result.reward, b), "formula": formula}
+        | {"advantage": _advantage(result.credit, b, learner.token_ends)}
         | {"notes": _notes(row, loss.mask_overlong and learner.is_truncated)}
         for b, (row, learner) in enumerate(zip(rows, learners, strict=True))
     ]
@@ -71,21 +72,21 @@ def evaluation_rows(
 
 def _generator_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
     """The rows of a generator turn, with its solutions and verifications as they are `written` and `said`."""
-    solutions, signal = result.solutions, result.signal
+    solutions, credit = result.solutions, result.credit
     said_of: dict[int, list[dict]] = {b: [] for b in range(len(solutions))}
     if judged := result.answers.get("verifier"):
         places = range(len(solutions)) if judged.places is None else judged.places
         for index, item in enumerate(said):
             said_of[places[index // judged.group_size]].append(item)
     steps_by_label = [
-        step_reward_BT(labels, [solution.step_ends for solution in solutions], signal.adv_BT.shape[1])
-        for labels in signal.labels or ()
+        step_reward_BT(labels, [solution.step_ends for solution in solutions], credit.adv_BT.shape[1])
+        for labels in credit.labels or ()
     ]
     return [
         {"problem": _problem(solution), "solution": written[b], "verifications": said_of[b]}
         # One list per verification of the solution (or of the task's labels), y_k / K each; null without step rewards.
         | {"step_rewards": [_step_rewards(labels[b]) if is_end_BT[b].any() else None
-                            for labels, (_, is_end_BT) in zip(signal.labels or (), steps_by_label, strict=True)]}
+                            for labels, (_, is_end_BT) in zip(credit.labels or (), steps_by_label, strict=True)]}
         | {"step_formula": f"±1 / K, K = {len(solution.step_ends)}"}
         for b, solution in enumerate(solutions)
     ]  # fmt: skip
@@ -119,11 +120,11 @@ def _notes(row: dict, is_masked: bool) -> list[str]:
     return notes
 
 
-def _reward(signal: Signal, b: int) -> dict:
+def _reward(reward: Rewards, b: int) -> dict:
     """The reward of a response, and the terms weight x value that it is the sum of, by their names."""
     terms = [{"name": term.name, "weight": _weight(term, b), "value": _number(term.value[b])}
-             for term in signal.reward_terms]  # fmt: skip
-    return {"total": _number(signal.reward_B[b]), "terms": terms}
+             for term in reward.terms]  # fmt: skip
+    return {"total": _number(reward.reward_B[b]), "terms": terms}
 
 
 def _weight(term: Term, b: int) -> float:
@@ -177,7 +178,7 @@ def _step_rewards(labels: Sequence[bool]) -> list[float]:
     return [_number((1.0 if label else -1.0) / len(labels)) for label in labels]
 
 
-def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
+def _advantage(credit: Credit, b: int, token_ends: Sequence[int]) -> dict:
     """Run-length encoded advantages: [tokens, value] of each term, whose sum by `weight` is the total.
 
     `total`, which the update uses, has [tokens, value, characters], the last being the text offset at the end of the
@@ -185,11 +186,11 @@ def _advantage(signal: Signal, b: int, token_ends: Sequence[int]) -> dict:
     """
     length = len(token_ends)
     total, tokens = [], 0
-    for count, value in _runs(signal.adv_BT[b, :length]):
+    for count, value in _runs(credit.adv_BT[b, :length]):
         tokens += count
         total.append([count, value, token_ends[tokens - 1]])
     terms = [{"name": term.name, "weight": _weight(term, b), "runs": _runs(term.value[b, :length])}
-             for term in signal.adv_terms]  # fmt: skip
+             for term in credit.terms]  # fmt: skip
     return {"total": total, "terms": terms}
 
 

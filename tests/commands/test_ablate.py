@@ -25,7 +25,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import LOCK_FILE, hold
+from tango_jax.runtime.lock import LOCK_FILE, locked
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.evaluations import write_table
 from tango_jax.tracking.metrics import read_metrics
@@ -186,7 +186,7 @@ def start_grid(tiny_train, workdir: Path, *overrides: str) -> subprocess.Popen:
 def is_held(lock_file: Path) -> bool:
     """Whether the process that has locked a workdir is still there; its file may outlive it."""
     try:
-        with hold(lock_file.parent, Console(enabled=False)):
+        with locked(lock_file.parent, Console(enabled=False)):
             return False
     except ValueError:
         return True

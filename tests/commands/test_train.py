@@ -9,7 +9,7 @@ import pytest
 
 from support.tiny_train import repeatable_rows
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 from tango_jax.train import load_config, read_metrics, train
 from torture.runs import ROLES, SMALL
 
@@ -89,7 +89,7 @@ def test_mistakes_are_the_commands_errors(finished, config, tmp_path):
 
 
 def test_a_workdir_that_is_in_use_is_refused(config, tmp_path):
-    with hold(tmp_path / "run", SILENT), pytest.raises(ValueError, match="is in use by"):
+    with locked(tmp_path / "run", SILENT), pytest.raises(ValueError, match="is in use by"):
         train(config, tmp_path / "run", SILENT)
 
 

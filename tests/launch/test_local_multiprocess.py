@@ -10,7 +10,7 @@ from support.launching import finish, run, scripted, start, starts
 from support.paths import LAUNCH
 from support.processes import wait_for
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 
 JAX_PROGRAM = ["python", "-m", "tests.support.launched_program"]
 
@@ -81,7 +81,7 @@ def test_a_bug_in_one_process_ends_all_at_once(tmp_path):
 
 def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
     """The first one asks for the lock; the others must not go on without it."""
-    with hold(tmp_path, Console(enabled=False)):
+    with locked(tmp_path, Console(enabled=False)):
         done = run([*launcher(tmp_path), *JAX_PROGRAM, tmp_path])
     assert done.returncode == 2 and "Not restarted" in done.stderr, done.stderr
     refusal = f"error: {tmp_path} is in use by process {os.getpid()} on "

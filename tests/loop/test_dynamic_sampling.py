@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tango_jax.loop.dynamic_sampling import sample_until_full
-from tango_jax.records import Problem, Responses, Rollout, Term
+from tango_jax.records import Problem, Responses, Rewards, Rollout, Term
 from tango_jax.rl.algorithms import ALGORITHMS
-from tango_jax.rl.credit import Rewards
 
 P, M = 3, 2
 

@@ -11,7 +11,7 @@ from tango_jax.ablation.plan import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import check_init_from
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
@@ -73,7 +73,7 @@ def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, m
     def ablate(config, workdir, console):
         run_experiment(make_plan(config, workdir), console)
 
-    for start in (train, ablate):
+    for start in (run_or_resume, ablate):
         with pytest.raises(ValueError, match=rf"^generator\.init_from=.*source: .*{message}") as error:
             start(config, tmp_path / "run", Console(enabled=False))
         assert "\n" not in str(error.value)

@@ -72,7 +72,7 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
 
     monkeypatch.setattr(measure, "respond", respond)
     task = types.SimpleNamespace(num_test=1, test_problem=lambda index: None)
-    metrics = measure.evaluate(types.SimpleNamespace(config=default_config(), task=task), {}, []).metrics
+    metrics = measure.evaluate_roles(types.SimpleNamespace(config=default_config(), task=task), {}, []).metrics
     assert {name: metrics[name] for name in metrics if name.startswith("grader/")} == {
         "grader/eval_errors": 2, "grader/eval_timeouts": 1, "grader/eval_overlong": 0,
     }  # fmt: skip

@@ -23,7 +23,7 @@ from support.paths import CONFIGS, ROOT
 from support.processes import HANG_S, Finished, finish, wait_for
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
@@ -47,7 +47,7 @@ class MeshTrain:
     def __init__(self, folder: Path):
         self.folder = folder
         self.overrides = ["generator.cache_buckets=()", "rl.warmup_steps=1", "rl.generator_steps=3"]
-        self.overrides += ["rl.format_weight=0.5", "checkpoint.every=1", "checkpoint.keep=9", "transcripts=1"]
+        self.overrides += ["rl.format_weight=0.5", "checkpoint.every=1", "checkpoint.keep=9"]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
         for role in ROLES:
             model = ("num_layers=1", "num_heads=4", "num_kv_heads=4", "head_dim=8")
@@ -55,8 +55,7 @@ class MeshTrain:
             stage_one = ("steps=200", "batch_size=12", "eval_every=100", "checkpoint_every=200")
             self.overrides += [f"{role}.sft.{setting}" for setting in (*stage_one, "optimizer.schedule=cosine")]
             self.overrides.append(f"{role}.row_buckets=(8,)")
-        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}",
-                           f"distributed.connect_s={HANG_S}"]  # fmt: skip
+        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}"]
 
     def settings(self, layout: tuple, offload: bool = False) -> list[str]:
         """All overrides of configs/tiny.py."""
@@ -69,7 +68,7 @@ class MeshTrain:
         """In this process."""
         offload = name == "2x2x2"  # host memory is a kind of its own on CPU devices, too
         settings = [*self.settings(LAYOUTS[name], offload), *overrides]
-        train(load_config(str(CONFIGS / "tiny.py"), settings), workdir, Console(enabled=False))
+        run_or_resume(load_config(str(CONFIGS / "tiny.py"), settings), workdir, Console(enabled=False))
 
     def start_two(self, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]

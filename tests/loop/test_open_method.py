@@ -13,7 +13,7 @@ from tango_jax.arms import ARMS, Arm, Look
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
 from tango_jax.loop.try_method import try_method
-from tango_jax.records import Signal
+from tango_jax.records import Credit, Rewards
 from tango_jax.rl import algorithms, credit
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.user_code import given
@@ -200,12 +200,12 @@ def no_credit(so_far):
 
 
 def short_credit(so_far):
-    return credit.Credit(Signal(so_far.reward_B, np.zeros((1, 1), np.float32)), so_far.counters, {})
+    return Credit(np.zeros((1, 1), np.float32), so_far.counters, {})
 
 
 def infinite_credit(so_far):
     adv_BT = np.full(so_far.is_action_BT.shape, np.inf, np.float32)
-    return credit.Credit(Signal(so_far.reward_B, adv_BT), so_far.counters, {})
+    return Credit(adv_BT, so_far.counters, {})
 
 
 def failing_credit(so_far):
@@ -213,7 +213,7 @@ def failing_credit(so_far):
 
 
 def short_reward(answers, rl):
-    return credit.Rewards(np.zeros(17, np.float32), {})
+    return Rewards(np.zeros(17, np.float32), {})
 
 
 def no_reward(answers, rl):
@@ -271,8 +271,8 @@ def test_terms_sum_to_the_advantages_and_the_rewards(name):
         config.arm = arm["arm"]
         method = try_method(config, make_task(config, {}))
     [(so_far, found)] = seen
-    total_BT = sum(np.reshape(term.weight, (-1, 1)) * term.value for term in found.signal.adv_terms)
-    np.testing.assert_allclose(total_BT, found.signal.adv_BT, atol=1e-6)
+    total_BT = sum(np.reshape(term.weight, (-1, 1)) * term.value for term in found.terms)
+    np.testing.assert_allclose(total_BT, found.adv_BT, atol=1e-6)
     reward = method.rewards[role](so_far.answers, config.rl)
     np.testing.assert_allclose(sum(term.weight * term.value for term in reward.terms), reward.reward_B, atol=1e-6)
     assert np.ptp(reward.reward_B) > 0

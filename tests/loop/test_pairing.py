@@ -8,8 +8,7 @@ from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import turn as turns
 from tango_jax.loop.turn import RunContext, run_turn
-from tango_jax.records import Counters, Responses, Rollout, Signal
-from tango_jax.rl.credit import Credit, Rewards
+from tango_jax.records import Counters, Credit, Responses, Rewards, Rollout
 from tango_jax.rl.own_method import load_method
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.timers import PhaseTimer
@@ -33,7 +32,7 @@ def asked(monkeypatch):
     def reward(answers, rl):
         return Rewards(np.arange(len(list(answers.values())[-1].records)) * float(has_signal[0]), {})
 
-    no_credit = lambda so_far: Credit(Signal(so_far.reward_B, None), so_far.counters, {})  # noqa: E731
+    no_credit = lambda so_far: Credit(None, so_far.counters, {})  # noqa: E731
     monkeypatch.setattr(turns, "respond", respond)
     monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))

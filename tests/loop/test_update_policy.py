@@ -45,7 +45,8 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
     )
     state = types.SimpleNamespace(params=PARAMS)
     policy = dataclasses.replace(policy, update=record)
-    context = RunContext(None, None, {"generator": policy}, {"generator": reference}, PhaseTimer())
+    references = {"generator": lambda: reference}
+    context = RunContext(None, None, {"generator": policy}, references, PhaseTimer())
     is_action_BT = action_mask(policy, rollout)
     assert is_action_BT.sum(axis=1).tolist() == [4, 2, 0, 1, 3, 5, 4, 2]
     learner = Responses("generator", (), prompts, 2, rollout, [], {})

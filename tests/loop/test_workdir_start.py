@@ -23,7 +23,7 @@ from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.loop import run
 from tango_jax.runtime.checkpoint import Restored
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import HEARTBEAT_TIMEOUT_S, LOCK_FILE, hold
+from tango_jax.runtime.lock import HEARTBEAT_TIMEOUT_S, LOCK_FILE, locked
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import MetricsWriter, check_log
 from tango_jax.tracking.run_config import keep_config
@@ -88,7 +88,7 @@ def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module
 def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch, tmp_path):
     wrong = config.copy_and_resolve_references()
     wrong.generator.init_from = str(tmp_path / "nowhere")
-    assert "there is no stage-1 checkpoint" in refused(run.train, wrong, workdir, SILENT)
+    assert "there is no stage-1 checkpoint" in refused(run.run_or_resume, wrong, workdir, SILENT)
     assert not (workdir / "config.json").exists() and not (workdir / LOCK_FILE).exists()
 
     def no_data(config, tokenizers):
@@ -99,7 +99,7 @@ def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch,
 
     monkeypatch.setattr(run, "make_task", no_data)
     monkeypatch.setattr(experiment, "make_task", no_data)
-    for call in (run.train, run_all):
+    for call in (run.run_or_resume, run_all):
         assert refused(call, config, workdir, SILENT) == "task.train cannot be read"
     assert not (workdir / "config.json").exists()
 
@@ -129,13 +129,13 @@ def test_a_finished_run_needs_no_lock_and_is_not_written_to(workdir, config):
     before = contents(workdir)
     other = config.copy_and_resolve_references()
     other.loggers.wandb = "another"
-    with hold(workdir, SILENT):  # by another process, say
-        assert run.train(other, workdir, SILENT) == summary
+    with locked(workdir, SILENT):  # by another process, say
+        assert run.run_or_resume(other, workdir, SILENT) == summary
     other.rl.gamma = 0.25
-    assert "other settings (rl.gamma: 0.8 -> 0.25)" in refused(run.train, other, workdir, SILENT)
+    assert "other settings (rl.gamma: 0.8 -> 0.25)" in refused(run.run_or_resume, other, workdir, SILENT)
     assert contents(workdir) == before
     (workdir / "config.json").unlink()
-    assert "config.json is missing" in refused(run.train, config, workdir, SILENT)
+    assert "config.json is missing" in refused(run.run_or_resume, config, workdir, SILENT)
 
 
 # ------------------------------------------------------------------------------------------ metrics and checkpoints
@@ -183,12 +183,12 @@ def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, m
         run.Checkpointer(workdir / "checkpoints").save(step, states, {"metrics_bytes": 100, "turn": step})
     keep_config(config, workdir / "config.json")
     monkeypatch.setattr(run, "run_stage_one", None)
-    text = refused(run.train, config, workdir, SILENT, policies)
+    text = refused(run.run_or_resume, config, workdir, SILENT, policies)
     assert text.startswith(f"{workdir / 'metrics.jsonl'} is missing, but the checkpoint was saved when it had 100")
     for step in ("2", "4"):
         os.unlink(workdir / "checkpoints" / step / "manifest.sha256")
     before = contents(workdir)
-    assert "every checkpoint in" in refused(run.train, config, workdir, SILENT, policies)
+    assert "every checkpoint in" in refused(run.run_or_resume, config, workdir, SILENT, policies)
     assert contents(workdir) == before
 
 
@@ -211,8 +211,8 @@ def test_a_start_with_damaged_weights_leaves_nothing_behind(tmp_path, workdir, s
                  "prompt_buckets=()", "cache_buckets=()")  # fmt: skip
     overrides = [f"{role}.{setting}" for role in ROLES for setting in of_a_role]
     config = load_config("tiny", [*overrides, "compile_cache="])
-    assert "the array final_norm holds values that are NaN" in refused(run.train, config, workdir, SILENT)
+    assert "the array final_norm holds values that are NaN" in refused(run.run_or_resume, config, workdir, SILENT)
     assert not workdir.exists()
     workdir.mkdir()
-    refused(run.train, config, workdir, SILENT)
+    refused(run.run_or_resume, config, workdir, SILENT)
     assert contents(workdir) == {}

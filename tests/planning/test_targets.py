@@ -80,7 +80,7 @@ def test_a_config_file_that_asks_for_devices_finds_those_of_the_plan(tmp_path):
 @pytest.mark.parametrize("backend, memory", [("cpu", 6 * GIB), ("gpu", 7 * GIB)])
 def test_cpu_processes_of_one_machine_share_its_memory(monkeypatch, backend, memory):
     told = [("first", 12 * GIB, None), ("first", 12 * GIB, 9.0), ("second", 7 * GIB, 8.0)]
-    monkeypatch.setattr(machines.hosts, "gather", lambda items: told)
+    monkeypatch.setattr(machines.hosts, "join_parts", lambda items: told)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     machine = this_machine(default_config())
     assert (machine.platform, machine.memory, machine.capability) == (backend, memory, 8.0)

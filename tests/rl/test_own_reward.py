@@ -159,9 +159,9 @@ def test_processes_share_the_responses(own, monkeypatch):
     own_fn = own("calls = []\ndef f(solution):\n    calls.append(solution.text)\n    return len(calls)\n")
     asked = responses("generator", [PROBLEM], 4, [solution(text) for text in "abcd"])
     monkeypatch.setattr(hosts, "own_part", lambda items: items[2:])
-    monkeypatch.setattr(hosts, "gather", lambda items: ["", *items] if items == [""] else [-1.0, -2.0, *items])
+    monkeypatch.setattr(hosts, "join_parts", lambda items: ["", *items] if items == [""] else [-1.0, -2.0, *items])
     np.testing.assert_array_equal(own_reward_B(own_fn, asked), np.float32([-1, -2, 1, 2]))
     assert own_fn.function.function.__globals__["calls"] == ["c", "d"]
-    monkeypatch.setattr(hosts, "gather", lambda items: ["the other one failed", *items])
+    monkeypatch.setattr(hosts, "join_parts", lambda items: ["the other one failed", *items])
     with pytest.raises(ValueError, match=r"^the other one failed\. Once that is mended, the same command res"):
         own_reward_B(own_fn, asked)

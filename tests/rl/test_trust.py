@@ -116,14 +116,14 @@ def test_step_rewards_weigh_as_much_as_the_verifier_is_trusted():
     verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
     half = Evidence(right=22.0, right_accepted=25.0, wrong=10.0, wrong_accepted=0.5)  # LR = 25 / 25 x 11 = 11
     credit = judged_steps_credit(so_far_of(solutions, verifications, half))
-    outcome, steps = credit.signal.adv_terms
+    outcome, steps = credit.terms
     assert credit.metrics["generator/trust"] == pytest.approx(0.5) and credit.metrics["generator/alpha"] == 0.25
     np.testing.assert_allclose(steps.weight, [0.25, 0.25, 0, 0])
     np.testing.assert_allclose(outcome.weight, [0.75, 0.75, 1, 1])
     # Step rewards 1/2 1/2 1/2 -1/2 have mean 1/4 and std 1/2: elements 1/2, 1/2, 1/2, -3/2, and what is still to come.
     np.testing.assert_allclose(steps.value[:2], [[1, 1, 0.5, 0.5, 0], [-1, -1, -1.5, -1.5, 0]], rtol=1e-5)
-    np.testing.assert_allclose(credit.signal.adv_BT[:2], 0.25 * steps.value[:2])
-    np.testing.assert_allclose(credit.signal.adv_BT[2:], outcome.value[2:])
+    np.testing.assert_allclose(credit.adv_BT[:2], 0.25 * steps.value[:2])
+    np.testing.assert_allclose(credit.adv_BT[2:], outcome.value[2:])
     # Of one right and three wrong solutions, it accepts the right one and one other.
     assert Evidence(*credit.counters.evidence) == half.after_solving(
         np.array([False, False, True, False]), np.array([True, False, True, False]))
@@ -133,7 +133,7 @@ def test_where_nobody_is_asked_the_credit_is_that_of_the_outcome():
     solutions = solved(True, False, True, True)
     so_far = so_far_of(solutions, None, Evidence(), trust=())
     credit = judged_steps_credit(so_far)
-    np.testing.assert_array_equal(credit.signal.adv_BT, so_far.outcome_advantages("generator"))
+    np.testing.assert_array_equal(credit.adv_BT, so_far.outcome_advantages("generator"))
     assert credit.metrics["generator/step_rewarded_share"] == 0 and credit.metrics["generator/judged_share"] == 0
 
 

@@ -17,21 +17,21 @@ from filelock import SoftFileLease
 from support.processes import wait_for
 from tango_jax.runtime import lock
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import LOCK_FILE, hold
+from tango_jax.runtime.lock import LOCK_FILE, locked
 
 SILENT = Console(enabled=False)
 HOLDER = """
     import sys, time
     from pathlib import Path
     from tango_jax.runtime.console import Console
-    from tango_jax.runtime.lock import hold
+    from tango_jax.runtime.lock import locked
 
     folder, go, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     (go.parent / f"ready_{name}").touch()
     while not go.exists():
         time.sleep(0.001)
     try:
-        with hold(folder, Console(enabled=False)):
+        with locked(folder, Console(enabled=False)):
             (go.parent / f"holds_{name}").touch()
             while not (go.parent / "end").exists():
                 time.sleep(0.01)
@@ -52,7 +52,7 @@ def owner_of(workdir):
 def leave_record(workdir, **changes) -> None:
     """A lock as another process left it, or holds it where nobody can ask."""
     workdir.mkdir(exist_ok=True)
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         text = (workdir / LOCK_FILE).read_text()
     for name, value in changes.items():
         text, count = re.subn(f"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
@@ -61,7 +61,7 @@ def leave_record(workdir, **changes) -> None:
 
 
 def refused(workdir) -> str:
-    with pytest.raises(ValueError) as error, hold(workdir, SILENT):
+    with pytest.raises(ValueError) as error, locked(workdir, SILENT):
         pytest.fail("it was not refused")
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -96,7 +96,7 @@ def test_of_starts_at_the_same_moment_one_gets_it_and_a_kill_frees_it(workdir, t
         winner.send_signal(signal.SIGKILL)
         winner.wait()
         assert owner_of(workdir).pid == winner.pid  # what a kill leaves needs nobody to remove it
-        with hold(workdir, SILENT):
+        with locked(workdir, SILENT):
             assert owner_of(workdir).pid == os.getpid()
     finally:
         for process in started.values():
@@ -105,15 +105,15 @@ def test_of_starts_at_the_same_moment_one_gets_it_and_a_kill_frees_it(workdir, t
 
 
 def test_it_is_gone_when_the_run_is_and_so_is_a_folder_that_was_made_for_nothing(workdir):
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         assert [path.name for path in workdir.iterdir()] == [LOCK_FILE]
     assert not workdir.exists()
     workdir.mkdir()
-    with pytest.raises(KeyError), hold(workdir, SILENT):
+    with pytest.raises(KeyError), locked(workdir, SILENT):
         (workdir / "metrics.jsonl").touch()
         raise KeyError
     assert [path.name for path in workdir.iterdir()] == ["metrics.jsonl"]
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         shutil.rmtree(workdir)  # by somebody who does not see that the run goes on
     assert not workdir.exists()
 
@@ -131,7 +131,7 @@ def test_a_holder_on_another_host_that_is_at_work_is_seen(workdir, quick, monkey
 
 def test_a_holder_on_another_host_that_is_silent_is_gone(workdir, quick, capsys):
     leave_record(workdir, host="node7", pid=12)
-    with hold(workdir, Console()):
+    with locked(workdir, Console()):
         assert owner_of(workdir).pid == os.getpid()
     said = " ".join(capsys.readouterr().out.split())
     assert "was taken by process 12 on node7: watching for up to 1 s whether it is still at work" in said
@@ -140,32 +140,32 @@ def test_a_holder_on_another_host_that_is_silent_is_gone(workdir, quick, capsys)
 
 def test_a_process_that_has_the_number_of_a_dead_one_is_another(workdir):
     leave_record(workdir, start="12")
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         assert owner_of(workdir).start != 12
 
 
 def test_another_run_in_this_process_is_refused_and_takes_no_lock_away(workdir, tmp_path):
     (tmp_path / "link").symlink_to(workdir, target_is_directory=True)
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         for name in (workdir, tmp_path / "link", workdir / ".." / workdir.name):
             expected = f"{name} is in use by another run in this process: let it end, or choose another folder"
             assert refused(name) == expected
             with ThreadPoolExecutor(1) as other:
                 assert other.submit(refused, name).result() == expected
         assert owner_of(workdir).pid == os.getpid()
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         pass
 
 
 def test_a_run_of_this_process_that_could_not_remove_its_lock_is_gone(workdir):
     leave_record(workdir)
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         assert owner_of(workdir).pid == os.getpid()
     assert list(workdir.iterdir()) == []
 
 
 def test_the_heartbeat_moves_the_time_of_the_file(workdir, quick):
-    with hold(workdir, SILENT):
+    with locked(workdir, SILENT):
         first = (workdir / LOCK_FILE).stat().st_mtime_ns
         wait_for(lambda: (workdir / LOCK_FILE).stat().st_mtime_ns > first, "a heartbeat")
         assert (workdir / LOCK_FILE).stat().st_mtime_ns > first
@@ -173,7 +173,7 @@ def test_the_heartbeat_moves_the_time_of_the_file(workdir, quick):
 
 def test_a_run_whose_lock_is_taken_away_says_so(workdir, quick):
     said = []
-    with hold(workdir, SimpleNamespace(log=said.append)):
+    with locked(workdir, SimpleNamespace(log=said.append)):
         (workdir / LOCK_FILE).unlink()
         wait_for(lambda: said, "a warning")
     assert said == [f"warning: {workdir / LOCK_FILE} was removed, or another run has taken it over: two runs in one "

@@ -43,7 +43,7 @@ def setup():
     continuous = make_sampler(MODEL, BUCKETS, STOP_IDS)
     weights = plain.layout(params)
     with CompileCounter() as counter:
-        continuous.warm_up(weights, GROUP_SIZES)
+        continuous.compile_now(weights, GROUP_SIZES)
     return Setup(params, weights, plain, continuous, counter.total)
 
 
@@ -167,7 +167,7 @@ def test_rows_on_several_devices(setup, decode_tensor):
     config = SamplerConfig((3, 8), (4, LIMIT), (shards, 2 * shards), cache_tokens=30)
     sampler = make_sampler(MODEL, config, STOP_IDS, placement)
     weights = sampler.layout(setup.params)
-    sampler.warm_up(weights, (3,))
+    sampler.compile_now(weights, (3,))
     with CompileCounter() as counter:
         request = SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE)
         result = sampler.sample(weights, request)

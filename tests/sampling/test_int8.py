@@ -101,7 +101,7 @@ def test_rows_and_heads_on_several_devices(setup):
     assert layer["q"].sharding.shard_shape(layer["q"].shape)[1] == MODEL.num_heads // 2
     assert layer["q_scale"].sharding.shard_shape(layer["q_scale"].shape) == (MODEL.num_heads // 2, MODEL.head_dim)
     assert layer["o_scale"].sharding.shard_shape(layer["o_scale"].shape) == (MODEL.width,)
-    sampler.warm_up(weights, (3,))
+    sampler.compile_now(weights, (3,))
     with CompileCounter() as counter:
         result = sampler.sample(weights, request(3))
     assert counter.compilations == []

@@ -46,7 +46,7 @@ def setup():
     params, sampler = random_params(), make_sampler(MODEL, BUCKETS, STOP_IDS)
     with CompileCounter() as counter:
         weights = sampler.layout(params)
-        sampler.warm_up(weights, (1, 3))
+        sampler.compile_now(weights, (1, 3))
     return Setup(params, sampler, weights, counter.total)
 
 
@@ -152,7 +152,7 @@ def test_buckets_change_no_result(setup):
     assert len(expected.tokens) == 18
     # Two prompts a batch, each in its own prompt bucket; one cache bucket and one row bucket: nothing grows or shrinks.
     plain = make_sampler(MODEL, SamplerConfig((3, 8), (LIMIT,), (6,)), STOP_IDS)
-    plain.warm_up(setup.weights, (3,))
+    plain.compile_now(setup.weights, (3,))
     with CompileCounter() as counter:
         result = plain.sample(setup.weights, SampleRequest(prompts, 3, KEY, TEMPERATURE))
     assert counter.compilations == []

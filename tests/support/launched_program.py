@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
 from tango_jax.runtime import hosts
-from tango_jax.runtime.lock import hold
+from tango_jax.runtime.lock import locked
 
 
 def sum_over_devices() -> float:
@@ -65,11 +65,12 @@ def act(folder: Path, start: int, preemption: hosts.Preemption) -> None:
 def main(folder: Path) -> None:
     config = default_config()
     config.distributed.heartbeat_s, config.compile_cache = 100, ""
-    with runtime.session(config, folder) as console, hold(folder, console):
+    with runtime.session(config, folder) as console, locked(folder, console):
         preemption, process = hosts.Preemption(), jax.process_index()
         start = len(list(folder.glob(f"start_{process}_*.json")))
         write_start(folder, start)
-        hosts.warm_up()  # connects the processes: from here on the loss of one is an error to the others at once
+        # Connects the processes: from here on the loss of one is an error to the others at once.
+        hosts.compile_exchange()
         print(f"process {process} of {jax.process_count()} is up, start {start}", flush=True)
         act(folder, start, preemption)
 

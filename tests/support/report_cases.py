@@ -3,7 +3,6 @@
 Texts are made up; parsing, rewards and advantages are those of the project, and the files are written by its dump.
 """
 
-import dataclasses
 import json
 import types
 from pathlib import Path, PurePath
@@ -14,8 +13,8 @@ from tango_jax.arms import ARMS
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
 from tango_jax.loop.responses import make_solution
-from tango_jax.records import Counters, Problem, Responses, Rollout, Term, TurnResult, Verification
-from tango_jax.rl.credit import CREDITS, REWARDS, Rewards, TurnSoFar
+from tango_jax.records import Counters, Problem, Responses, Rewards, Rollout, Term, TurnResult, Verification
+from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.tracking import alarms
@@ -110,13 +109,12 @@ def make_turn(config, rng, turn: Turn, length: int, credit_fn=None, first=()) ->
     if "verifier" in [call.role for call in plan.calls]:
         verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(votes)]
         answers["verifier"] = responses(rng, "verifier", solutions, votes, verifications)
-    reward, counters = rewards_of(config, role, answers), Counters(label_counts=(3.0, 5.0))
+    reward = rewards_of(config, role, answers)
     lengths_B = np.array([len(record.token_ends) for record in answers[role].records])
     is_action_BT = np.arange(lengths_B.max())[None] < lengths_B[:, None]
+    counters = Counters(label_counts=(3.0, 5.0))
     so_far = TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters)
-    signal = (credit_fn or CREDITS[plan.credit])(so_far).signal
-    signal = dataclasses.replace(signal, reward_terms=reward.terms)
-    return TurnResult({}, counters, {}, answers, signal)
+    return TurnResult({}, {}, answers, reward, (credit_fn or CREDITS[plan.credit])(so_far))
 
 
 def kinds_of(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:

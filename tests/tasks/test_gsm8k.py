@@ -7,7 +7,7 @@ import pytest
 from support.paths import ROWS
 from tango_jax.data.rows import read_rows
 from tango_jax.grading import close_pool, grade, parse_solution, parse_verification
-from tango_jax.tasks.arithmetic import evaluate, has_short_decimals, number_text, numbers_in, replace_numbers
+from tango_jax.tasks.arithmetic import has_short_decimals, number_text, numbers_in, replace_numbers, value_of
 from tango_jax.tasks.gsm8k import gsm8k_solution_text, gsm8k_verifier_example
 from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
 
@@ -111,7 +111,7 @@ def test_a_row_without_computations_stays_right():
     ("1/0", None), ("2**9", None), ("x+1", None), ("", None), ("1 2", None), ("f(1)", None), ("(" * 5000, None),
 ])  # fmt: skip
 def test_evaluate(expression, value):
-    assert evaluate(expression) == value
+    assert value_of(expression) == value
 
 
 def test_numbers_in_text():

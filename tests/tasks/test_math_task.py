@@ -16,7 +16,7 @@ from support.paths import ROWS
 from support.tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
 from tango_jax.grading import close_pool, parse_solution, parse_verification
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.loop.turn import run_turn
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
@@ -104,10 +104,10 @@ def test_too_few_within_the_limits_end_the_run_before_it_begins(folder, tmp_path
     config = math_config(folder)
     config.generator.max_prompt = 20
     with pytest.raises(ValueError, match="stage 1: 0 of 8 examples are within the limits"):
-        train(config, tmp_path / "run", Console(enabled=False))
+        run_or_resume(config, tmp_path / "run", Console(enabled=False))
     config.task.stage_one = ""
     with pytest.raises(ValueError, match="too few problems: 0 training and 0 validation problems; 8 left out because"):
-        train(config, tmp_path / "run", Console(enabled=False))
+        run_or_resume(config, tmp_path / "run", Console(enabled=False))
     assert not (tmp_path / "run").exists()
 
 
@@ -196,7 +196,7 @@ def run(folder, tmp_path_factory) -> Run:
     """From a Hugging Face folder: stage 1, a warm-up turn, a turn of each role."""
     config, workdir = math_config(folder), tmp_path_factory.mktemp("math") / "run"
     policies = make_policies(config)
-    train(config, workdir, Console(enabled=False), policies)
+    run_or_resume(config, workdir, Console(enabled=False), policies)
     return Run(config, workdir, policies)
 
 
@@ -227,9 +227,9 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("tango_jax.loop.run.run_turn", stop)
         with pytest.raises(Interrupted):
-            train(run.config, workdir, Console(enabled=False), run.policies)
+            run_or_resume(run.config, workdir, Console(enabled=False), run.policies)
     assert [row["phase"] for row in read_metrics(workdir / "metrics.jsonl")] == ["eval", "warmup", "eval"]
-    train(run.config, workdir, Console(enabled=False), run.policies)
+    run_or_resume(run.config, workdir, Console(enabled=False), run.policies)
     for role in ("generator", "verifier"):
         params = [open_checkpoint(str(path), role).load_params() for path in (workdir, run.workdir)]
         assert_equal_trees(*params)
@@ -243,7 +243,7 @@ def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_p
     config = math_config(gguf, stage_one="")
     config.verifier.checkpoint, config.generator.use_chat = str(run.workdir), True
     config.arm, config.rl.warmup_steps = "fixed_generator", 0
-    train(config, tmp_path, Console(stream=log))
+    run_or_resume(config, tmp_path, Console(stream=log))
     assert f"reading the weights of the generator from {gguf}\n" in log.getvalue()
     parts = {re.sub(r"[0-9]+", "N", part) for part in shown}
     assert parts == {"N of N solutions sampled", "grading solutions", "N of N verifications sampled",

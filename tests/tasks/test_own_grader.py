@@ -120,7 +120,7 @@ def test_a_grader_that_hangs_is_interrupted(task, monkeypatch):
 
 
 def test_a_mistake_in_one_process_is_raised_in_all(task, monkeypatch):
-    monkeypatch.setattr(hosts, "gather", lambda items: ["the other one failed", *items])
+    monkeypatch.setattr(hosts, "join_parts", lambda items: ["the other one failed", *items])
     tokenizer, rollout = load_sentencepiece(printable_model()), Rollout((), (), np.zeros(0, bool), 0, 0)
     with pytest.raises(ValueError, match=r"^the other one failed\. Once that is mended, the same command resumes from"):
         responses.ROLE_TEXTS["generator"].read(task(EVEN), tokenizer, [], rollout, 1)

@@ -13,7 +13,7 @@ from support.letters import LETTERS
 from support.small_tokenizers import byte_level
 from tango_jax.config import default_config
 from tango_jax.loop.responses import ROLE_TEXTS, make_solution
-from tango_jax.records import Counters, Problem, Rollout, Signal, Term, TurnResult
+from tango_jax.records import Counters, Credit, Problem, Rewards, Rollout, Term, TurnResult
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.last_letter import gold_steps, tokenizer_model
 from tango_jax.tasks.prompt_lengths import make_num_tokens
@@ -140,15 +140,15 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     labels = [[item.judgements if item.is_aligned else None for item in verifications]]
     zeros_BT = np.zeros((M, T + 1), np.float32)
     terms = (Term("outcome", 0.5, zeros_BT), Term("steps", 0.5, zeros_BT))
-    signal = Signal(np.zeros(M, np.float32), zeros_BT, terms, labels)
+    reward, credit = Rewards(np.zeros(M, np.float32), {}), Credit(zeros_BT, Counters(), {}, terms, labels)
     run = default_config()
     run.rl.samples_per_prompt = M
     answers = {
-        role: types.SimpleNamespace(records=records, rollout=types.SimpleNamespace(
+        role: types.SimpleNamespace(records=records, group_size=1, places=None, rollout=types.SimpleNamespace(
             logps=[np.zeros(len(record.token_ends)) for record in records]))
         for role, records in (("generator", solutions), ("verifier", verifications))
     }  # fmt: skip
-    result = TurnResult({}, Counters(), {}, answers, signal)
+    result = TurnResult({}, {}, answers, reward, credit)
     lines = [json.dumps(row, allow_nan=False) for row in turn_rows(run, Turn(0, "generator", "generator", 0), result)]
     assert not any("\n" in line for line in lines)
     packed = [pack_rollout(0, json.loads(line)) for line in lines]

@@ -26,7 +26,7 @@ from support.paths import CONFIGS, ROOT
 from tango_jax.cli import session as runtime
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
-from tango_jax.loop.run import train
+from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import termination
 from tango_jax.runtime.failures import CommandEnd
@@ -129,7 +129,7 @@ class Driver:
         with _captured() as captured:
             try:
                 with runtime.session(config, workdir) as console:
-                    train(config, workdir, console, self.policies)
+                    run_or_resume(config, workdir, console, self.policies)
             except SystemExit as error:
                 code = str(error) if isinstance(error, CommandEnd) else error.code
             except Exception as error:  # what a user would see as a traceback

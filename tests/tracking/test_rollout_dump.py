@@ -9,7 +9,7 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.loop.responses import make_solution
-from tango_jax.records import Counters, Problem, Responses, Rollout, Signal, Term, TurnResult, Verification
+from tango_jax.records import Counters, Credit, Problem, Responses, Rewards, Rollout, Term, TurnResult, Verification
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime import hosts
@@ -44,15 +44,18 @@ def config_of(**rollouts):
     return config
 
 
-def result_of(signal, solutions, verifications=None) -> TurnResult:
+def result_of(
+    reward_B, adv_BT, solutions, verifications=None, adv_terms=(), labels=None, reward_terms=()
+) -> TurnResult:
     """A turn's records; every token has the log-prob -0.3."""
     records = {"generator": solutions} | ({} if verifications is None else {"verifier": verifications})
     answers = {}
     for role, found in records.items():
         lengths = [len(record.token_ends) for record in found]
         rollout = Rollout((), tuple(np.full(length, -0.3) for length in lengths), np.zeros(len(found), bool), 0, 0)
-        answers[role] = Responses(role, [], [], 1, rollout, found, {})
-    return TurnResult({}, Counters(), {}, answers, signal)
+        answers[role] = Responses(role, [], [], len(found) // len(solutions), rollout, found, {})
+    reward, credit = Rewards(reward_B, {}, reward_terms), Credit(adv_BT, Counters(), {}, adv_terms, labels)
+    return TurnResult({}, {}, answers, reward, credit)
 
 
 OUTCOME_BT = np.array([[-0.7071] * 6 + [0], [0.7071] * 6 + [0]], np.float32)
@@ -61,13 +64,13 @@ STEP_BT = np.array([[0.5, 0.5, -0.75, 0, 0, 0, 0], [0] * 7], np.float32)  # to g
 
 def generator_result(verifications=None, labels=((True, False), None)) -> TurnResult:
     """Two samples: a wrong one whose steps are judged right, wrong; a right one whose verification is misaligned."""
-    signal = Signal(
+    return result_of(
         np.float32([0.0, 1.0]), (0.8 * OUTCOME_BT + 0.2 * STEP_BT).astype(np.float32),
+        [solution(), solution(is_correct=True, is_truncated=True)],
+        verifications or [verification(), verification("INVALID", is_truncated=True)],
         (Term("outcome", 0.8, OUTCOME_BT), Term("steps", 0.2, STEP_BT)), [list(labels)],
         (Term("grade", 1.0, np.float32([0, 1])), Term("format score", 0.0, np.float32([1, 1]))),
     )  # fmt: skip
-    verifications = verifications or [verification(), verification("INVALID", is_truncated=True)]
-    return result_of(signal, [solution(), solution(is_correct=True, is_truncated=True)], verifications)
 
 
 def verifier_result() -> TurnResult:
@@ -75,8 +78,8 @@ def verifier_result() -> TurnResult:
     outcome_BT = np.array([[0.7071] * 3 + [0], [-0.7071] * 3 + [0]], np.float32)
     term = Term("by class", np.float32([1.5, 1.5]), outcome_BT)
     rewards = (Term("agreement", 1.0, np.float32([1, 0])), Term("format score", 0.8, np.float32([1, 1])))
-    signal = Signal(np.float32([1.8, 0.8]), 1.5 * outcome_BT, (term,), reward_terms=rewards)
-    return result_of(signal, [solution()], [verification(), verification("CORRECT")])
+    return result_of(np.float32([1.8, 0.8]), 1.5 * outcome_BT, [solution()],
+                     [verification(), verification("CORRECT")], (term,), reward_terms=rewards)  # fmt: skip
 
 
 def test_a_generator_line_says_how_its_advantage_came_about():
@@ -106,7 +109,7 @@ def test_a_credit_of_ones_own_is_shown_by_its_own_terms_or_by_its_total_alone():
     result = generator_result()
     terms = (Term("luck", np.float32([2, 3]), OUTCOME_BT), Term("patience", -1.0, STEP_BT))
     for given in (terms, ()):
-        result = dataclasses.replace(result, signal=dataclasses.replace(result.signal, adv_terms=given))
+        result = dataclasses.replace(result, credit=result.credit._replace(terms=given))
         rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
         assert [[(term["name"], term["weight"]) for term in row["advantage"]["terms"]] for row in rows] == [
             [("luck", weight), ("patience", -1.0)] if given else [] for weight in (2.0, 3.0)]
@@ -153,9 +156,9 @@ def test_a_verifier_line_says_how_its_advantage_came_about():
 
 
 def test_a_verifier_line_holds_the_solution_that_it_judges():
-    signal = Signal(np.float32([1.8, 0.8, 0.8, 1.8]), np.zeros((4, 4), np.float32))
+    reward_B, adv_BT = np.float32([1.8, 0.8, 0.8, 1.8]), np.zeros((4, 4), np.float32)
     said = [verification(), verification("CORRECT")]
-    result = result_of(signal, [solution(), solution(is_correct=True)], said * 2)
+    result = result_of(reward_B, adv_BT, [solution(), solution(is_correct=True)], said * 2)
     rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result)
     assert [row["solution"]["is_correct"] for row in rows] == [False, False, True, True]
     assert [row["verifications"][0]["verdict"] for row in rows] == ["INCORRECT", "CORRECT"] * 2
@@ -165,7 +168,7 @@ def test_a_verifier_line_holds_the_solution_that_it_judges():
 def test_every_verification_of_a_solution_is_kept():
     said = [verification("CORRECT"), verification("INCORRECT"), verification("INVALID"), verification("INCORRECT")]
     result = generator_result(said)
-    result.signal.labels.append([None, (True, True)])
+    result.credit.labels.append([None, (True, True)])
     rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
     verdicts = [[item["verdict"] for item in row["verifications"]] for row in rows]
     assert verdicts == [["CORRECT", "INCORRECT"], ["INVALID", "INCORRECT"]]
@@ -173,8 +176,8 @@ def test_every_verification_of_a_solution_is_kept():
 
 
 def test_an_arm_without_verifier_has_lines_without_verifications():
-    signal = Signal(np.float32([0.0, 1.0]), OUTCOME_BT, (Term("outcome", 1.0, OUTCOME_BT),))
-    result = result_of(signal, [solution(), solution(is_correct=True)])
+    result = result_of(np.float32([0.0, 1.0]), OUTCOME_BT, [solution(), solution(is_correct=True)],
+                       adv_terms=(Term("outcome", 1.0, OUTCOME_BT),))  # fmt: skip
     row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)[0]
     assert (row["verifications"], row["step_rewards"], row["notes"]) == ([], [], [])
     assert row["advantage"] == {"total": [[6, -0.7071, 70]],
@@ -278,8 +281,8 @@ def test_thinning_is_the_same_in_a_killed_run(tmp_path, limit_to_turns):
 
 def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path, limit_to_turns):
     one, groups = generator_result(), 3
-    signal = Signal(*(np.concatenate([part] * groups) for part in (one.signal.reward_B, one.signal.adv_BT)))
-    result = result_of(signal, one.solutions * groups, one.verifications * groups)
+    arrays = [np.concatenate([part] * groups) for part in (one.reward.reward_B, one.credit.adv_BT)]
+    result = result_of(*arrays, one.solutions * groups, one.verifications * groups)
     for turns, lines in ((8 * 2.5, 4), (8 * 0.5, 2), (0.5, 2)):  # an eighth of the limit holds 2, 0, 0 groups
         limit_to_turns(turns)
         RolloutDump(tmp_path / "run", config_of(every=1)).write(Turn(0, "generator", "generator", 0), result)

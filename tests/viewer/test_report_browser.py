@@ -12,9 +12,9 @@ import pytest
 
 from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.notebook.live import inline_page
-from tango_jax.records import Signal, Term
+from tango_jax.records import Credit, Term
 from tango_jax.rl.algorithms import ALGORITHMS
-from tango_jax.rl.credit import Credit, TurnSoFar
+from tango_jax.rl.credit import TurnSoFar
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.token_codes import ALPHABET
 from tango_jax.viewer.build import build_bundle, build_page
@@ -338,11 +338,11 @@ def invented_credit(so_far: TurnSoFar) -> Credit:
     row_B = np.arange(B, dtype=np.float32)
     terms = (Term("rise <b>", row_B / 8, rise_BT), Term("patience", -2.5, np.ones((B, T), np.float32)),
              Term("luck", 0.0, -rise_BT))  # fmt: skip
-    return Credit(Signal(so_far.reward_B, 7 * so_far.is_action_BT + rise_BT, terms), so_far.counters, {})
+    return Credit(7 * so_far.is_action_BT + rise_BT, so_far.counters, {}, terms)
 
 
 def credit_of_no_terms(so_far: TurnSoFar) -> Credit:
-    return Credit(Signal(so_far.reward_B, 0.25 * so_far.is_action_BT), so_far.counters, {})
+    return Credit(0.25 * so_far.is_action_BT, so_far.counters, {})
 
 
 def test_an_invented_credit_is_shown_with_its_own_numbers(browser, tmp_path):

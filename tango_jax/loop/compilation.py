@@ -7,7 +7,7 @@ computed. Runs once, after stage 1, with dummy batches.
 import jax
 import numpy as np
 
-from tango_jax.loop.turn import RunContext, action_mask, reference_of
+from tango_jax.loop.turn import RunContext, action_mask
 from tango_jax.records import Responses, Rollout, States
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -17,7 +17,7 @@ from tango_jax.runtime.console import Stage
 from tango_jax.runtime.finite import first_not_finite
 
 
-def warm_up(context: RunContext, params: dict, progress: Stage, preemption: hosts.Preemption) -> None:
+def compile_run(context: RunContext, params: dict, progress: Stage, preemption: hosts.Preemption) -> None:
     """Compile sampling, scoring and updates of both roles; any parameters of the right shapes will do."""
     rl = context.config.rl
     # Greedy evaluation uses one response per prompt. All arms are covered, since the arms of an ablation share compiled
@@ -26,7 +26,7 @@ def warm_up(context: RunContext, params: dict, progress: Stage, preemption: host
         "generator": (1, rl.samples_per_prompt),
         "verifier": (1, rl.samples_per_prompt, rl.verifications_per_solution),
     }
-    hosts.warm_up()
+    hosts.compile_exchange()
     for role, policy in context.policies.items():
         progress.begin(f"sampler and update of the {role}")
         with CompileAhead() as ahead:
@@ -39,13 +39,13 @@ def warm_up(context: RunContext, params: dict, progress: Stage, preemption: host
         progress.advance(phase=f"sampler and update of the {role}")
 
 
-def warm_up_transfers(context: RunContext, states: States) -> None:
+def compile_transfers(context: RunContext, states: States) -> None:
     """With `mesh.offload`, bring moments and references to the devices once, which several processes compile."""
     for role, policy in context.policies.items():
         if policy.config.mesh.offload:
             jax.block_until_ready(policy.fetched(states[role]))
             if role in context.references:
-                jax.block_until_ready(reference_of(context, policy))
+                jax.block_until_ready(context.references[role]())
 
 
 def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int) -> None:

@@ -1,0 +1,83 @@
+"""What a run writes while its turns go on: metrics, rollouts, progress, checkpoints.
+
+Takes turns with their results and evaluations; writes metrics.jsonl, rollouts/ and checkpoints/ in the workdir. Runs
+after every turn and every evaluation.
+"""
+
+import contextlib
+import dataclasses
+import time
+from pathlib import Path
+
+from tango_jax.loop.breakdown import check_params, explained
+from tango_jax.loop.describe import describe_turn
+from tango_jax.loop.measure import Measured
+from tango_jax.loop.resume import RunState, save
+from tango_jax.loop.turn import RunContext
+from tango_jax.records import Counters, States, TurnResult
+from tango_jax.rl.schedule import Schedule, Turn, evaluations_before, generator_steps_after
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.console import Stage
+from tango_jax.tracking.loggers import RunLog
+from tango_jax.tracking.rollout_dump import RolloutDump
+from tango_jax.tracking.turn_metrics import sampled_per_second
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutput:
+    """The files of a run and its progress on the console. `run.run_stages` makes it when stage 2 begins; the functions
+    of run.py call its methods, and nobody else reads it."""
+
+    context: RunContext
+    schedule: Schedule
+    log: RunLog
+    dump: RolloutDump
+    checkpointer: Checkpointer
+    progress: Stage
+    fingerprints: dict[str, str]  # what the run started from; see `resume.fingerprints_of`
+    workdir: Path
+    began: float  # time.monotonic(), less the seconds of earlier attempts
+
+    def explained(self, doing: str) -> contextlib.AbstractContextManager:
+        """See `breakdown.explained`."""
+        return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
+
+    def write_turn(self, turn: Turn, result: TurnResult, began: float) -> None:
+        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`."""
+        timer = self.context.timer
+        with timer("dump"):
+            self.dump.write(turn, result)
+        seconds = time.monotonic() - began
+        timing = timer.pop() | {"time/turn_s": seconds}
+        timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)
+        row = {"generator_step": turn.generator_step} | result.metrics | timing
+        self.log.write(turn.index + 1, turn.phase, row)
+        shown = {
+            "outcome": result.metrics.get("generator/reward/outcome"),
+            "verdicts_right": result.metrics.get("verifier/reward/correctness"),
+        }
+        shown = {name: value for name, value in shown.items() if value is not None}
+        self.progress.advance(phase=describe_turn(turn, self.schedule), **shown)
+
+    def write_evaluation(self, turns_done: int, measured: Measured) -> None:
+        """Write the metrics and some of the rollouts of the evaluation after the given number of turns."""
+        step = generator_steps_after(self.schedule, turns_done - 1) if turns_done else 0
+        number = evaluations_before(self.context.config, self.schedule, turns_done)
+        self.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications)
+        row = {"generator_step": step} | measured.metrics | self.context.timer.pop()
+        self.log.write(turns_done, "eval", row)
+
+    def save(self, states: States, counters: Counters, owes_evaluation: bool) -> None:
+        """Save a checkpoint. `owes_evaluation`: the evaluation after this turn has not been written yet.
+
+        Raises:
+            FloatingPointError: parameters are not finite; they are not saved.
+            ValueError: the checkpoint cannot be written.
+        """
+        with self.explained(f"the check of the parameters that turn {counters.turn} would save"):
+            check_params(states)
+        self.progress.show("saving a checkpoint")
+        with self.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
+            seconds = time.monotonic() - self.began
+            run_state = RunState(states, counters, self.log.position(), seconds, owes_evaluation)
+            save(self.checkpointer, run_state, self.fingerprints)
