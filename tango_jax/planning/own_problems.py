@@ -237,6 +237,9 @@ def set_batches(
         settings.put(f"{role}.prompts_per_micro_batch", 1)
         for (_, key), values in tried.items():
             settings.put(f"{role}.{key}", values[-1])
+        mistakes.require(len(config[role].row_buckets) > 0, f"{role}.row_buckets=() names no number of rows to decode: "
+                         "name at least one, or leave it out, and it follows from the memory")
+    mistakes.raise_all()
     with mistakes.collected():
         job = sized_job(config, models, machine)
     mistakes.raise_all()

@@ -228,6 +228,14 @@ def test_limits_that_leave_no_problem_are_named_with_what_they_need(folder, tmp_
         own(folder, train, f"task.test={test}", "generator.max_prompt=640")
 
 
+def test_no_number_of_rows_is_one_message(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl")
+    with pytest.raises(SettingsError) as error:
+        own(folder, problems, "generator.row_buckets=()")
+    assert error.value.messages == ("generator.row_buckets=() names no number of rows to decode: name at least one, or "
+                                    "leave it out, and it follows from the memory",)  # fmt: skip
+
+
 # -------------------------------------------------------------------------------------------------------------- machine
 
 
