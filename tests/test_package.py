@@ -101,7 +101,8 @@ def test_the_wheel_holds_all_that_runs(wheel):
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
     # A page, and the figures of another, are read in the repository.
-    pages = {name for name in package if name.startswith(("tango_jax/assets/", "tango_jax/planning/README.md"))}
+    pages = {name for name in package if name.startswith(("tango_jax/assets/", "tango_jax/planning/README.md",
+                                                             "tango_jax/planning/SPEED.md"))}  # fmt: skip
     configs = {f"tango_jax/configs/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()}
     assert files == package - pages | configs
 

@@ -31,8 +31,9 @@ def sizes_of(variables: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
              if re.fullmatch("[A-Z]", name) and isinstance(value, int)}  # fmt: skip
     wrong = []
     for name, value in variables.items():
-        letters, shape = letters_of(name), getattr(value, "shape", None)
-        if not letters or not isinstance(shape, tuple):
+        letters = letters_of(name)
+        shape = getattr(value, "shape", None) if letters else None
+        if not isinstance(shape, tuple):
             continue
         if len(shape) < len(letters) or (len(shape) > len(letters) and name not in LEADING_AXES_ONLY):
             wrong.append(f"{name} has shape {shape}")
