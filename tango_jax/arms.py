@@ -26,8 +26,8 @@ class TurnPlan:
     """A turn of the role that is updated in it: its calls in order, then one reward and one credit function."""
 
     calls: tuple[Call, ...]
-    # A name in rl/credit.py REWARDS and CREDITS, FILE.py:name of a function like those, or the function itself. The
-    # function of `config.<role>.reward` is added to the reward.
+    # A function of rl/credit.py by its name (this file is below it), FILE.py:name of a function like those, or the
+    # function itself. The function of `config.<role>.reward` is added to the reward.
     reward: str | Callable
     credit: str | Callable
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
@@ -72,15 +72,16 @@ class Arm:
 
 
 _SOLVE = Call("generator", "samples_per_prompt")
-SOLVE_ALONE = TurnPlan((_SOLVE,), "outcome", "outcome")
-SOLVE_WITH_GOLD_STEPS = TurnPlan((_SOLVE,), "outcome", "outcome_and_gold_steps")
+SOLVE_ALONE = TurnPlan((_SOLVE,), reward="outcome_reward", credit="outcome_credit")
+SOLVE_WITH_GOLD_STEPS = TurnPlan((_SOLVE,), reward="outcome_reward", credit="gold_steps_credit")
 SOLVE_AND_BE_JUDGED = TurnPlan(
-    (_SOLVE, Call("verifier", "verifications_per_solution")), "outcome", "outcome_and_judged_steps"
+    (_SOLVE, Call("verifier", "verifications_per_solution")), reward="outcome_reward", credit="judged_steps_credit"
 )
-SOLVE_CURRICULUM = TurnPlan((_SOLVE,), "outcome", "outcome", problems="curriculum")
+SOLVE_CURRICULUM = TurnPlan((_SOLVE,), reward="outcome_reward", credit="outcome_credit", problems="curriculum")
 JUDGE = TurnPlan(
-    (Call("generator", ""), Call("verifier", "samples_per_prompt")), "verdict", "class_balanced", problems="verifier"
-)
+    (Call("generator", ""), Call("verifier", "samples_per_prompt")),
+    reward="verdict_reward", credit="class_balanced_credit", problems="verifier",
+)  # fmt: skip
 
 ARMS = {
     "tango": Arm(

@@ -85,7 +85,7 @@ def test_an_arm_of_ones_own_is_planned(config):
 
 # Words that mean something else where they stand: a loss algorithm, a field of a record.
 OTHER_MEANINGS = {
-    "grpo": {"rl/algorithms.py", "defaults.py"},
+    "grpo": {"rl/algorithms.py", "role_defaults.py"},
     "gold_steps": {
         "evaluation/output.py", "tasks/user_task.py", "tracking/rollout_rows.py", "viewer/pack.py", "viewer/quality.py"
     },  # fmt: skip

@@ -24,6 +24,7 @@ class RoleText:
 
     prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
     read: Callable  # (task, tokenizer, parents, rollout, group_size) -> (records, {count: value to be summed})
+    stream: str  # the random stream that the role samples from
     sample_phase: str  # phase names in the timer
     read_phase: str
     sampled: str  # how progress names what is sampled, and what is done with it then
@@ -143,10 +144,11 @@ def make_verification(solution: Solution, text: str, ends: Sequence[int], is_tru
 
 ROLE_TEXTS = {
     "generator": RoleText(
-        _generator_prompts, _read_solutions, "sample", "grade", sampled="solutions", reading="grading solutions"
+        _generator_prompts, _read_solutions, stream="solve", sample_phase="sample", read_phase="grade",
+        sampled="solutions", reading="grading solutions",
     ),
     "verifier": RoleText(
-        _verifier_prompts, _read_verifications, "verify", "verify", sampled="verifications",
-        reading="reading verifications",
+        _verifier_prompts, _read_verifications, stream="verify", sample_phase="verify", read_phase="verify",
+        sampled="verifications", reading="reading verifications",
     ),
-}
+}  # fmt: skip

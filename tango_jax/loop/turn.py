@@ -29,8 +29,6 @@ from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
 
-_KEYS = {"generator": "solve", "verifier": "verify"}  # random streams that the roles sample from
-
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
@@ -109,7 +107,7 @@ def make_calls(
     """
     answers = {}
     for call in calls:
-        path = (_KEYS[call.role], turn.role, turn.role_step, batch)
+        path = (ROLE_TEXTS[call.role].stream, turn.role, turn.role_step, batch)
         samples = context.config.rl[call.samples] if call.samples else 1
         key_data = rng.step_key(context.config.seed, *path)
         answers[call.role] = respond(context, states, call.role, parents, samples, key_data)

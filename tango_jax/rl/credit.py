@@ -1,9 +1,9 @@
 """Rewards and credit: the records of a turn in; one reward a row and one advantage a token out.
 
-Stage: after parsing and grading, before the update; NumPy on the host. A turn's plan (arms.py) names one function of
-REWARDS, how good each response of the role that learns is, and one of CREDITS, which tokens of it earned that; or
-functions of the user's that take and return the same (rl/own_method.py). Rows are B = P prompts x M samples,
-prompt-major; T is the token axis of a response.
+Stage: after parsing and grading, before the update; NumPy on the host. A turn's plan (arms.py) names one `..._reward`
+of this file, how good each response of the role that learns is, and one `..._credit`, which tokens of it earned that.
+Functions of the user's take and return the same (rl/own_method.py). Rows are B = P prompts x M samples, prompt-major; T
+is the token axis of a response.
 """
 
 import dataclasses
@@ -266,10 +266,7 @@ def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> As
     return ask_about(config.rl, is_correct_B, is_silent_P, num_steps, Evidence(*counters.evidence))
 
 
-REWARDS: dict[str, Callable[[Answers, ConfigDict], Rewards]] = {"outcome": outcome_reward, "verdict": verdict_reward}
-CREDITS: dict[str, Callable[[TurnSoFar], Credit]] = {
-    "outcome": outcome_credit,
-    "outcome_and_judged_steps": judged_steps_credit,
-    "outcome_and_gold_steps": gold_steps_credit,
-    "class_balanced": class_balanced_credit,
-}
+# The functions that a turn's plan may name.
+REWARDS = {function.__name__: function for function in (outcome_reward, verdict_reward)}
+CREDITS = {function.__name__: function for function in (
+    outcome_credit, judged_steps_credit, gold_steps_credit, class_balanced_credit)}  # fmt: skip

@@ -1,7 +1,7 @@
 """What a run's settings name of its method, loaded: the arm's record, and the reward and credit functions of its turns.
 
-Names of rl/credit.py REWARDS and CREDITS are looked up there. A function of the user's, FILE.py:name or handed over
-from Python, takes and returns the same as those,
+A plan names functions of rl/credit.py. A function of the user's, FILE.py:name or handed over from Python, takes and
+returns the same as those,
 
     reward(answers, rl) -> Rewards          answers: role -> Responses; rl: the settings rl.*
     credit(so_far) -> Credit                so_far: a TurnSoFar

@@ -33,7 +33,8 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
     counts = {"verifier/prompts_shortened": 2, "verifier/shortened_rate": 0.5}
     text = RoleText(
-        prompts=lambda policy, solutions: ([[1]] * 4, counts), sample_phase="verify", read_phase="verify",
+        prompts=lambda policy, solutions: ([[1]] * 4, counts),
+        stream="verify", sample_phase="verify", read_phase="verify",
         read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
         sampled="verifications", reading="reading verifications",
     )  # fmt: skip

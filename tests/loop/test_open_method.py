@@ -170,7 +170,7 @@ MISTAKES = {
                      {"arm": "own.py:arm"}, "turns must be a mapping from generator or verifier to a TurnPlan"),
     "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator and"),
     "unknown credit": (HEAD + CREDIT + "credit='mine')})\n", {"arm": "own.py:arm"},
-                       r"turns\['generator'\], credit='mine' is not one of outcome, outcome_and_judged_steps"),
+                       r"turns\['generator'\], credit='mine' is not one of outcome_credit, judged_steps_credit"),
     "credit of another signature": (HEAD + "def f(a, b):\n    pass\n" + CREDIT + "credit='own.py:f')})\n",
                                     {"arm": "own.py:arm"}, r"own\.py, line \d+: missing a required argument"),
     "no algorithm": (HEAD + "a = 3\n", {"generator.loss.algorithm": "own.py:a"}, "is an int; it must be an Algorithm"),
@@ -255,7 +255,7 @@ def test_the_record_of_an_arm_is_stored_whole():
         load_arm("tangoo")
 
 
-@pytest.mark.parametrize("name", ["outcome", "outcome_and_judged_steps", "outcome_and_gold_steps", "class_balanced"])
+@pytest.mark.parametrize("name", sorted(credit.CREDITS))
 def test_terms_sum_to_the_advantages_and_the_rewards(name):
     """Of the built-in functions, on the made-up responses that a user's are tried on."""
     seen = []
@@ -264,7 +264,7 @@ def test_terms_sum_to_the_advantages_and_the_rewards(name):
         seen.append((so_far, found := credit.CREDITS[name](so_far)))
         return found
 
-    role = "verifier" if name == "class_balanced" else "generator"
+    role = "verifier" if name == "class_balanced_credit" else "generator"
     plan = dataclasses.replace(ARMS["tango"].turns[role], credit=recorded)
     config = settings("rl.format_weight=0.25", "rl.gamma=0.5")
     with given({"arm": dataclasses.replace(ARMS["tango"], label="x", turns=ARMS["tango"].turns | {role: plan})}) as arm:

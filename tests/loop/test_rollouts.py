@@ -19,7 +19,7 @@ def test_a_role_that_cannot_be_sampled_from_is_named(monkeypatch):
     sampler = types.SimpleNamespace(layout=lambda params: params, sample=sample)
     config = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
     policy = types.SimpleNamespace(role="verifier", config=config, sampler=sampler)
-    text = RoleText(lambda policy, parents: ([[30]] * len(parents), {}), None, "verify", "verify", "", "")
+    text = RoleText(lambda policy, parents: ([[30]] * len(parents), {}), None, "verify", "verify", "verify", "", "")
     monkeypatch.setitem(ROLE_TEXTS, "verifier", text)
     context = RunContext(None, None, {"verifier": policy}, {}, PhaseTimer())
     states = {"verifier": types.SimpleNamespace(params=jnp.ones(1))}

@@ -29,7 +29,7 @@ def test_a_plain_file_changes_nothing(tmp_path):
 
 
 def test_entries_functions_and_constants_are_noticed_in_every_part_of_a_file(tmp_path, monkeypatch):
-    for table, names in ((ARMS, ("mine", "grpo")), (credit.CREDITS, ("outcome", "verdict_or_so"))):
+    for table, names in ((ARMS, ("mine", "grpo")), (credit.CREDITS, ("outcome_credit", "verdict_or_so"))):
         for name in names:  # put back after the test
             monkeypatch.setitem(table, name, table.get(name))
             if table[name] is None:
@@ -40,7 +40,7 @@ def test_entries_functions_and_constants_are_noticed_in_every_part_of_a_file(tmp
 def mine(so_far):
     return credit.outcome_credit(so_far)
 ARMS["mine"] = dataclasses.replace(ARMS["grpo"], label="mine")
-credit.CREDITS["outcome"] = mine
+credit.CREDITS["outcome_credit"] = mine
 def get_config():
     credit.CREDITS["verdict_or_so"] = mine
     losses.token_logps = mine
@@ -50,19 +50,20 @@ def complete(config, given):
     del ARMS["grpo"]
 """)
     assert set(found) == {
-        "tango_jax.arms.ARMS['mine']", "tango_jax.arms.ARMS['grpo']", "tango_jax.rl.credit.CREDITS['outcome']",
+        "tango_jax.arms.ARMS['mine']", "tango_jax.arms.ARMS['grpo']", "tango_jax.rl.credit.CREDITS['outcome_credit']",
         "tango_jax.rl.credit.CREDITS['verdict_or_so']", "tango_jax.rl.losses.token_logps",
         "tango_jax.rl.credit.VERDICTS",
     }  # fmt: skip
-    assert found["tango_jax.rl.credit.CREDITS['outcome']"] == "<function mine>"
+    assert found["tango_jax.rl.credit.CREDITS['outcome_credit']"] == "<function mine>"
     assert found["tango_jax.arms.ARMS['grpo']"] == "removed"
     assert "label='mine'" in found["tango_jax.arms.ARMS['mine']"]
 
 
 def test_a_change_that_another_file_has_replaced_is_that_files(tmp_path, monkeypatch):
-    monkeypatch.setitem(credit.CREDITS, "outcome", credit.CREDITS["outcome"])
-    text = 'credit.CREDITS["outcome"] = lambda so_far: None\ndef get_config():\n    return load_shipped("tiny")\n'
-    name = "tango_jax.rl.credit.CREDITS['outcome']"
+    monkeypatch.setitem(credit.CREDITS, "outcome_credit", credit.CREDITS["outcome_credit"])
+    change = 'credit.CREDITS["outcome_credit"] = lambda so_far: None'
+    text = f'{change}\ndef get_config():\n    return load_shipped("tiny")\n'
+    name = "tango_jax.rl.credit.CREDITS['outcome_credit']"
     assert set(changes_of(tmp_path / "first.py", text)) == {name}
     assert set(changes_of(tmp_path / "second.py", text)) == {name}
     in_force = {source.path: [change.name for change in source.changes] for source in executed_configs()}
@@ -72,12 +73,12 @@ def test_a_change_that_another_file_has_replaced_is_that_files(tmp_path, monkeyp
 
 
 def test_a_function_is_traced_to_its_file(tmp_path, monkeypatch):
-    monkeypatch.setitem(credit.CREDITS, "outcome", credit.CREDITS["outcome"])
+    monkeypatch.setitem(credit.CREDITS, "outcome_credit", credit.CREDITS["outcome_credit"])
     (tmp_path / "credit_of_the_test.py").write_text("def mine(so_far):\n    return None\n")
     changes_of(tmp_path / "own.py", """
 import functools
 from credit_of_the_test import mine
-credit.CREDITS["outcome"] = functools.partial(mine)
+credit.CREDITS["outcome_credit"] = functools.partial(mine)
 def get_config():
     return load_shipped("tiny")
 """)
