@@ -15,7 +15,6 @@ from tango_jax.runtime.keys import (
     COUNT,
     COUNT_OR_NONE,
     MAX_SAMPLES,
-    NOT_NEGATIVE,
     SEED,
     SHARE,
     SHARE_ABOVE_ZERO,
@@ -93,7 +92,7 @@ RL: Group = {
     "judge": Key("all", OneOf(("all", "silent", "failed")), "Groups that get step rewards, and so are judged by the "
                  "verifier: all (as published); silent: those whose outcomes give no advantage; failed: those without "
                  "a right solution (rl/trust.py)."),
-    "trust": Key((), NOT_NEGATIVE, "How far the verifier is believed: the likelihood ratios of its verdict CORRECT at "
+    "trust": Key((), COUNT_OR_NONE, "How far the verifier is believed: the likelihood ratios of its verdict CORRECT at "
                  "which step rewards have no weight, and all of it, such as (8,14). Empty: they always have all of it, "
                  "as published (rl/trust.py)."),
     "dynamic_sampling": Key(0, COUNT_OR_NONE, "Groups without signal (all samples have the same reward) are replaced "

@@ -14,17 +14,16 @@ import difflib
 import functools
 import importlib
 import inspect
-import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import default_config, flatten
+from tango_jax.config import default_config, flatten, read_settings
 from tango_jax.defaults import NAMES_A_FUNCTION
-from tango_jax.runtime.checks import Mistakes, cut, local_path, shortened
-from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.checks import Mistakes, cut, local_path, require, shortened
 from tango_jax.runtime.package_changes import watched
 from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 from tango_jax.tracking.provenance import check_stored_changes
@@ -181,15 +180,10 @@ def stored_config(file: str) -> ConfigDict:
         ValueError: no such file, or it holds something else than settings; or the run was made with a config file that
             changes the package, and these changes are not in force.
     """
-    try:
-        settings = json.loads(local_path("--config", file).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(_no_config(file)) from error
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({on_one_line(str(error))}): name the config.json of a run") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{file} holds {shortened(settings)}, and not the settings of a run: name its config.json")
-    check_stored_changes(local_path("--config", file))
+    path = local_path("--config", file)
+    require(os.path.exists(path), _no_config(file))
+    settings = read_settings(path)
+    check_stored_changes(path)
     try:
         return with_settings(default_config(), settings)
     except ValueError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import default_config, flatten
+from tango_jax.config import default_config, flatten, read_settings
 from tango_jax.defaults import KEYS
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
@@ -95,18 +95,15 @@ def check_same_settings(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
     """Like `check_config`, but in this process only; also raises ValueError if there is no such file."""
-    try:
-        # Keys that the version which began the run did not have yet: their defaults are what it did.
-        old = json.loads(_as_json(default_config())) | json.loads(path.read_text())
-        new = json.loads(_as_json(config))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
+    # Keys that the version which began the run did not have yet: their defaults are what it did.
+    old = json.loads(_as_json(default_config())) | read_settings(path)
+    new = json.loads(_as_json(config))
     moved = [key for key in may_move if old.get(key) and new.get(key)]
     changed = [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old | new)
         if old.get(key) != new.get(key)
-        and not (key.startswith(may_change) or key in moved or (key in KEYS and KEYS[key].change in ANY_TIME))
+        and not (key.startswith(may_change) or key in moved or KEYS[key].change in ANY_TIME)
     ]
     if changed:
         raise ValueError(

@@ -5,14 +5,13 @@ this project trained is used again: in another run, an export or `sample`.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.config import default_config, flatten
+from tango_jax.config import default_config, flatten, read_settings
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
@@ -136,18 +135,9 @@ def read_config(workdir: Path) -> ConfigDict:
     Raises:
         ValueError: the settings are missing or damaged, or contain keys that this version does not know.
     """
-    path = workdir / "config.json"
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
     config = default_config()
     known = flatten(config)
-    unknown = sorted(saved.keys() - known.keys())
-    if unknown:
-        raise ValueError(f"{path} has settings that this version does not know ({', '.join(unknown[:5])}): use the "
-                         "version that started the run")
-    for key, value in saved.items():
+    for key, value in read_settings(workdir / "config.json").items():
         *parents, leaf = key.split(".")
         node = config
         for parent in parents:
