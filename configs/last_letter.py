@@ -1,8 +1,8 @@
 """Last-letter concatenation with two small transformers trained from scratch: the whole method on a laptop.
 
-Reinforcement learning is on exactly 8 words, of which the generator solves one in a hundred at first. The verifier
-practises on 2 to 4 words. Its teacher misreads more often than not, so that it has to learn to read while the generator
-learns to write.
+Reinforcement learning is on problems of exactly 8 words; the generator solves one in a hundred of them at first. The
+verifier practises on 2 to 4 words. Its teacher misreads more often than not, so that it has to learn to read while the
+generator learns to write.
 
 Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.

@@ -6,8 +6,8 @@ Command:   python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py
            --config.task.train=FILE.
 Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are held twice, as loaded and as laid out
            for sampling, each split over the eight GPUs: 36 GB per GPU. The KV cache of a full-length row is 1.3 GB,
-           split likewise. Alternatively a CPU host with 384 GB of memory and mesh.decode_tensor=1. Smaller teachers
-           fit smaller devices.
+           split in the same way. Alternatively a CPU host with 384 GB of memory and mesh.decode_tensor=1. Smaller
+           teachers fit smaller devices.
 Time:      an estimate, not measured: 113,000 solutions of about 500 tokens each are 56 million tokens. On an
            accelerator with 3 TB/s of memory bandwidth and 64 rows at a time, reading the weights limits the speed to
            1,300 tokens/s: half a day. On a CPU host with 4 TFLOP/s, compute limits it to 30 tokens/s: three weeks.

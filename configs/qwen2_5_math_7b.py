@@ -96,7 +96,7 @@ def set_verifier(role: ConfigDict) -> None:
     role.mesh.tensor = 4  # they share each of its long rows, too, and with them what `remat` keeps
     role.max_prompt, role.max_response = 4096, 4096
     role.prompt_buckets, role.cache_buckets = (512, 1024, 2048, 3072), (512, 1024, 2048)
-    role.cache_tokens = 160 * (4096 + 4096)  # likewise, 19 GB
+    role.cache_tokens = 160 * (4096 + 4096)  # by the same arithmetic, 19 GB
     role.sft.steps = 0
 
 

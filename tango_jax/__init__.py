@@ -19,8 +19,8 @@ RESUMABLE_COMMANDS = ("train", "sft", "generate", "evaluate", "ablate")
 
 
 def is_resumable_command() -> bool:
-    """Whether this process was started as `python -m tango_jax.train`, as `tango-train`, or likewise for another of
-    RESUMABLE_COMMANDS.
+    """Whether this process was started as `python -m tango_jax.train`, as `tango-train`, or in one of these
+    ways for another of RESUMABLE_COMMANDS.
 
     Meant for the time of the import: with `-m`, sys.argv[0] is "-m" only until Python has found the module.
     """

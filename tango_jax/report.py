@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--as_seed", metavar="KEY[,KEY]", default="",
                         help="settings in which runs of one line may differ, as in their seed; such as task.data_seed")
     parser.add_argument("--watch", metavar="SECONDS", type=float, default=0.0,
-                        help="write the report anew after so many seconds, until all runs are finished; default: once")
+                        help="write the report anew every WATCH seconds, until all runs are finished; default: once")
     args = parser.parse_args(argv)
     require(bool(args.runs), "no run is named: give the --workdir of a run or of an ablation")
     require(args.out is None or args.bundle is None, f"--out={args.out} and --bundle={args.bundle}: give one of them")

@@ -30,17 +30,17 @@ COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",
     "seed=1": "of everything random in a run",
     "ROLE.checkpoint=MODEL": "what a role starts from: a folder, hub id, .gguf file or workdir",
-    "ROLE.max_response=512": "tokens that a role may write; likewise ROLE.max_prompt",
+    "ROLE.max_response=512": "tokens that a role may write; ROLE.max_prompt: that it may read",
     "ROLE.optimizer.lr=1e-6": "learning rate; stage 1 has its own, ROLE.sft.optimizer.lr",
     "ROLE.loss.algorithm=rloo": "grpo, rloo, reinforce_pp, or FILE.py:name",
     "ROLE.sft.steps=0": "updates of stage 1; 0: no stage 1",
     "ROLE.row_buckets=(8,16)": "responses decoded at once; less needs less memory",
     "ROLE.rows_per_micro_batch=2": "rows of a forward and backward pass; less needs less memory",
     "rl.generator_steps=100": "length of the run, in turns of the generator",
-    "rl.prompts_per_step=64": "problems of a turn; likewise rl.samples_per_prompt, solutions of each",
-    "task.train=FILE": "problems of task.name=math (own_problems sets it); likewise task.test",
-    "eval.every=20": "generator steps between evaluations; likewise checkpoint.every, rollouts.every",
-    "loggers.wandb=PROJECT": "also log to Weights & Biases; likewise loggers.tensorboard=true",
+    "rl.prompts_per_step=64": "problems of a turn; rl.samples_per_prompt: solutions of each",
+    "task.train=FILE": "problems of task.name=math (own_problems sets it); task.test: to evaluate on",
+    "eval.every=20": "generator steps between evaluations; also checkpoint.every and rollouts.every, in turns",
+    "loggers.wandb=PROJECT": "also log to Weights & Biases; loggers.tensorboard=true: to TensorBoard",
 }
 
 

@@ -89,7 +89,7 @@ def _json_lines_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _refuse_object(line: bytes, path: Path, label: str) -> None:
-    """Raise ValueError if a file is one object that spans several lines, of which `line` alone is not JSON."""
+    """Raise ValueError if a file is one object that spans several lines, so that `line` alone is not JSON."""
     whole = _json_or_none(path.read_bytes()) if _json_or_none(line) is None else None
     if isinstance(whole, dict):
         raise ValueError(f"{label}: the file is one JSON object with the keys {cut(', '.join(whole))}, not a list of "
@@ -154,7 +154,7 @@ def why_not_json(text: bytes, error: Exception) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dict from key-value pairs; reject duplicate keys, of which json.loads would silently keep the last."""
+    """Build a dict from key-value pairs; reject duplicate keys: json.loads would silently keep the last."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

@@ -24,7 +24,7 @@ MOST_CHECKED = 5_000  # problems, the first ones; a few seconds of work
 def check_problems(config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule) -> None:
     """Raise ValueError if a prompt is too long for its role, with the role, the problem and the limit."""
     if config.task.name == "math":
-        return  # problems from files, of which those that are too long are left out already
+        return  # problems from files: those that are too long are left out already
     problems = itertools.islice(problems_ahead(config, task, schedule), MOST_CHECKED)
     tokenizers = {role: policy.tokenizer for role, policy in policies.items()}
     check_lengths(config, tokenizers, problems, f"task.name={config.task.name}")

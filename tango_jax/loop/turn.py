@@ -150,7 +150,7 @@ def respond(
 
 
 def _sample(context: RunContext, policy: Policy, params: Any, request: SampleRequest) -> Rollout:
-    """Sample responses to this process's prompts, of which there may be none."""
+    """Sample responses to this process's prompts; there may be none."""
     with context.timer("reshard"):  # concerns every process, also one without a prompt
         weights = jax.block_until_ready(policy.sampler.layout(params))
     rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""

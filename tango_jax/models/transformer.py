@@ -75,7 +75,7 @@ class ModelConfig:
     attention: str = "auto"  # implementation for whole sequences (attention.py)
     decode_attention: str = "xla"  # and for decode steps (decode_attention.py)
     sample_cache_dtype: str = ""  # keys and values of sampling; "int8", or empty: compute_dtype
-    sample_weight_dtype: str = ""  # the layers' matrices of sampling, likewise
+    sample_weight_dtype: str = ""  # the layers' matrices while sampling; values as above
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:

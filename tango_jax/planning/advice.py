@@ -68,7 +68,7 @@ def _less_kept(policy: SizedPolicy) -> list[str]:
     if policy.model_config.remat != "full":
         changes.append(f"{role}.model.remat=full: only each layer's input is kept for the backward pass")
     if not policy.config.logp_chunk:
-        changes.append(f"{role}.logp_chunk=512: the logits of so many tokens exist at a time")
+        changes.append(f"{role}.logp_chunk=512: the logits of 512 tokens exist at a time")
     return changes
 
 
@@ -83,7 +83,7 @@ def _sampling_changes(policy: SizedPolicy) -> list[str]:
     role, config, model = policy.role, policy.config, policy.model_config
     tensor, changes = config.mesh.decode_tensor, []
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size >= 2 * tensor:
-        changes.append(f"{role}.mesh.decode_tensor={2 * tensor}: weights are split over so many devices")
+        changes.append(f"{role}.mesh.decode_tensor={2 * tensor}: each copy of the weights is split over them")
     least = config.row_buckets[0] // policy.placement.row_multiple * (config.max_prompt + config.max_response)
     if config.cache_tokens // 2 >= max(1, least):
         changes.append(f"{role}.cache_tokens={config.cache_tokens // 2}: half the keys and values")

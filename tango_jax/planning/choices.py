@@ -111,7 +111,7 @@ def mesh_choices(
 def micro_batch_choices(
     config: ConfigDict, sequences: int, padded_tokens: Callable[[int, int], float]
 ) -> list[Settings]:
-    """How much of a minibatch with so many `sequences` of a shard is computed at once, and what is kept of it.
+    """How much of a minibatch with `sequences` sequences in a shard is computed at once, and what is kept of it.
 
     Args:
         padded_tokens: of all micro-batches of a shard, padding included, by the rows and prompts of each. For each

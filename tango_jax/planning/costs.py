@@ -163,7 +163,7 @@ def decode_bytes(
     model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
 ) -> float:
     """Read in one step of `rows` rows: the weights, the cache of `prompts` prompts, and each row's cache of new tokens.
-    Of those it is so many columns as the decode attention reads: with xla all, whether they are there yet or not."""
+    It counts the columns that the decode attention reads: with xla all of them, filled or not."""
     cached = prompts * prompt_length + rows * cache
     return sampling_weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
 
@@ -197,7 +197,7 @@ def decode_parts(
 
 def update_bytes(model: ModelConfig, micro_batches: int, tensor: int, gradients: float) -> float:
     """Weights read by the forward pass, by the backward pass, and by what remat computes again; the accumulated
-    gradients, of so many bytes, read and written for each micro-batch."""
+    gradients of that size are read and written for each micro-batch."""
     passes = 3 if model.remat == "full" else 2
     return micro_batches * (passes * weight_bytes(model, tensor) + 2 * gradients)
 

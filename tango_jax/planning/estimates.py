@@ -119,7 +119,7 @@ def _score_estimate(policy: SizedPolicy, batch: Batch) -> ProgramEstimate:
 
 
 def _update_estimate(policy: SizedPolicy, batch: Batch, params: int, platform: str) -> ProgramEstimate:
-    """Of an update with parameters of so many bytes."""
+    """Of an update whose parameters take `parameters` bytes."""
     model, mesh, chunk = policy.model_config, policy.placement.train, policy.config.logp_chunk
     tokens = micro_batch_shape(batch)
     layer, logits = _working_bytes(policy, tokens)

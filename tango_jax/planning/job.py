@@ -214,7 +214,7 @@ def _sized_policy(
 
 
 def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
-    """The meshes of `make_placement` for devices of which only the number is known.
+    """The meshes of `make_placement` for devices that are known by their number alone.
 
     Raises:
         ValueError: see `make_placement`.

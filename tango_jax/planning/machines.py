@@ -92,7 +92,7 @@ def planned_machine() -> Machine | None:
 
 
 def this_machine(config: ConfigDict) -> Machine:
-    """The devices of the job, of which there must be one. Raises ValueError."""
+    """The devices of the job; there must be at least one. Raises ValueError."""
     hosts.connect(config.distributed)
     hosts.check_devices()
     backend = jax.default_backend()

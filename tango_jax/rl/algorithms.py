@@ -26,7 +26,7 @@ def differs_within_batch_P(reward_PM: np.ndarray) -> np.ndarray:
 
 class Algorithm(NamedTuple):
     """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` holds the settings
-    `ROLE.loss.*`, of which each function reads those that are its own.
+    `ROLE.loss.*`; each function reads those that are its own.
 
     Both functions return float32 [B, T], 0 off the actions:
 

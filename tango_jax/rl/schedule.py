@@ -150,7 +150,7 @@ def make_schedule(config: ConfigDict) -> Schedule:
 
 
 def problems_of_a_turn(rl: ConfigDict) -> int:
-    """The most problems that a turn may draw. So many are set apart for it, whatever dynamic sampling draws of them:
+    """The most problems that a turn may draw. They are all set apart for it, whatever dynamic sampling draws of them:
     otherwise arms that draw differently would get other problems from then on."""
     return (1 + rl.dynamic_sampling) * rl.prompts_per_step
 
@@ -178,5 +178,5 @@ def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> boo
 
 
 def evaluations_before(config: ConfigDict, schedule: Schedule, turns_done: int) -> int:
-    """The number of evaluations before the one after so many turns; the first is before the first turn."""
+    """The number of evaluations before the one after `turns_done` turns; the first is before the first turn."""
     return sum(is_evaluation_due(config, schedule, index) for index in range(turns_done - 1)) + (turns_done > 0)

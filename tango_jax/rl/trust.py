@@ -30,8 +30,8 @@ RIGHT_ASKED, WRONG_ASKED = 8, 16
 class Evidence(NamedTuple):
     """Verdicts on graded solutions, decayed from turn to turn; saved with every checkpoint."""
 
-    # Of the generator's turns: solutions that the grader accepts, and those of them with the verdict CORRECT; likewise
-    # of the solutions that it rejects.
+    # Of the generator's turns: solutions that the grader accepts, and those of them with the verdict CORRECT; then
+    # the same of the solutions that it rejects.
     right: float = 0.0
     right_accepted: float = 0.0
     wrong: float = 0.0
@@ -61,7 +61,7 @@ class Evidence(NamedTuple):
         )
 
     def likelihood_ratio(self, num_steps: float) -> float:
-        """Of the verdict CORRECT, on solutions of so many steps.
+        """Of the verdict CORRECT, on solutions of `num_steps` steps.
 
         Few right solutions are there at first. Until there are, the verifier's turns tell how many it accepts: where a
         share s of right solutions of k steps is accepted, s^(n/k) of those of n steps are, if it reads each step alike.
@@ -77,8 +77,8 @@ class Evidence(NamedTuple):
 
 
 def trust_of(evidence: Evidence, limits: Sequence[float], num_steps: float) -> float:
-    """Trust in [0, 1] by the verdicts so far, for solutions of so many steps; 1 if `limits`, those of `rl.trust`, are
-    empty."""
+    """Trust in [0, 1] by the verdicts so far, for solutions of `num_steps` steps; 1 if `limits`, those of `rl.trust`,
+    are empty."""
     if not limits:
         return 1.0
     low, high = limits
@@ -120,6 +120,6 @@ def ask_about(
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:
-    """So many of the rows, or all, at even distances: neighbours answer the same problem."""
+    """At most `count` of the rows, at even distances: neighbours answer the same problem."""
     count = min(count, len(rows))
     return rows[np.arange(count) * len(rows) // max(count, 1)]

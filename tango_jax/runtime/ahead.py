@@ -1,6 +1,6 @@
 """Compiles jitted functions from the shapes of their arguments, some at a time, before they are first called.
 
-In: jitted functions and arguments, of which arrays may be shapes. Out: the shapes of the results, which can be
+In: jitted functions and arguments; a shape may stand for an array. Out: the shapes of the results, which can be
 arguments of the next function, so that a chain of calls is compiled without any of it being computed. A later call with
 arrays of these shapes, types and shardings neither traces nor compiles, because JAX keeps what `lower` and `compile`
 make.

@@ -31,7 +31,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        # A failed write, unlike a failed open, does not say of which file.
+        # A failed write, unlike a failed open, does not name the file.
         raise OSError(error.errno, error.strerror, str(path)) from error
     sync_directory(path.parent)
 

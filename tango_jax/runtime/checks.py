@@ -121,7 +121,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def collected(self, prefix: str = "") -> Iterator[None]:
-        """Note a ValueError of the block, of which the rest is skipped."""
+        """Note a ValueError of the block; the rest of the block is skipped."""
         try:
             yield
         except SettingsError as error:

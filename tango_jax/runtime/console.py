@@ -71,7 +71,7 @@ class Console:
         self._line_at = self.clock()
 
     def stage(self, title: str, total: int, done: int = 0) -> "Stage":
-        """A context manager for `total` steps, `done` of which an earlier run has made."""
+        """A context manager for `total` steps; an earlier run has made `done` of them."""
         return Stage(self, title, total, done)
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MANIFEST, SEAL = "manifest.sha256", "seal.json"
 SAVING, REPLACED, REMOVED = ".saving", ".replaced", ".removed"  # suffixes of temporary folders
 NO_STEP, ALL_DAMAGED = -1, -2
-BLOCKS, BLOCK_BYTES = 64, 4096  # of a file, of which `sampled_digest` reads these
+BLOCKS, BLOCK_BYTES = 64, 4096  # the parts of a file that `sampled_digest` reads
 HASH_THREADS = 8  # hashing releases the GIL
 
 

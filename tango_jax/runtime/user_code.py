@@ -254,7 +254,7 @@ def _article(name: str) -> str:
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
-    """Run a Python file, of which `source` may hold the content, and return its module.
+    """Run a Python file and return its module. `source` may hold its content.
 
     Not an import, which would take a version that was compiled within the same second for the new one. The script that
     this process runs is not run again: its module is returned, with what it has defined so far.
@@ -287,7 +287,7 @@ def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
 def what_failed(file: str, line: int | None, error: BaseException) -> str:
     """One line: the file, the last of its lines that took part in the error (or else `line`), and the error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    if isinstance(error, SyntaxError) and not lines:  # in the file itself, of which nothing has run
+    if isinstance(error, SyntaxError) and not lines:  # in the file itself: nothing of it has run
         line, text = error.lineno, on_one_line(error.msg)
     else:
         # The text of a KeyError is the repr of its argument.

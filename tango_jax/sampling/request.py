@@ -54,7 +54,7 @@ def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) ->
 
     Args:
         order_P: int[P], the prompts in their new order.
-        row_B: int[B], likewise the rows.
+        row_B: int[B], the same for the rows.
     """
     prompts = [request.prompts[index] for index in order_P]
     return dataclasses.replace(

@@ -30,7 +30,7 @@ class ResizeFns:
     compact_rest: Callable  # (DecodeState without caches, prompt_B, keep_B) -> the same
 
     def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
-        """The same, of which a call compiles and gives shapes."""
+        """The same functions wrapped so that a call compiles them and returns the shapes of their results."""
         return ResizeFns(*(ahead(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
 

@@ -122,7 +122,7 @@ Action = Resize | Save | Restore | Read | Insert | Decode
 
 
 def new_table(limits: Limits, num_rows: int) -> Table:
-    """A request of which nothing has been done."""
+    """A request that has not been begun."""
     empty = np.full((limits.shards, limits.chunk_prompts // limits.shards), NONE)
     return Table(None, np.full(num_rows, WAITING), np.zeros(num_rows, int), np.full((limits.shards, 0), NONE), empty)
 
@@ -302,7 +302,7 @@ class Replay(NamedTuple):
 
 
 def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
-    """The schedule of rows that end at these lengths, of which none is 0 or above the last cache bucket."""
+    """The schedule of rows that end at these lengths; none is 0 or above the last cache bucket."""
     length_B, table = np.asarray(length_B), new_table(limits, len(length_B))
     segments, chunks, saved = [], [], 0
     while (action := next_action(limits, table)) is not None:

@@ -55,7 +55,7 @@ class SlotFns:
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        """The same, of which a call compiles and gives shapes."""
+        """The same functions wrapped so that a call compiles them and returns the shapes of their results."""
         fns = {name: ahead(getattr(self, name)) for name in ("make_empty", "insert", "save", "restore", "widen")}
         return dataclasses.replace(self, **fns)
 
@@ -146,7 +146,7 @@ def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows
 
 
 def _first_column(state: DecodeState, length: jax.Array) -> jax.Array:
-    """The column of the first new token of a row with so many. The newest is not in the cache yet."""
+    """The column of the first new token of a row with `count` new tokens. The newest is not in the cache yet."""
     return (state.step - length) % state.out_token_BS.shape[1]
 
 

@@ -125,7 +125,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def gather_table(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
-    """`gather` of a table [V, D] of which rows are picked."""
+    """`gather` of a table [V, D] from which rows are picked."""
     table_VD = gather(x, mesh, stored, dtype, reduce_dtype)
     if not _is_split(mesh, stored) or mesh.devices.flat[0].platform != "tpu":
         return table_VD

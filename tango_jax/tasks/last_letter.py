@@ -60,8 +60,8 @@ def tokenizer_model(task: ConfigDict) -> bytes:
 
 
 def longest_texts(words: int, letters: int) -> dict[str, int]:
-    """Return the number of tokens of the texts with so many words of so many letters, in the template "plain", BOS and
-    EOS included."""
+    """Return the number of tokens of the texts with `words` words of `letters` letters, in the template "plain", BOS
+    and EOS included."""
     question = 1 + words * (letters + 2)
     solution = 6 * words + 7
     return {

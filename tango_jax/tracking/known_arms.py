@@ -2,7 +2,7 @@
 
 A table has the names of arms alone. A command that reads runs or tables looks up the records of the user's arms once,
 with `arms_of_runs` or `arms_beside`, and makes them known for the time of its work; whatever draws or compares then
-asks `record_of`. An arm of which no record is found is drawn under its name.
+asks `record_of`. An arm without a record is drawn under its name.
 """
 
 import contextlib

@@ -44,7 +44,7 @@ OVER = {
 def make_figure(
     title: str = "", width: float = WIDTH, height: float = HEIGHT, dpi: int = DPI, layout: str = "constrained"
 ) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure of that size in inches."""
     figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)
     FigureCanvasAgg(figure)
     if title:

@@ -193,12 +193,12 @@ def _digests(files: Mapping[str, Mapping]) -> dict[str, str]:
 
 
 def package_changes(stored: Mapping[str, Any]) -> list[str]:
-    """What config files have changed in the package, for a run of which `read_provenance` returned this."""
+    """What config files have changed in the package, given what `read_provenance` returned for a run."""
     return [name for entry in stored.get("files", {}).values() for name in entry.get("changes", ())]
 
 
 def describe(stored: Mapping[str, Any]) -> list[str]:
-    """Lines about the last start of a run, of which `read_provenance` returned this: code, machine, files, changes."""
+    """Lines about the last start of a run, given its provenance: code, machine, files, changes."""
     if not stored:
         return []
     last = stored["attempts"][-1]
@@ -213,7 +213,7 @@ def describe(stored: Mapping[str, Any]) -> list[str]:
 
 
 def summary_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of summary.json about the last start of a run, of which `read_provenance` returned this."""
+    """The part of summary.json about the last start of a run, given its provenance."""
     if not stored:
         return {}
     names = ("tango_jax", "commit", "dirty", "source", "jax", "platform", "devices")

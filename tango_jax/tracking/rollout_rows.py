@@ -60,7 +60,7 @@ def evaluation_rows(
     turns_done: int, generator_step: int, solutions: Sequence[Solution], verifications: Sequence[Verification],
     step_kinds_fn: StepKinds = None,
 ) -> list[dict]:  # fmt: skip
-    """Return a row for every problem of an evaluation after so many turns: greedy, without reward and advantage."""
+    """Return a row for every problem of an evaluation after `turns_done` turns, which is greedy and has no rewards."""
     return [
         {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
         | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}

@@ -47,7 +47,7 @@ def turn_metrics(role: str, answers: dict[str, Responses], *parts: dict[str, flo
 def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
     """One figure for all updates that a batch got; with a single update each is that update's own.
 
-    `loss` and `grad_norm` are means over updates, of which each counts alike; `tokens` are the action tokens of the
+    `loss` and `grad_norm` are means over updates, each of which counts alike; `tokens` are the action tokens of the
     batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
     weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
     """

@@ -77,7 +77,7 @@ def headline(run: Run) -> list[list[str]]:
 def _evaluated(run: Run) -> int:
     """The number of held-out problems of an evaluation."""
     counted = (row["generator/problems"] for row in reversed(run.rows) if row.get("generator/problems"))
-    return int(next(counted, run.settings["eval.problems"]))  # before the first evaluation, at most so many
+    return int(next(counted, run.settings["eval.problems"]))  # before the first evaluation, the setting
 
 
 def responses_of_a_turn(run: Run) -> str:

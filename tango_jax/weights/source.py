@@ -75,7 +75,7 @@ def kind_of(name: str) -> str:
 
 
 def _looks_local(name: str) -> bool:
-    """Whether a relative name, of which there is nothing, was probably meant as a folder: not if it has a revision."""
+    """Whether a relative name that does not exist was probably meant as a folder: not if it has a revision."""
     first, slash, rest = name.partition("/")
     return "@" not in name and bool(slash) and ("/" in rest or Path(first).is_dir())
 

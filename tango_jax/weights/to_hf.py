@@ -111,7 +111,8 @@ def model_card(
 ) -> str:
     """Return README.md of an exported model: its origin, how to ask it, and the metrics (a flat dict) as a table.
 
-    `trained` says of which moment of the run the weights are ("after turn 8"), and `evaluated` of which the metrics.
+    `trained` says when in the run the weights were saved ("after turn 8"), and `evaluated` when the metrics were
+    measured.
     `example` is what the code that asks the model asks.
     """
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
