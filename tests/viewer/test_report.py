@@ -443,7 +443,7 @@ def test_the_highest_use_so_far_does_not_fall_after_a_resume():
 
 def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
     def packed(turn, role, group, count):
-        columns = {"role": pack.ROLES.index(role)}
+        columns = {"role": pack.ROLLOUT_ROLES.index(role)}
         return [pack.Packed(0, (0, turn, role, group), columns, str(i), ("", ""), b"", b"") for i in range(count)]
 
     everything = []
