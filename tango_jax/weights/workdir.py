@@ -5,7 +5,6 @@ this project trained is used again: in another run, an export or `sample`.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config, flatten
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
@@ -137,10 +137,7 @@ def read_config(workdir: Path) -> ConfigDict:
         ValueError: the settings are missing or damaged, or contain keys that this version does not know.
     """
     path = workdir / "config.json"
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): give the workdir of a run") from error
+    saved = read_json_object(path, "give the workdir of a run")
     config = default_config()
     known = flatten(config)
     unknown = sorted(saved.keys() - known.keys())

@@ -167,6 +167,18 @@ def test_a_run_that_goes_on_in_stage_one_is_another_model(tmp_path):
         check_settings(solving)
 
 
+def test_stored_settings_that_are_missing_or_no_object_are_named(tmp_path):
+    settings = settings_of(tmp_path / "out", sets="gsm8k", checkpoint=tmp_path)
+    save_settings(settings)
+    (tmp_path / "out/settings.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"settings\.json holds a list, not an object: choose another --out$"):
+        check_settings(settings)
+    (tmp_path / "out/settings.json").unlink()
+    (tmp_path / "out/parts").mkdir()
+    with pytest.raises(ValueError, match=r"settings\.json is missing, and without it nobody can tell whether .*/parts"):
+        check_settings(settings)
+
+
 def test_an_edited_template_is_another_prompt(tmp_path):
     files = {role: tmp_path / f"{role}.txt" for role in ("generator", "verifier")}
     config = default_config()

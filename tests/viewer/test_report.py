@@ -460,8 +460,8 @@ def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
 
 
 @pytest.mark.parametrize("settings, row, message", [
-    ("[]", '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm; it is no run of this project"),
-    ('{"arm": 3}', '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm"),
+    ("[]", '{"phase": "eval", "step": 1}', r"config\.json holds a list, not an object: leave this run out, or restore"),
+    ('{"arm": 3}', '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm; it is no run of this"),
     ('{"arm": "grpo"}', "3", r"metrics\.jsonl, row 1 lacks a phase or a step; it is no run of this project, or damage"),
     ('{"arm": "grpo"}', '{"step": 1}', r"metrics\.jsonl, row 1 lacks a phase or a step"),
 ])  # fmt: skip
