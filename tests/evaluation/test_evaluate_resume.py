@@ -22,16 +22,10 @@ from support.evaluation_cases import (
 from tango_jax.config import default_config
 from tango_jax.evaluate import main
 from tango_jax.evaluation.settings import check_settings, save_settings
-from tango_jax.grading import close_pool
 from tango_jax.tracking.run_config import save_config
 
 T, F = True, False
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture(scope="module")
