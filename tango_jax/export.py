@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
+from tango_jax.config import ROLES
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path
@@ -30,8 +31,6 @@ from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.to_hf import export_hf, model_card
 from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_config
-
-ROLES = ("generator", "verifier")
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:

@@ -23,6 +23,7 @@ import pytest  # noqa: E402
 
 from support.browser import open_browser  # noqa: E402
 from support.tiny_train import TinyRun, TinyTrain  # noqa: E402
+from tango_jax.grading import close_pool  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -53,6 +54,13 @@ def shared_folder(tmp_path_factory) -> Path:
     """One for all processes that run tests (pytest-xdist gives each a folder below it)."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="module")
+def closed_pool():
+    """For tests that grade: when a file's are over, so is the pool of workers that they share."""
+    yield
+    close_pool()
 
 
 @pytest.fixture(scope="session", autouse=True)

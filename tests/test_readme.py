@@ -187,23 +187,27 @@ def only_parse(monkeypatch, sums) -> None:
         monkeypatch.setattr(Parser, name, stopping(getattr(Parser, name)))
 
 
-def understood(line: str) -> None:
-    """Raise SystemExit or ValueError unless the command knows all that the line has."""
+def understood(line: str) -> tuple[dict, list[str]]:
+    """What a command reads in a line: {option: value}, and the `key=value` of the configuration.
+
+    Raises SystemExit, ValueError or AssertionError unless the command knows all that the line has.
+    """
     module, *arguments = shlex.split(line, comments=True)[2:]
     main = COMMANDS[module.removeprefix("tango_jax.")]
     if "..." in arguments:
         arguments.remove("...")
-    try:
+    with pytest.raises(Parsed) as parsed:
         assert main(arguments) is None, "an exit code: the parser refused"
-    except Parsed as parsed:
-        options, overrides = parsed.args[0] if isinstance(parsed.args[0], tuple) else (parsed.args[0], [])
-        if getattr(options, "config", None):
-            opened = open_config(options.config.partition(":")[0])
-            assert set(options.config_arguments) <= set(opened.arguments), "unknown arguments"
-            if not opened.arguments:
-                load_config(options.config, overrides)
-        else:
-            assert not getattr(options, "config_arguments", {}), "unknown arguments"
+    found = parsed.value.args[0]
+    options, overrides = found if isinstance(found, tuple) else (found, [])
+    if getattr(options, "config", None):
+        opened = open_config(options.config.partition(":")[0])
+        assert set(options.config_arguments) <= set(opened.arguments), "unknown arguments"
+        if not opened.arguments:
+            load_config(options.config, overrides)
+    else:
+        assert not getattr(options, "config_arguments", {}), "unknown arguments"
+    return vars(options) | getattr(options, "config_arguments", {}), overrides
 
 
 def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
@@ -237,7 +241,13 @@ def test_commands_are_found():
 
 @pytest.mark.parametrize("page, line", SHOWN)
 def test_a_command_that_is_shown_is_understood(only_parse, page, line):
-    understood(line)
+    options, overrides = understood(line)
+    given = [word.removeprefix("--").partition("=") for word in shlex.split(line, comments=True) if "=" in word]
+    assert overrides == [f"{name.removeprefix('config.')}={value}" for name, _, value in given if "config." in name]
+    for name, _, value in given:
+        if "config." not in name:
+            found = options[name.replace("-", "_")]
+            assert found == [value] or str(found).lower() == value.lower()
 
 
 @pytest.mark.parametrize("line", [

@@ -18,7 +18,7 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
-from tango_jax.runtime.checks import Mistakes
+from tango_jax.runtime.checks import Mistakes, differences
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
@@ -166,9 +166,7 @@ def _stage_one(cell: Cell, workdir: Path) -> StageOne:
         return StageOne(folder, config)
     stored = stored_config(str(path))
     then, now = stage_one_facts(stored) or {}, stage_one_facts(config)
-    changed = [f"{key}: {then.get(key)} -> {now.get(key)}" for key in sorted(then | now)
-               if then.get(key) != now.get(key)]  # fmt: skip
-    if changed:
+    if changed := differences(then, now):
         raise ValueError(f"{folder} holds a stage 1 with other settings ({'; '.join(changed[:5])}): resume with the "
                          "same ones, or choose another --workdir")
     return StageOne(folder, stored)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import default_config
+from tango_jax.config import ROLES, default_config
 from tango_jax.evaluation.generator import claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
 from tango_jax.evaluation.output import write_rows, write_tables
@@ -113,7 +113,7 @@ def check_prompt_lengths(
     sets: Iterable[EvalSet], samplers: dict[str, CheckpointSampler], are_solutions_judged: bool
 ) -> None:
     """Raises ValueError where not one problem of a set is within the limit of a role that gets to see it."""
-    solving = ("generator", "verifier") if are_solutions_judged else ("generator",)
+    solving = ROLES if are_solutions_judged else ("generator",)
     for eval_set in sets:
         if isinstance(eval_set, SolveSet):
             roles, problems = solving, [problem for _, problem in eval_set.problems]

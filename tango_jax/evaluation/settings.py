@@ -5,7 +5,6 @@ folder and compared.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tango_jax.evaluation.sets import GROUPS, SYNTHETIC_STEPS
 from tango_jax.evaluation.shards import digest
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_json_atomic
-from tango_jax.runtime.checks import folder_to_write, require
+from tango_jax.runtime.checks import differences, folder_to_write, read_json_object, require
 from tango_jax.runtime.keys import COUNT, COUNT_OR_NONE, MAX_SAMPLES, SAMPLED_TEMPERATURE, SEED, SHARE_ABOVE_ZERO, Range
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, template_of
 from tango_jax.text.templates import load_template
@@ -150,18 +149,12 @@ def save_settings(settings: Settings) -> None:
 
 
 def _compare(path: Path, new: dict) -> None:
-    try:
-        old = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if (path.parent / "parts").exists():
-            raise ValueError(f"{path} is missing, and without it nobody can tell whether {path.parent / 'parts'} was "
-                             "made with these settings: put back a copy, or choose another --out") from error
+    if not path.exists():
+        require(not (path.parent / "parts").exists(),
+                f"{path} is missing, and without it nobody can tell whether {path.parent / 'parts'} was made with "
+                "these settings: put back a copy, or choose another --out")
         return
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): choose another --out") from error
-    changed = [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old | new)
-               if old.get(name) != new.get(name)]  # fmt: skip
-    if changed:
+    if changed := differences(read_json_object(path, "choose another --out"), new):
         raise ValueError(f"{path.parent} holds another evaluation ({'; '.join(changed[:5])}): go on with the same "
                          "settings, or choose another --out")
 

@@ -90,12 +90,8 @@ def inner_text(text: str, span: tuple[int, int], tag: str) -> str:
 
 def first_block(text: str, tag: str) -> str | None:
     """Return the text inside the first closed `<tag>...</tag>`, or None."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    start = text.find(opening)
-    if start < 0:
-        return None
-    end = text.find(closing, start + len(opening))
-    return None if end < 0 else text[start + len(opening) : end]
+    spans = find_blocks(text, tag)
+    return inner_text(text, spans[0], tag) if spans else None
 
 
 def last_boxed(text: str) -> str | None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from IPython.display import HTML, DisplayHandle, Image
 
+from tango_jax.config import ROLES
 from tango_jax.notebook.pictures import loss_figure, show
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_curves
 
-ROLES = ("generator", "verifier")
 MIN_EVALUATIONS = 3
 
 

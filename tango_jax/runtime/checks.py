@@ -1,8 +1,9 @@
 """Validation of settings and paths: each check raises ValueError with the setting, its value and the limit."""
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def file_to_write(name: str, text: str | os.PathLike) -> Path:
     require(not path.is_dir(), f"{name}={text} is a folder; name a file in it")
     folder_to_write(name, path.parent)
     return path
+
+
+def read_json_object(path: Path, advice: str) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+        ValueError: the file cannot be read, is not JSON or holds something else; `advice` ends the message.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): {advice}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): {advice}") from error
+    require(isinstance(value, dict), f"{path} holds a {type(value).__name__}, not an object: {advice}")
+    return value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return "name: old -> new" for each entry in which two mappings differ; an entry that one lacks is None."""
+    return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)]  # fmt: skip
 
 
 def shortened(value: Any) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import question_key
 from tango_jax.data.row_formats import to_problem
 from tango_jax.data.rows import Row
@@ -72,7 +73,7 @@ def make_gsm8k_examples(
         return SftExample(problem, example.solution, len(example.is_right), example.verification)
 
     def over(problem: Problem) -> Over:
-        both = (over_fn(role, example_of(role, problem, 0)) for role in ("generator", "verifier"))
+        both = (over_fn(role, example_of(role, problem, 0)) for role in ROLES)
         return Over(*map(max, zip(*both, strict=True)))
 
     split = split_examples(problems, over, num_heldout, seed)

@@ -24,6 +24,7 @@ from tango_jax.text.templates import judged
 SIZES = ("words", "letters")  # what a problem has a number of: task.sft_words, task.sft_letters and so on
 ALPHABET = string.ascii_lowercase + string.digits + "}\n "
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
+RIGHT_KINDS = ("hard letter", "easy letter")  # of correct steps, see `step_kinds`
 _STEP = re.compile(r"#(\d+) ends in ([a-z])")
 _WORD = re.compile(r"([a-z]+)#\d+")
 
@@ -100,12 +101,7 @@ def problem(config: LastLetterConfig, seed: int, split: str, index: int, stream:
 
 def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
     """Label each step: step k is correct if it names number k and the last letter of word k."""
-    words = question_words(problem.question)
-    labels = []
-    for k, step in enumerate(steps, 1):
-        match = _STEP.fullmatch(step)
-        labels.append(bool(match) and k <= len(words) and match[1] == str(k) and match[2] == words[k - 1][-1])
-    return tuple(labels)
+    return tuple(kind in RIGHT_KINDS for kind in step_kinds(problem, steps))
 
 
 def step_kinds(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import ProblemSet, load_task_problems, question_key, resolve
 from tango_jax.data.row_formats import detect_format
 from tango_jax.data.rows import read_rows
@@ -141,7 +142,7 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
         made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, over_fn, excluded)
         return _StageOne(
             made.sft_example,
-            ("generator", "verifier"),
+            ROLES,
             f"stage 1: {made.num_train} worked answers, {made.num_heldout} held out for loss and pool; "
             f"{_left_out(made)}",
             made.heldout,
@@ -154,7 +155,7 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
     tagged = make_tagged_examples(rows, task.validation, task.data_seed, over_fn, excluded)
     return _StageOne(
         tagged.sft_example,
-        ("generator", "verifier") if is_for_verifier else ("generator",),
+        ROLES if is_for_verifier else ("generator",),
         f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out"
         f"{f' ({FILES[1]})' if rows.heldout else ''}; {_left_out(tagged)}; no fixed pool",
         tagged.heldout,

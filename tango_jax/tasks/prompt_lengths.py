@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.records import Problem
 from tango_jax.tasks.task import SftExample
 from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
@@ -52,7 +53,7 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
 
 def _make_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> dict[str, Callable[[Problem], int]]:
     """By role, a function that counts the tokens of its prompt; the verifier's is that of an empty solution."""
-    templates = {role: load_template(role, config[role].template) for role in ("generator", "verifier")}
+    templates = {role: load_template(role, config[role].template) for role in ROLES}
 
     def generator_tokens(problem: Problem) -> int:
         return len(generator_prompt(templates["generator"], tokenizers["generator"], problem))

@@ -144,7 +144,7 @@ def _make_synthetic(config: ConfigDict) -> Task:
         gold_steps=module.gold_steps,
         step_kinds=module.step_kinds,
         sft_example=sft_example,
-        sft_roles=("generator", "verifier"),
+        sft_roles=ROLES,
         notes=(f"{main} of a problem: generator turns {_shown(getattr(rl, main))}, verifier turns "
                f"{_shown(getattr(verifier, main))}",),
         verifier_problem=lambda index: module.problem(verifier, seed, "rl_verifier", index, stream),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import question_key
 from tango_jax.data.row_fields import BadRow, check_keys, text_of
 from tango_jax.data.rows import HUB_PREFIX, read_rows
@@ -133,7 +134,7 @@ def make_tagged_examples(
 
     def over(problem: Problem) -> Over:
         row = row_of[problem.id]
-        roles = ("generator", "verifier") if row.verification else ("generator",)
+        roles = ROLES if row.verification else ("generator",)
         return Over(*map(max, zip(*(over_fn(role, row.example(role)) for role in roles), strict=True)))
 
     # `excluded` applies only to imitation: the held-out loss may be measured on evaluation problems.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import tokenizers
 
+from tango_jax.runtime.checks import read_json_object
 from tango_jax.text.bpe import METASPACE, read_sentencepiece
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS
 from tango_jax.text.tokenizer import Tokenizer
@@ -330,12 +331,5 @@ def has_chat_template(folder: str | Path) -> bool:
 
 
 def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): copy it from the model's page again") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object: copy it from the model's page again")
-    return value
+    """What one of the tokenizer's files holds; empty where the model comes without this file."""
+    return read_json_object(path, "copy it from the model's page again") if path.is_file() else {}

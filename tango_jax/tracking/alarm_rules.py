@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tango_jax.config import ROLES
 from tango_jax.runtime.typed_command import typed_command
 
-ROLES = ("generator", "verifier")
 # Where the verifier is measured: the beginning of the metrics' names, and how a message names it.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns"}
 

@@ -13,8 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from tango_jax.tracking.alarm_rules import LIMITS, RULES, Limits
-
-TURN_PHASES = ("warmup", "generator", "verifier")  # evaluations are greedy and raise no alarms
+from tango_jax.tracking.metrics import TURN_PHASES
 
 
 class Alarm(NamedTuple):

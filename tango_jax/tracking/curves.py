@@ -4,7 +4,7 @@ Takes rows of metrics.jsonl as dicts and returns NumPy arrays. Used after a run 
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ class Series(NamedTuple):
     y: np.ndarray
 
 
-def series(rows: Iterable[dict], phases: set[str], x_name: str, y_name: str) -> Series:
+def series(rows: Iterable[dict], phases: Collection[str], x_name: str, y_name: str) -> Series:
     """Points that have both values, sorted by x; if two rows share an x, the later row wins."""
     points = {row[x_name]: row[y_name] for row in rows
               if row.get("phase") in phases and row.get(x_name) is not None and row.get(y_name) is not None}

@@ -22,11 +22,10 @@ from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.known_arms import record_of
+from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.tracking.provenance import method_files
 from tango_jax.tracking.run_config import changes_results
 from tango_jax.weights.source import NUMERICS
-
-TURNS = ("warmup", "generator", "verifier")  # phases of rows that are no evaluations
 
 
 class Evaluation(NamedTuple):
@@ -97,8 +96,8 @@ def evaluations_of(
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
                *(sources.start.get(role, "")[:12] for role in ROLES))  # fmt: skip
     for index, row in enumerate(metrics):
-        if row["phase"] in TURNS:
-            tokens += sum(row.get(f"{role}/tokens_sampled") or 0 for role in ("generator", "verifier"))
+        if row["phase"] in TURN_PHASES:
+            tokens += sum(row.get(f"{role}/tokens_sampled") or 0 for role in ROLES)
             seconds += row["time/turn_s"]
             continue
         turn = _turn_beside(metrics, index)

@@ -26,7 +26,7 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking import alarms
-from tango_jax.tracking.metrics import MetricsWriter, make_row, read_metrics
+from tango_jax.tracking.metrics import TURN_PHASES, MetricsWriter, make_row, read_metrics
 from tango_jax.tracking.provenance import Provenance
 from tango_jax.tracking.run_config import keep_config
 
@@ -88,7 +88,7 @@ class RunLog:
             return
         rows = read_metrics(directory / "metrics.jsonl")
         self._num_rows = len(rows)
-        self._turns = [row for row in rows if row["phase"] in alarms.TURN_PHASES]
+        self._turns = [row for row in rows if row["phase"] in TURN_PHASES]
         self._ringing = alarms.ringing_at(self._turns[-1]) if self._turns else frozenset()
         if config.loggers.tensorboard:
             self._followers.append(_TensorBoard(directory))
@@ -104,7 +104,7 @@ class RunLog:
         if not hosts.is_first():
             return
         row = make_row(step, phase, metrics)
-        if phase in alarms.TURN_PHASES:
+        if phase in TURN_PHASES:
             row = self._judge(row)
         elif failed := {name: row[f"grader/eval_{name}"] for name in FAILURES if row.get(f"grader/eval_{name}")}:
             counts = ", ".join(f"{count} {name}" for name, count in failed.items())

@@ -9,9 +9,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tango_jax.config import ROLES
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import json_value, write_atomically
 from tango_jax.runtime.checkpoint import Restored
+
+TURN_PHASES = ("warmup", *ROLES)  # of the rows of turns, which learn; those of evaluations are `eval`
 
 
 class MetricsWriter:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.grading import why_misaligned
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
@@ -24,12 +25,7 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
     """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
-    gaps = [
-        row[f"{role}/logprob_gap_max"]
-        for row in rows
-        for role in ("generator", "verifier")
-        if f"{role}/logprob_gap_max" in row
-    ]
+    gaps = [row[name] for row in rows for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
     verifier = {}
     for kind in ("step_f1", "outcome_f1"):
         name = f"verifier/pool/{kind}"  # missing for tasks without a fixed pool or without step labels

@@ -3,7 +3,8 @@
 Takes a run with its metrics and returns which alarms were active, from which turn to which, and what to try.
 """
 
-from tango_jax.tracking.alarms import TURN_PHASES, Period, periods
+from tango_jax.tracking.alarms import Period, periods
+from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.viewer.runs import Run
 
 

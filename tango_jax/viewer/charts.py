@@ -6,10 +6,10 @@ Curves of metrics that a run did not log are missing, and panels without curves 
 from tango_jax.arms import BLUE, GREEN, GREY, VERMILION
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
+from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.viewer.panels import line, noisy, panel, share, with_content
 from tango_jax.viewer.runs import Run
 
-LEARNS = {"warmup", "generator", "verifier"}  # phases with an update
 TURN = "turn (both roles)"  # label of the x axis
 
 
@@ -17,7 +17,7 @@ def training(run: Run) -> list[dict]:
     """Figure 1: both roles over training, with health metrics."""
     rows = run.rows
 
-    def of(name: str, phases=LEARNS, x: str = "step") -> Series:
+    def of(name: str, phases=TURN_PHASES, x: str = "step") -> Series:
         return series(rows, phases, x, name)
 
     def both(name: str) -> list[dict]:

@@ -14,12 +14,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tango_jax.config import ROLES
 from tango_jax.tracking.scores import VERDICTS
 
 CHUNK = 64  # rollouts; small enough to decode within a key press, large enough to compress well
 LABEL = 72  # characters of the question shown in the list
 COLUMNS = ("run", "turn", "row", "group", "role", "flags", "correct", "verdict", "steps", "adv", "reward")
-ROLES = ("generator", "verifier", "evaluation")  # the last: greedy, without reward and advantage
+ROLLOUT_ROLES = (*ROLES, "evaluation")  # the last: greedy, without reward and advantage
 FLAGS = ("false_accept", "false_reject", "invalid", "misaligned", "truncated", "misjudged", "wrong_steps")  # bit 0, ...
 
 
@@ -46,7 +47,7 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
         "turn": rollout["turn"],
         "row": rollout["row"],
         "group": rollout["group"],
-        "role": ROLES.index(role),
+        "role": ROLLOUT_ROLES.index(role),
         "flags": sum(1 << bit for bit, name in enumerate(FLAGS) if name in flags_of(rollout)),
         "correct": int(solution["is_correct"]),
         "verdict": [*VERDICTS].index(first["verdict"]) if first else len(VERDICTS),
@@ -113,7 +114,7 @@ def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
     kept, owed = [], 0.0
     for _, items in itertools.groupby(packed, lambda item: item.group):
         group = list(items)
-        if group[0].columns["role"] == ROLES.index("evaluation"):
+        if group[0].columns["role"] == ROLLOUT_ROLES.index("evaluation"):
             kept += [item for i, item in enumerate(group) if int((i + 1) * fraction) > int(i * fraction)]
             continue
         owed += fraction * len(group)

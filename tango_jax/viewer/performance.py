@@ -4,10 +4,10 @@ import numpy as np
 
 from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from tango_jax.tracking.curves import Series, series
+from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.viewer.panels import bars, line, noisy, panel, with_content
 from tango_jax.viewer.runs import Run
 
-LEARNS = {"warmup", "generator", "verifier"}  # phases with an update
 LOOKS = {  # colour and pattern of the bars, for the phases that every run has
     "sample": (VERMILION, ""),
     "verify": (BLUE, "/"),
@@ -25,7 +25,7 @@ def speed(run: Run) -> list[dict]:
     rows = run.rows
 
     def of(name: str) -> Series:
-        return series(rows, LEARNS | {"eval"} if "evaluate" in name else LEARNS, "step", name)
+        return series(rows, (*TURN_PHASES, "eval") if "evaluate" in name else TURN_PHASES, "step", name)
 
     stacked = [phase for phase in phases_of(rows) if phase not in NESTED]
     times = [t for phase in stacked for t in bars(phase, of(f"time/{phase}_s"), *LOOKS.get(phase, (SKY, "+")))]

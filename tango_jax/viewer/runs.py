@@ -3,13 +3,12 @@
 Takes folders; returns the settings, metrics and location of every run in them. First stage of the report.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.checks import local_path, read_json_object
 from tango_jax.runtime.typed_command import typed_command
 from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.metrics import read_metrics
@@ -63,13 +62,10 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
 def _read_run(workdir: Path, place: Path) -> Run:
     name = workdir.name if place == Path() else place.as_posix()  # a run's workdir may be the parent of the others
     path = workdir / "config.json"
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): leave this run out, or restore the file") from error
+    settings = read_json_object(path, "leave this run out, or restore the file")
     metrics = workdir / "metrics.jsonl"
     leave_out = "it is no run of this project, or damaged: leave it out"
-    if not isinstance(settings, dict) or not isinstance(settings.get("arm"), str):
+    if not isinstance(settings.get("arm"), str):
         raise ValueError(f"{path} holds no settings with an arm; {leave_out}")
     rows = read_metrics(metrics)
     for index, row in enumerate(rows, 1):

@@ -15,6 +15,7 @@ import numpy as np
 
 from tango_jax.models.transformer import ModelConfig, RopeScaling
 from tango_jax.runtime import hub
+from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.finite import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
@@ -64,7 +65,7 @@ def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
         ValueError: the architecture, or an option of it, is not supported.
     """
     file = Path(folder) / "config.json"
-    return model_config_from_json(_read_json(file), str(file), **numerics)
+    return model_config_from_json(read_json_object(file, "a checkpoint folder needs it"), str(file), **numerics)
 
 
 def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
@@ -114,18 +115,6 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
     rest = [] if shardings is None else [shardings]
     params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
     return check_loaded(params, str(folder), "use another checkpoint, or fetch or convert this one again")
-
-
-def _read_json(file: Path) -> dict:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}): a checkpoint folder needs it") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{file} must hold one JSON object")
-    return value
 
 
 def _check_architecture(file: str, raw: dict) -> None:

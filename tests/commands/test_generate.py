@@ -16,7 +16,6 @@ from tango_jax.cli.validation import validate
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import TeacherRow, keep_rows, validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
-from tango_jax.grading import close_pool
 from tango_jax.loop.imitation import pack_pairs, sft_pairs
 from tango_jax.records import Problem
 from tango_jax.rl.policy import make_policy
@@ -27,12 +26,7 @@ from tango_jax.weights.workdir import start_source
 
 SILENT = Console(enabled=False)
 ANSWERS = [11, 16, 21, 26, 31, 36, 41, 46]  # of gsm8k_short.jsonl
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,13 +6,9 @@ from pathlib import Path
 import pytest
 
 from tango_jax import grade as command
-from tango_jax.grading import close_pool, grade_many, parse_solution
+from tango_jax.grading import grade_many, parse_solution
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 def response(answer: str) -> str:

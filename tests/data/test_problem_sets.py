@@ -8,7 +8,7 @@ from support.paths import ROWS
 from tango_jax.data.problem_sets import BENCHMARKS, load_problems
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import read_rows
-from tango_jax.grading import close_pool, grade_many
+from tango_jax.grading import grade_many
 from tango_jax.records import Problem
 from tango_jax.tasks.splits import make_problem_order, split_problems
 
@@ -35,10 +35,7 @@ def problems(count: int) -> list[Problem]:
     return [Problem(f"set/{number}", "x" * number, str(number)) for number in range(1, count + 1)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.mark.parametrize("file", SETS)

@@ -30,7 +30,6 @@ from tango_jax.evaluation.command import grader_notes
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, PUBLISHED, comparable
 from tango_jax.evaluation.sets import open_sets
 from tango_jax.evaluation.shards import GREEDY
-from tango_jax.grading import close_pool
 from tango_jax.loop.measure import fixed_pool
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.own_grader import load_grader
@@ -38,12 +37,7 @@ from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import save_config
 
 T, F = True, False
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture(scope="module")

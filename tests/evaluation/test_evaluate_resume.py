@@ -22,16 +22,10 @@ from support.evaluation_cases import (
 from tango_jax.config import default_config
 from tango_jax.evaluate import main
 from tango_jax.evaluation.settings import check_settings, save_settings
-from tango_jax.grading import close_pool
 from tango_jax.tracking.run_config import save_config
 
 T, F = True, False
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +159,18 @@ def test_a_run_that_goes_on_in_stage_one_is_another_model(tmp_path):
     saved("generator", 8)
     with pytest.raises(ValueError, match=r"solving holds another evaluation \(checkpoint_step: 4 -> 8\)"):
         check_settings(solving)
+
+
+def test_stored_settings_that_are_missing_or_no_object_are_named(tmp_path):
+    settings = settings_of(tmp_path / "out", sets="gsm8k", checkpoint=tmp_path)
+    save_settings(settings)
+    (tmp_path / "out/settings.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"settings\.json holds a list, not an object: choose another --out$"):
+        check_settings(settings)
+    (tmp_path / "out/settings.json").unlink()
+    (tmp_path / "out/parts").mkdir()
+    with pytest.raises(ValueError, match=r"settings\.json is missing, and without it nobody can tell whether .*/parts"):
+        check_settings(settings)
 
 
 def test_an_edited_template_is_another_prompt(tmp_path):

@@ -17,15 +17,9 @@ from tango_jax.evaluation.voting import (
     selection_accuracies,
     weighted_vote,
 )
-from tango_jax.grading import close_pool
 
 A, B = 1, 2  # classes of wrong answers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 def ballot(*classes, **scores) -> Ballot:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from support.paths import FIXTURES
-from tango_jax.grading import GradeReport, close_pool, grade, grade_many, grader
+from tango_jax.grading import GradeReport, grade, grade_many, grader
 from tango_jax.grading.answer import is_too_big, matches_choice, matches_python, quick_math_match, tidy_math
 from tango_jax.grading.pool import MAX_TRIES, Reply, WorkerPool
 
@@ -28,10 +28,7 @@ def response(answer: str) -> str:
     return rf"<think><step>We compute.</step></think><answer>\boxed{{{answer}}}</answer>"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 # ------------------------------------------------------------------------------------------------------ equality

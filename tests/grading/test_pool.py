@@ -18,12 +18,7 @@ from tango_jax.grading.worker import _on_alarm, grade_pair
 
 HALF = (r"\frac{1}{2}", "0.5")  # equal only to a reader of mathematics
 TOWER = r"9^{9^{9^{9}}}"  # never ends
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.paths import FIXTURES
-from tango_jax.grading import close_pool, grade, grade_many
+from tango_jax.grading import grade, grade_many
 from tango_jax.grading.answer import tidy_math
 from tango_jax.grading.forms import plain, read
 from tango_jax.grading.rules import Library, is_equal
@@ -169,10 +169,7 @@ def response(answer: str) -> str:
     return rf"<think><step>We compute.</step></think><answer>\boxed{{{answer}}}</answer>"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.mark.parametrize("pairs, is_right", [(REFUSED, False), (ACCEPTED, True)], ids=["refused", "accepted"])

@@ -3,7 +3,7 @@
 import pytest
 
 from tango_jax.runtime import failures
-from tango_jax.runtime.checks import Mistakes, SettingsError
+from tango_jax.runtime.checks import Mistakes, SettingsError, differences, read_json_object
 
 
 def test_all_that_is_wrong_is_raised_at_once_and_nothing_twice():
@@ -49,3 +49,23 @@ def test_exit_codes_tell_mistakes_failures_and_interruptions_apart(error, code, 
         raise error
     assert stopped.value.code == code and str(stopped.value).startswith(line)
     assert capsys.readouterr().err == f"{stopped.value}\n"
+
+
+@pytest.mark.parametrize("text, message", [
+    (None, r"cannot be read \(No such file or directory\)"),
+    ("{", r"is not JSON \(.*\)"), (b"\xff", r"is not JSON \(.*\)"),
+    ("[1]", "holds a list, not an object"), ("null", "holds a NoneType, not an object"),
+])  # fmt: skip
+def test_a_file_without_a_json_object_is_named_with_its_remedy(tmp_path, text, message):
+    path = tmp_path / "settings.json"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=f"settings.json {message}: put it back$"):
+        read_json_object(path, "put it back")
+
+
+def test_an_object_is_read_and_compared_entry_by_entry(tmp_path):
+    (tmp_path / "settings.json").write_text('{"b": 1, "a": [1], "c": null}')
+    saved = read_json_object(tmp_path / "settings.json", "put it back")
+    assert saved == {"b": 1, "a": [1], "c": None}
+    assert differences(saved, {"b": 2, "a": [1], "d": "x"}) == ["b: 1 -> 2", "d: None -> x"]

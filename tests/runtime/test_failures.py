@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import jax
 import pytest
@@ -61,12 +62,16 @@ def test_errors_of_libraries_and_users_are_one_line(error, part, tmp_path, monke
 
 @pytest.mark.parametrize("kind", [AssertionError, AttributeError, TypeError, IndexError, NotImplementedError,
                                   RecursionError])  # fmt: skip
-def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatch):
+def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runtime, "configure", lambda config: "")
-    with pytest.raises(kind, match="ours"), runtime.session(default_config(), tmp_path):
-        raise kind("ours")
-    with pytest.raises(kind, match="ours"):
-        failures.last_line(kind("ours"))
+    mistake = kind("ours")
+    with pytest.raises(kind) as raised, runtime.session(default_config(), tmp_path):
+        raise mistake
+    assert raised.value is mistake and raised.traceback[0].path == Path(__file__)
+    assert "ours" not in "".join(capsys.readouterr())  # Python prints it with the traceback
+    with pytest.raises(kind) as raised:
+        failures.last_line(mistake)
+    assert raised.value is mistake
 
 
 @pytest.mark.parametrize("error, part", [

@@ -104,9 +104,12 @@ def test_no_budget_changes_a_token(
     size = prompts * group_size
     limits = data.draw(st.one_of(st.none(), st.lists(st.integers(1, LIMIT), min_size=size, max_size=size)))
     numbers = np.random.default_rng(seed).permutation(1000)[:size]
-    check(setup, config, SampleRequest(
+    done = check(setup, config, SampleRequest(
         some_prompts(prompts), group_size, step_key(seed, "test"), temperature, max_new=limits, row_numbers=numbers
     ))  # fmt: skip
+    shapes = [segment.shape for segment in done.segments]
+    assert all(shape.rows in row_buckets and shape.cache in cache_buckets for shape in shapes)
+    assert sorted(shape.cache for shape in shapes) == [shape.cache for shape in shapes]  # the cache never shrinks
 
 
 def test_a_chunk_of_prompts_is_as_wide_as_its_longest(setup):

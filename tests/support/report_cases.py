@@ -18,7 +18,7 @@ from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
 from tango_jax.rl.schedule import Turn
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.tracking import alarms
-from tango_jax.tracking.metrics import MetricsWriter
+from tango_jax.tracking.metrics import TURN_PHASES, MetricsWriter
 from tango_jax.tracking.rollout_dump import RolloutDump
 
 SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sa", "vor", "pi")
@@ -162,7 +162,7 @@ def write_run(
             first = [hostile_solution()] if hostile and index == 0 else ()
             dump.write(turn, make_turn(config, rng, turn, length, credit_fn, first))
             for step, phase, row in metrics_rows(index, role, generator_step, rng):
-                if phase in alarms.TURN_PHASES:
+                if phase in TURN_PHASES:
                     rows.append({"step": step, "phase": phase} | row)
                     found = alarms.check(rows, ringing)
                     rows[-1] |= alarms.as_metrics(found, ringing)

@@ -6,7 +6,7 @@ import pytest
 
 from support.paths import ROWS
 from tango_jax.data.rows import read_rows
-from tango_jax.grading import close_pool, grade, parse_solution, parse_verification
+from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.tasks.arithmetic import has_short_decimals, number_text, numbers_in, replace_numbers, value_of
 from tango_jax.tasks.gsm8k import gsm8k_solution_text, gsm8k_verifier_example
 from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
@@ -19,12 +19,7 @@ CHAIN = {
     "answer": "The tax is 2000*.1=$<<2000*.1=200>>200.\nSo one costs $<<2000+200=2200>>2,200.\n"
     "He pays $2,200*3 = $<<2200*3=6600>>6,600.\n#### 6,600",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from support.math_cases import math_config, task_of
 from support.paths import ROWS
 from support.tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
-from tango_jax.grading import close_pool, parse_solution, parse_verification
+from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.loop.run import run_or_resume
 from tango_jax.loop.turn import run_turn
 from tango_jax.rl.policy import make_policies
@@ -27,11 +27,7 @@ from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import open_source
 from tango_jax.weights.workdir import open_checkpoint
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_shared_pool():
-    yield
-    close_pool()
+pytestmark = pytest.mark.usefixtures("closed_pool")
 
 
 @pytest.fixture(scope="module")

@@ -443,7 +443,7 @@ def test_the_highest_use_so_far_does_not_fall_after_a_resume():
 
 def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
     def packed(turn, role, group, count):
-        columns = {"role": pack.ROLES.index(role)}
+        columns = {"role": pack.ROLLOUT_ROLES.index(role)}
         return [pack.Packed(0, (0, turn, role, group), columns, str(i), ("", ""), b"", b"") for i in range(count)]
 
     everything = []
@@ -460,8 +460,8 @@ def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
 
 
 @pytest.mark.parametrize("settings, row, message", [
-    ("[]", '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm; it is no run of this project"),
-    ('{"arm": 3}', '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm"),
+    ("[]", '{"phase": "eval", "step": 1}', r"config\.json holds a list, not an object: leave this run out, or restore"),
+    ('{"arm": 3}', '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm; it is no run of this"),
     ('{"arm": "grpo"}', "3", r"metrics\.jsonl, row 1 lacks a phase or a step; it is no run of this project, or damage"),
     ('{"arm": "grpo"}', '{"step": 1}', r"metrics\.jsonl, row 1 lacks a phase or a step"),
 ])  # fmt: skip

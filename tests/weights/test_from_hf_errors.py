@@ -46,7 +46,7 @@ def test_configs_that_the_model_cannot_represent(case, changes, message, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text, message", [(None, "cannot be read.*folder needs it"), ("{", "not valid JSON"), ("[]", "one JSON object")]
+    "text, message", [(None, "cannot be read.*folder needs it"), ("{", "is not JSON"), ("[]", "holds a list")]
 )
 def test_a_config_that_is_no_config(text, message, tmp_path):
     if text is not None:

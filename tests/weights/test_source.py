@@ -86,9 +86,10 @@ def test_settings_of_a_run_come_back(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(saved | {"rl.gama": 1}))
     with pytest.raises(ValueError, match=r"does not know \(rl\.gama\)"):
         read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_config(tmp_path)
+    for text, message in (("{", "is not JSON"), ("[1]", "holds a list, not an object")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=f"config.json {message}.*: give the workdir of a run"):
+            read_config(tmp_path)
 
 
 def test_policies_start_from_their_checkpoints(folder, gguf):
