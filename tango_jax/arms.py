@@ -33,10 +33,12 @@ class TurnPlan:
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
 
     def calls_until(self, role: str) -> tuple[Call, ...]:
-        """Its calls up to and including that of `role`."""
+        """Its calls up to and including that of `role`, which is then rewarded. The calls after it are made later:
+        dynamic sampling and `rl.judge` choose by the rewards and grades which responses they are about."""
         return self.calls[: [call.role for call in self.calls].index(role) + 1]
 
     def calls_after(self, role: str) -> tuple[Call, ...]:
+        """The other calls, see `calls_until`."""
         return self.calls[len(self.calls_until(role)) :]
 
 

@@ -15,7 +15,7 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem of a task."""
+    """One problem of a task, which makes it; the generator's prompt and the grader read it."""
 
     id: str
     question: str
@@ -25,7 +25,8 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """Output of the sampler: B = P x M responses, prompt-major, on the host."""
+    """What the sampler returns: B = P x M responses, prompt-major, on the host. Parsing, packing and metrics
+    read it."""
 
     tokens: tuple[np.ndarray, ...]  # B x int32[length], sampled ids with the stop token kept
     logps: tuple[np.ndarray, ...]  # B x float32[length], log-probs under the sampling distribution
@@ -36,7 +37,8 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A generator response, decoded, parsed and graded."""
+    """A generator response, decoded, parsed and graded. loop/responses.py makes it; the verifier's prompt, reward and
+    credit functions, evaluations and the rollout dump read it."""
 
     problem: Problem
     text: str
@@ -51,7 +53,8 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """A verifier response to one solution, decoded and parsed."""
+    """A verifier response to one solution, decoded and parsed. loop/responses.py makes it; reward and credit functions,
+    evaluations and the rollout dump read it."""
 
     text: str
     judgements: tuple[bool | None, ...]
@@ -65,7 +68,8 @@ class Verification:
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """Result of one call in a turn: M responses of a role to each of P prompts, prompt-major, parsed and graded."""
+    """Result of one call in a turn: M responses of a role to each of P prompts, prompt-major, parsed and graded.
+    `loop.turn.respond` makes it; reward and credit functions, packing, metrics and the rollout dump read it."""
 
     role: str
     parents: Sequence[Problem] | Sequence[Solution]  # P, what the prompts are about
@@ -88,7 +92,8 @@ Answers = Mapping[str, Responses]  # role -> what it responded in a turn, in the
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A part of a reward or an advantage, weight x value, under the name by which the report shows it."""
+    """A part of a reward or an advantage, weight x value, under the name by which the report shows it. Reward and
+    credit functions make it; the rollout dump reads it."""
 
     name: str
     weight: float | np.ndarray  # one for all rows, or float32 [B]
@@ -106,7 +111,8 @@ class Rewards(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Training state on the host; saved with every checkpoint."""
+    """Training state on the host; saved with every checkpoint. A turn takes those before it and returns those after it;
+    credit functions read them, and may return others."""
 
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
@@ -156,7 +162,8 @@ class Batch:
 
 @struct.dataclass
 class TrainState:
-    """The state that an update reads and writes; its buffers are donated to the update."""
+    """The state that an update (rl/update.py) reads and writes; its buffers are donated to the update. Sampling and
+    scoring read its parameters, checkpoints hold all of it."""
 
     params: Any
     opt_state: Any

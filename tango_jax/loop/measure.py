@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Measured(NamedTuple):
-    """The result of one evaluation of both roles."""
+    """The result of one evaluation of both roles. `evaluate_roles` makes it; output.py writes it, and the last one
+    becomes the transcripts."""
 
     metrics: dict[str, float]
     solutions: list[Solution]

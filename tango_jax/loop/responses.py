@@ -20,7 +20,8 @@ _NEW_WORKDIR = "; a workdir keeps its max_prompt, so to raise it choose a new --
 
 @dataclasses.dataclass(frozen=True)
 class RoleText:
-    """The role-specific parts of a call: how prompts are built, and how responses are parsed."""
+    """The role-specific parts of a call: how prompts are built, and how responses are parsed. ROLE_TEXTS has one for
+    each role; turn.py reads it."""
 
     prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
     read: Callable  # (task, tokenizer, parents, rollout, group_size) -> (records, {count: value to be summed})

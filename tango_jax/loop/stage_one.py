@@ -36,7 +36,8 @@ DIVERGED = 10
 
 
 class SftProgress(NamedTuple):
-    """Progress of the stage 1 of a role; saved with every checkpoint."""
+    """Progress of the stage 1 of a role: what its checkpoints hold beside the state. Only this file
+    makes and reads it."""
 
     step: int = 0  # updates made
     heldout_loss: float = math.inf  # nats per response token, at the last evaluation
@@ -45,7 +46,7 @@ class SftProgress(NamedTuple):
 
 
 class SftRun(NamedTuple):
-    """The parts of the stage 1 of one role."""
+    """What does not change in the stage 1 of one role. `run_sft` makes it; the functions below read it."""
 
     policy: Policy
     jitted: Sft

@@ -135,7 +135,7 @@ def respond(
             temperature=0.0 if is_greedy else policy.config.temperature,
             top_p=policy.config.top_p,
             top_k=policy.config.top_k,
-            # Numbers over all processes, so that how many of them share the work changes no response.
+            # Rows are numbered over all processes: a response does not depend on how many of them share the work.
             row_numbers=np.arange(first * group_size, last * group_size),
             ended_fn=text.ended_fn(context.show_fn, (last - first) * group_size),
         )

@@ -36,7 +36,8 @@ from tango_jax.tasks.own_arm import arm_of
 
 
 class Method(NamedTuple):
-    """How a run learns: by the role that learns, the reward and the credit function of its turns."""
+    """How a run learns: by the role that learns, the reward and the credit function of its turns. `load_method` makes
+    it; loop/turn.py calls its functions."""
 
     arm: Arm
     rewards: dict[str, Callable[[Answers, ConfigDict], Rewards]]

@@ -110,7 +110,7 @@ def pack_minibatch(
 
 
 def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int) -> int:
-    """The most prompts of one minibatch that a process can have. All processes make arrays of that size."""
+    """The most prompts of one minibatch that a process can have. Every process makes its arrays for that number."""
     return math.ceil(math.ceil(num_prompts / num_processes) / minibatches)
 
 

@@ -54,7 +54,8 @@ def alpha_at(
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the role that learns in it.
+    """One turn of the role that learns in it. `turn_at` makes it; the loop, credit functions and the rollout dump read
+    it.
 
     index: place in the run, from 0. role: "generator" or "verifier". phase: "warmup", "generator" or "verifier".
     generator_step: generator turns made before this one; on a generator turn it is the step of `alpha_at`.
@@ -178,5 +179,5 @@ def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> boo
 
 
 def evaluations_before(config: ConfigDict, schedule: Schedule, turns_done: int) -> int:
-    """The number of evaluations before the one after `turns_done` turns; the first is before the first turn."""
+    """The number of evaluations before the one that follows `turns_done` turns; the first is before the first turn."""
     return sum(is_evaluation_due(config, schedule, index) for index in range(turns_done - 1)) + (turns_done > 0)

@@ -1,7 +1,8 @@
 """One optimizer step on a packed batch: gradients accumulated over micro-batches, then clipping and AdamW.
 
-The loss of a micro-batch is a sum over its tokens, each with a weight fixed on the host, so that the result depends
-neither on packing nor on the micro-batch size. The number of micro-batches is traced: the loop runs over those in use.
+The loss of a micro-batch is a sum over its tokens, each with a weight that packing.py has fixed on the host: the result
+depends neither on packing nor on the micro-batch size. The number of micro-batches is traced: the loop runs over those
+in use.
 """
 
 import dataclasses

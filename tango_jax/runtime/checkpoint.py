@@ -43,7 +43,8 @@ class CheckpointError(ValueError):
 
 
 class Restored(NamedTuple):
-    """The result of a restore: the step, the arrays, and the JSON metadata saved beside them."""
+    """The result of a restore: the step, the arrays, and the JSON metadata saved beside them. The functions below make
+    it; what resumes a run or a stage 1, or starts from one, reads it."""
 
     step: int
     state: Any

@@ -115,9 +115,10 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
         what = f", which changes {_listed(then['changes'])}: give --config={then['path']}" if "changes" in then else ""
         return f"{key}: this start lacks {then['path']}{what}"
     path = Path(now["path"])
-    # An object that a Python program hands over has no file of its own.
-    what = path if path.is_absolute() else f"the source of the object {path.stem}"
-    return f"{key}: {what} has changed; {workdir / then['copy']} is a copy of what it was"
+    # An object that a Python program hands over has no file: its path is its name alone (runtime/user_code.py).
+    if not path.is_absolute():
+        return f"{key}: the text of the object {path.stem} differs from the one stored in {workdir / then['copy']}"
+    return f"{key}: {path} has changed; {workdir / then['copy']} is a copy of what it was"
 
 
 def check_stored_changes(settings_file: Path) -> None:

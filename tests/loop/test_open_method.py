@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -114,8 +115,11 @@ def test_by_object_it_is_the_same_and_resumes_only_from_the_same_source(made, tm
         return credit.outcome_credit(so_far)
 
     plan = dataclasses.replace(MINE.turns["generator"], credit=first_step_alone)
-    with pytest.raises(ValueError, match=r"another method \(arm: the source of the object mine has changed; "):
+    with pytest.raises(ValueError, match=r"another method \(arm: the text of the object mine differs from") as error:
         run(dataclasses.replace(MINE, turns={"generator": plan}))
+    [stored] = re.findall(r"the one stored in (\S+)\)", str(error.value))
+    assert Path(stored).parent == tmp_path / "run/user_files" and "generator/mine" in Path(stored).read_text()
+    assert str(Path.cwd()) not in str(error.value)
     with pytest.raises(ValueError, match="arm=python:mine was handed over by a Python program: call .*train with it"):
         train(load_config(str(tmp_path / "run/config.json")), tmp_path / "run", SILENT)
 
