@@ -110,7 +110,7 @@ def test_ablation_draws_its_figure(ablation):
 
 
 def test_a_finished_ablation_is_not_run_again(ablation, config, monkeypatch):
-    for name in ("make_policies", "train", "run_stage_one"):
+    for name in ("make_policies", "run_or_resume", "run_stage_one"):
         monkeypatch.setattr(experiment, name, None)
     before = (ablation / "ablation.csv").read_bytes()
     run_experiment(make_plan(config, ablation), Console(enabled=False))

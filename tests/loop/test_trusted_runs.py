@@ -39,12 +39,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def doubted(folder):
     """A verifier that is never believed."""
-    run.train(config_of("rl.trust=(1000,1001)", "rl.judge=silent"), folder / "doubted", SILENT)
+    run.run_or_resume(config_of("rl.trust=(1000,1001)", "rl.judge=silent"), folder / "doubted", SILENT)
     return folder / "doubted"
 
 
 def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted):
-    run.train(config_of("arm=grpo"), folder / "grpo", SILENT)
+    run.run_or_resume(config_of("arm=grpo"), folder / "grpo", SILENT)
     ours, theirs = ([{name: value for name, value in row.items() if name.startswith("generator/")}
                      for row in read_metrics(path / "metrics.jsonl") if row["phase"] == "generator"]
                     for path in (doubted, folder / "grpo"))  # fmt: skip
@@ -57,13 +57,13 @@ def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted):
     config = config_of("rl.trust=(1000,1001)", "rl.judge=silent")
     for turns in (3, 2):
         with pytest.raises(hosts.Preempted):
-            run.train(config, folder / "stopped", SILENT, preemption=StopAfter(turns))
-    run.train(config, folder / "stopped", SILENT)
+            run.run_or_resume(config, folder / "stopped", SILENT, preemption=StopAfter(turns))
+    run.run_or_resume(config, folder / "stopped", SILENT)
     assert repeatable_rows(folder / "stopped/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
 
 
 def test_the_dump_says_who_was_asked(folder):
-    run.train(config_of("rl.judge=failed"), folder / "failed", SILENT)
+    run.run_or_resume(config_of("rl.judge=failed"), folder / "failed", SILENT)
     rows = [row for row in read_rollouts(folder / "failed/rollouts") if row["role"] == "generator"]
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
