@@ -44,10 +44,12 @@ def _try_turn(
     """A turn of the role, up to its advantages: two solutions of a problem, or two verifications of a solution."""
     solutions, verifications = map(list, zip(*pairs, strict=True))
     solutions = solutions if role == "generator" else solutions[:1]
-    answers = {"generator": _responses("generator", [solutions[0].problem], solutions)}
-    if any(call.role == "verifier" for call in method.arm.turns[role].calls):
-        answers["verifier"] = _responses("verifier", solutions, verifications)
-    reward = method.rewards[role](answers, config.rl)
+    made = {"generator": _responses("generator", [solutions[0].problem], solutions),
+            "verifier": _responses("verifier", solutions, verifications)}  # fmt: skip
+    plan = method.arm.turns[role]
+    answers = {call.role: made[call.role] for call in plan.calls_until(role)}
+    reward = method.rewards[role](answers, config.rl)  # later calls are made when the rewards are known
+    answers |= {call.role: made[call.role] for call in plan.calls_after(role)}
     length_B = np.array([len(record.token_ends) for record in answers[role].records])
     is_action_BT = np.arange(length_B.max())[None, :] < length_B[:, None]
     turn = Turn(0, role, role, 0)

@@ -1,5 +1,8 @@
 """One turn of either role, in the order of the data flow: problems -> calls of roles -> reward -> credit -> update.
 
+The role that learns is rewarded as soon as it has responded: in the generator's turns, its reward is the grade's, and
+the verifier, which is asked after that, takes part in the credit alone.
+
 Turns are stateless: a turn takes the two train states and the host counters and returns new ones. What happens in it is
 declared by a `TurnPlan` of the arm (arms.py).
 """
@@ -18,11 +21,12 @@ from tango_jax.loop.dynamic_sampling import sample_until_full
 from tango_jax.loop.responses import ROLE_TEXTS
 from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import TurnSoFar, asked_about
+from tango_jax.rl.credit import TurnSoFar
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Turn, problems_of_a_turn
+from tango_jax.rl.trust import Asked, asked_about, with_verdicts
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
@@ -47,17 +51,22 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     """Run one turn of the schedule.
 
     P problems -> for each call, responses to the records of the previous call -> one reward per response and one
-    advantage per token for the role that learns -> the update of that role.
+    advantage per token for the role that learns -> the update of that role. The calls after that of this role are made
+    when its rewards are known.
     """
     role, plan = turn.role, context.method.arm.turns[turn.role]
     answers, reward, sampling_metrics = sample_problems(context, states, counters, turn)
-    answers |= ask_verifier(context, states, plan.calls_after(role), answers[role], counters, turn)
+    rest, rl = plan.calls_after(role), context.config.rl
+    asked = asked_about(context.config, answers[role], counters) if rest else None
+    answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
     is_action_BT = action_mask(context.policies[role], answers[role].rollout)
-    counters = counters.take(plan.problems, problems_of_a_turn(context.config.rl))
-    so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters)
+    counters = with_verdicts(counters.take(plan.problems, problems_of_a_turn(rl)), rl, role, answers)
+    trust_P = None if asked is None else asked.trust_P
+    so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P)
     credit = context.method.credits[role](so_far)
     state, update_metrics = update_policy(context, states[role], answers[role], credit.adv_BT, is_action_BT)
-    metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, credit.metrics, update_metrics)
+    metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, asked.metrics() if asked else {},
+                           credit.metrics, update_metrics)  # fmt: skip
     return TurnResult(states | {role: state}, metrics, answers, reward, credit)
 
 
@@ -81,18 +90,16 @@ def sample_problems(
     return sample_until_full(sample_batch, role, algorithm, 1 + rl.dynamic_sampling)
 
 
-def ask_verifier(
-    context: RunContext, states: States, calls: Sequence[Call], solved: Responses, counters: Counters, turn: Turn
+def make_later_calls(
+    context: RunContext, states: States, calls: Sequence[Call], records: Sequence, asked: Asked | None, turn: Turn
 ) -> dict[str, Responses]:
-    """The calls after that of the role that learns, about those of its records that `rl.judge` and the trust in the
-    verifier leave (rl/trust.py)."""
-    rl = context.config.rl
-    if not calls or (rl.judge == "all" and not rl.trust):
-        return make_calls(context, states, calls, solved.records, turn)
-    places = np.flatnonzero(asked_about(context.config, solved, counters).is_asked_B)
+    """The calls after that of the role that learns, about all of its records, or about those that are `asked` about."""
+    if asked is None:
+        return make_calls(context, states, calls, records, turn)
+    places = np.flatnonzero(asked.is_asked_B)
     if not places.size:
         return {}
-    answers = make_calls(context, states, calls, [solved.records[place] for place in places], turn)
+    answers = make_calls(context, states, calls, [records[place] for place in places], turn)
     first = calls[0].role
     return answers | {first: dataclasses.replace(answers[first], places=places)}
 

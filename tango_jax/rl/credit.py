@@ -14,11 +14,10 @@ import chex
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Answers, Counters, Credit, Responses, Rewards, Term
+from tango_jax.records import Answers, Counters, Credit, Rewards, Term
 from tango_jax.rl import advantages
 from tango_jax.rl.algorithms import Algorithm, algorithm_of
 from tango_jax.rl.schedule import Turn, alpha_at
-from tango_jax.rl.trust import Asked, Evidence, ask_about
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 
@@ -32,6 +31,9 @@ class TurnSoFar(NamedTuple):
     reward_B: np.ndarray  # float32, of the role that learns
     is_action_BT: np.ndarray  # bool, the tokens that it is trained on
     counters: Counters
+    # float64 [P], a factor of the weight of each group's step rewards (rl/trust.py); None: 1 everywhere, as published.
+    # `answers` lacks the verifier's where nobody was asked.
+    trust_P: np.ndarray | None = None
 
     def algorithm(self, role: str) -> Algorithm:
         """The algorithm of a role."""
@@ -150,28 +152,8 @@ def outcome_credit(so_far: TurnSoFar) -> Credit:
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with what the verifier says of each step; several verifications of a solution are
-    averaged. Step rewards weigh as much as the verifier is trusted, in the groups that it is asked about."""
-    rl, counters = so_far.config.rl, so_far.counters
-    if rl.judge == "all" and not rl.trust:
-        return steps_credit(so_far, judged_labels(so_far))
-    asked = asked_about(so_far.config, so_far.answers["generator"], counters)
-    credit = steps_credit(so_far, judged_labels(so_far), trust_P=asked.trust_P)
-    evidence, judged = Evidence(*counters.evidence), so_far.answers.get("verifier")
-    if judged is not None:
-        evidence = evidence.after_solving(*_grades_and_verdicts(judged))
-    metrics = {
-        "generator/trust": asked.trust,
-        "generator/judged_share": asked.is_asked_B.mean(),
-        "verifier/likelihood_ratio": asked.likelihood_ratio,
-    }
-    counters = dataclasses.replace(credit.counters, evidence=tuple(evidence))
-    return credit._replace(counters=counters, metrics=credit.metrics | metrics)
-
-
-def _grades_and_verdicts(judged: Responses) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the grader and whether the verifier accepts each solution that was judged, bool [B] both."""
-    return (np.array([solution.is_correct for solution in judged.owners]),
-            np.array([verification.verdict == "CORRECT" for verification in judged.records]))  # fmt: skip
+    averaged."""
+    return steps_credit(so_far, judged_labels(so_far))
 
 
 def gold_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -209,29 +191,25 @@ def class_balanced_credit(so_far: TurnSoFar) -> Credit:
         "verifier/label_count_correct": label_counts[1],
     }
     counters = dataclasses.replace(counters, label_counts=tuple(map(float, label_counts)))
-    if so_far.config.rl.trust:
-        num_steps_B = np.array([len(solution.steps) for solution in so_far.answers["verifier"].owners])
-        evidence = Evidence(*counters.evidence).after_practice(
-            *_grades_and_verdicts(so_far.answers["verifier"]), num_steps_B)  # fmt: skip
-        counters = dataclasses.replace(counters, evidence=tuple(evidence))
     return Credit(adv_BT, counters, metrics, (term,))
 
 
 def steps_credit(
-    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None,
-    trust_P: np.ndarray | None = None,
+    so_far: TurnSoFar, labels: Sequence[Sequence], step_fn: Callable[..., np.ndarray] | None = None
 ) -> Credit:
     """The outcome, blended with labels of the steps, (1 - alpha) A_outcome + alpha A_step (arXiv 2505.15034).
 
     Args:
-        labels: one list for every verification of a solution, of B entries: a label for each step, or None where a
-            solution has no step rewards.
+        labels: n_inference lists, one for each verification of a solution, of B entries: a label for each step, or None
+            where a solution has no step rewards. Groups whose step rewards have no weight (`so_far.trust_P`) have none.
         step_fn: takes the place of the algorithm's (rl/algorithms.py).
-        trust_P: float [P], what alpha is multiplied by in each group; None: nowhere by anything.
     """
     rl, loss, solved = so_far.config.rl, so_far.config.generator.loss, so_far.answers["generator"]
     algorithm = so_far.algorithm("generator")
     step_ends = [solution.step_ends for solution in solved.records]
+    if (trust_P := so_far.trust_P) is not None:
+        labels = [[label if trust_P[b // solved.group_size] > 0 else None for b, label in enumerate(one)]
+                  for one in labels]  # fmt: skip
     parts, share, total = [], [], []
     for judgements in labels:
         reward_BT, is_end_BT = step_reward_BT(judgements, step_ends, so_far.is_action_BT.shape[1])
@@ -239,7 +217,8 @@ def steps_credit(
             reward_BT, is_end_BT, so_far.is_action_BT, solved.group_size, loss))  # fmt: skip
         share.append(is_end_BT.any(axis=1).mean())
         total.append(reward_BT.sum(axis=1).mean())
-    # Not the reward: parts of it that vary in every group, such as a length, would hide that no outcome teaches.
+    # The grades and not the rewards: a term that varies in every group, such as a length, would hide that the outcomes
+    # of a group are all the same.
     is_correct_B = np.array([solution.is_correct for solution in solved.records], np.float32)
     one_outcome = float(1 - algorithm.has_signal_P(is_correct_B, solved.group_size).mean())
     step = so_far.turn.generator_step
@@ -257,16 +236,6 @@ def steps_credit(
     return Credit(adv_BT, so_far.counters, metrics, terms, labels)
 
 
-def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked:
-    """Which of a generator turn's solutions the verifier judges, and what the step rewards of their groups weigh."""
-    is_correct_B = np.array([solution.is_correct for solution in solved.records])
-    algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
-    is_silent_P = ~algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
-    num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
-    return ask_about(config.rl, is_correct_B, is_silent_P, num_steps, Evidence(*counters.evidence))
-
-
-# The functions that a turn's plan may name.
 REWARDS = {function.__name__: function for function in (outcome_reward, verdict_reward)}
 CREDITS = {function.__name__: function for function in (
     outcome_credit, judged_steps_credit, gold_steps_credit, class_balanced_credit)}  # fmt: skip

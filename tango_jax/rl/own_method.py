@@ -6,8 +6,9 @@ returns the same as those,
     reward(answers, rl) -> Rewards          answers: role -> Responses; rl: the settings rl.*
     credit(so_far) -> Credit                so_far: a TurnSoFar
 
-and may call them: `credit.steps_credit(so_far, labels)` blends any labels of the steps with the outcome. A loss term,
-`ROLE.loss.term`, is traced by jax:
+and may call them. A reward function sees the responses up to those of the role that learns: in the generator's turns
+the verifier is asked later. `credit.steps_credit(so_far, labels)` blends any labels of the steps with the outcome. A
+loss term, `ROLE.loss.term`, is traced by jax:
 
     term(tokens) -> loss_BT                 tokens: a LossTokens (rl/losses.py); weighted and summed as the loss is
 

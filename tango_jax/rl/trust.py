@@ -13,15 +13,19 @@ of the verdicts CORRECT are right. Trust is 0 up to the lower limit of `rl.trust
 in between.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.records import Answers, Counters, Responses
+from tango_jax.rl.algorithms import algorithm_of
+
 # Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
-PRIOR = 3.0  # right solutions that what the verifier's turns lead to expect is worth
+PRIOR = 3.0  # the verifier's turns count for as much as this many right solutions of the generator's turns
 # Right and wrong solutions of a turn on which the measure rests at least, where there are as many. Wrong ones are
 # plentiful, and the share of them that is accepted is the small number by which the ratio divides.
 RIGHT_ASKED, WRONG_ASKED = 8, 16
@@ -86,16 +90,36 @@ def trust_of(evidence: Evidence, limits: Sequence[float], num_steps: float) -> f
 
 
 class Asked(NamedTuple):
-    """Whom the verifier is asked about in a generator turn, and how far it is believed."""
+    """Which solutions of a generator turn the verifier judges, and how far it is believed."""
 
-    is_asked_B: np.ndarray  # bool, solutions that it judges
-    trust_P: np.ndarray  # float64 in [0, 1], the factor of a group's step rewards; 0 where they do not count
-    trust: float  # what that is where they count
-    likelihood_ratio: float  # which it follows from
+    is_asked_B: np.ndarray  # bool, the solutions that it judges
+    trust_P: np.ndarray  # float64 in [0, 1]: `trust` in the groups whose step rewards count, 0 in the others
+    trust: float
+    likelihood_ratio: float  # from which `trust` follows
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "generator/trust": self.trust,
+            "generator/judged_share": self.is_asked_B.mean(),
+            "verifier/likelihood_ratio": self.likelihood_ratio,
+        }
+
+
+def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked | None:
+    """Which of the generator's solutions are judged, given the verdicts of earlier turns; None: all of them are, and
+    all judgements count, as published."""
+    rl = config.rl
+    if rl.judge == "all" and not rl.trust:
+        return None
+    is_correct_B = np.array([solution.is_correct for solution in solved.records])
+    algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
+    has_signal_P = algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
+    num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
+    return ask_about(rl, is_correct_B, has_signal_P, num_steps, Evidence(*counters.evidence))
 
 
 def ask_about(
-    rl: ConfigDict, is_correct_B: np.ndarray, is_silent_P: np.ndarray, num_steps: float, evidence: Evidence
+    rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, num_steps: float, evidence: Evidence
 ) -> Asked:
     """The solutions of a turn that the verifier judges: those of the groups whose step rewards count, and, where trust
     is measured, some more for the measure alone.
@@ -103,20 +127,35 @@ def ask_about(
     Args:
         rl: the settings `rl.*`.
         is_correct_B: bool, the grades, P groups of M.
-        is_silent_P: bool, the groups without an advantage by their outcomes.
+        has_signal_P: bool, whether the outcomes of a group give an advantage.
         num_steps: mean steps of a solution.
         evidence: the verdicts of earlier turns.
     """
     trust = trust_of(evidence, rl.trust, num_steps)
-    group_size = len(is_correct_B) // len(is_silent_P)
+    group_size = len(is_correct_B) // len(has_signal_P)
     has_right_P = is_correct_B.reshape(-1, group_size).any(axis=1)
-    is_meant_P = {"all": np.ones_like(is_silent_P), "silent": is_silent_P, "failed": ~has_right_P}[rl.judge]
-    is_asked_B = np.repeat(is_meant_P & (trust > 0), group_size)
+    counts_P = {"all": np.ones_like(has_signal_P), "silent": ~has_signal_P, "failed": ~has_right_P}[rl.judge]
+    is_asked_B = np.repeat(counts_P & (trust > 0), group_size)
     if rl.trust:
         for is_kind_B, least in ((is_correct_B, RIGHT_ASKED), (~is_correct_B, WRONG_ASKED)):
             missing = max(least - int((is_asked_B & is_kind_B).sum()), 0)
             is_asked_B[_spread(np.flatnonzero(is_kind_B & ~is_asked_B), missing)] = True
-    return Asked(is_asked_B, trust * is_meant_P, trust, evidence.likelihood_ratio(num_steps))
+    return Asked(is_asked_B, trust * counts_P, trust, evidence.likelihood_ratio(num_steps))
+
+
+def with_verdicts(counters: Counters, rl: ConfigDict, role: str, answers: Answers) -> Counters:
+    """The counters with the evidence of a turn of `role`: its verdicts, beside the grades of what they are about."""
+    if not rl.trust or "verifier" not in answers:
+        return counters
+    judged, evidence = answers["verifier"], Evidence(*counters.evidence)
+    is_correct_B = np.array([solution.is_correct for solution in judged.owners])
+    is_accepted_B = np.array([verification.verdict == "CORRECT" for verification in judged.records])
+    if role == "generator":
+        evidence = evidence.after_solving(is_correct_B, is_accepted_B)
+    else:
+        num_steps_B = np.array([len(solution.steps) for solution in judged.owners])
+        evidence = evidence.after_practice(is_correct_B, is_accepted_B, num_steps_B)
+    return dataclasses.replace(counters, evidence=tuple(evidence))
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:

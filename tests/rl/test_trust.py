@@ -5,9 +5,19 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl.credit import TurnSoFar, class_balanced_credit, judged_steps_credit
+from tango_jax.rl.credit import TurnSoFar, judged_labels, judged_steps_credit, steps_credit
 from tango_jax.rl.schedule import Turn
-from tango_jax.rl.trust import DECAY, PRACTICE_DECAY, RIGHT_ASKED, WRONG_ASKED, Evidence, ask_about, trust_of
+from tango_jax.rl.trust import (
+    DECAY,
+    PRACTICE_DECAY,
+    RIGHT_ASKED,
+    WRONG_ASKED,
+    Evidence,
+    ask_about,
+    asked_about,
+    trust_of,
+    with_verdicts,
+)
 
 
 def rl(**settings):
@@ -59,7 +69,7 @@ def test_without_evidence_there_is_no_trust_and_without_limits_all_of_it():
 
 
 GRADES = np.array([[0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]] + [[0, 0, 0, 0]] * 7, bool).reshape(-1)
-SILENT = np.array([True, True, False] + [True] * 7)
+HAS_SIGNAL = np.array([False, False, True] + [False] * 7)
 SURE = Evidence(right=100.0, right_accepted=100.0, wrong=100.0)
 
 
@@ -67,18 +77,18 @@ SURE = Evidence(right=100.0, right_accepted=100.0, wrong=100.0)
     ("all", range(10)), ("silent", [0, 1, *range(3, 10)]), ("failed", [0, *range(3, 10)])
 ])  # fmt: skip
 def test_the_groups_that_are_judged(judge, groups):
-    asked = ask_about(rl(judge=judge), GRADES, SILENT, 3.0, Evidence())
+    asked = ask_about(rl(judge=judge), GRADES, HAS_SIGNAL, 3.0, Evidence())
     assert np.flatnonzero(asked.trust_P).tolist() == [*groups] and set(asked.trust_P) <= {0.0, 1.0}
     assert np.flatnonzero(asked.is_asked_B).tolist() == [4 * group + place for group in groups for place in range(4)]
 
 
 def test_some_solutions_are_judged_for_the_measure_alone():
-    doubted = ask_about(rl(trust=(8, 14)), GRADES, SILENT, 3.0, Evidence())
+    doubted = ask_about(rl(trust=(8, 14)), GRADES, HAS_SIGNAL, 3.0, Evidence())
     assert doubted.trust == 0 and not doubted.trust_P.any()
     assert (doubted.is_asked_B & GRADES).sum() == GRADES.sum() == 5 < RIGHT_ASKED  # all that there are
     assert (doubted.is_asked_B & ~GRADES).sum() == WRONG_ASKED
     assert len(np.unique(np.flatnonzero(doubted.is_asked_B & ~GRADES) // 4)) == 9  # from all groups that have any
-    believed = ask_about(rl(trust=(8, 14), judge="failed"), GRADES, SILENT, 3.0, SURE)
+    believed = ask_about(rl(trust=(8, 14), judge="failed"), GRADES, HAS_SIGNAL, 3.0, SURE)
     assert believed.trust == 1 and np.flatnonzero(~believed.is_asked_B).tolist() == [8, 10, 11]
     assert np.flatnonzero(believed.trust_P == 0).tolist() == [1, 2]  # the measure's solutions have no step rewards
 
@@ -101,13 +111,16 @@ def judged(solutions: Responses, places: list[int], labels: list[tuple[bool, boo
 
 
 def so_far_of(solutions: Responses, verifications: Responses | None, evidence: Evidence, **settings) -> TurnSoFar:
+    """The generator's turn, as loop/turn.py has it before its credit."""
     config = default_config()
     config.rl.update({"alpha_initial": 0.5, "alpha_schedule": "none", "trust": (8, 14), "judge": "failed", **settings})
     answers = {"generator": solutions} | ({"verifier": verifications} if verifications else {})
     reward_B = np.array([record.is_correct for record in solutions.records], np.float32)
     is_action_BT = np.ones((len(reward_B), 5), bool)
     counters = Counters(evidence=tuple(evidence))
-    return TurnSoFar(config, Turn(0, "generator", "generator", 0), answers, reward_B, is_action_BT, counters)
+    trust_P = asked_about(config, solutions, counters).trust_P
+    turn = Turn(0, "generator", "generator", 0)
+    return TurnSoFar(config, turn, answers, reward_B, is_action_BT, counters, trust_P)
 
 
 def test_step_rewards_weigh_as_much_as_the_verifier_is_trusted():
@@ -115,18 +128,43 @@ def test_step_rewards_weigh_as_much_as_the_verifier_is_trusted():
     solutions = solved(False, False, True, False)
     verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
     half = Evidence(right=22.0, right_accepted=25.0, wrong=10.0, wrong_accepted=0.5)  # LR = 25 / 25 x 11 = 11
-    credit = judged_steps_credit(so_far_of(solutions, verifications, half))
+    so_far = so_far_of(solutions, verifications, half)
+    credit = judged_steps_credit(so_far)
     outcome, steps = credit.terms
-    assert credit.metrics["generator/trust"] == pytest.approx(0.5) and credit.metrics["generator/alpha"] == 0.25
+    np.testing.assert_allclose(so_far.trust_P, [0.5, 0])
+    assert credit.metrics["generator/alpha"] == 0.25 and credit.metrics["generator/step_rewarded_share"] == 0.5
     np.testing.assert_allclose(steps.weight, [0.25, 0.25, 0, 0])
     np.testing.assert_allclose(outcome.weight, [0.75, 0.75, 1, 1])
     # Step rewards 1/2 1/2 1/2 -1/2 have mean 1/4 and std 1/2: elements 1/2, 1/2, 1/2, -3/2, and what is still to come.
-    np.testing.assert_allclose(steps.value[:2], [[1, 1, 0.5, 0.5, 0], [-1, -1, -1.5, -1.5, 0]], rtol=1e-5)
+    np.testing.assert_allclose(steps.value, [[1, 1, 0.5, 0.5, 0], [-1, -1, -1.5, -1.5, 0], [0] * 5, [0] * 5], rtol=1e-5)
     np.testing.assert_allclose(credit.adv_BT[:2], 0.25 * steps.value[:2])
     np.testing.assert_allclose(credit.adv_BT[2:], outcome.value[2:])
-    # Of one right and three wrong solutions, it accepts the right one and one other.
-    assert Evidence(*credit.counters.evidence) == half.after_solving(
-        np.array([False, False, True, False]), np.array([True, False, True, False]))
+    assert credit.labels == [[(True, True), (True, False), None, None]]
+
+
+def test_a_credit_of_the_users_is_weighed_alike():
+    """It hands its labels to steps_credit, which knows in which groups they count."""
+    solutions = solved(False, False, True, False)
+    verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
+    half = Evidence(right=22.0, right_accepted=25.0, wrong=10.0, wrong_accepted=0.5)
+    so_far = so_far_of(solutions, verifications, half)
+    credit = steps_credit(so_far, [[tuple(not label for label in labels) for labels in judged_labels(so_far)[0]]])
+    np.testing.assert_allclose(credit.terms[1].weight, [0.25, 0.25, 0, 0])
+    assert not credit.terms[1].value[2:].any()
+
+
+def test_verdicts_are_evidence_where_trust_is_measured():
+    solutions = solved(False, False, True, False)
+    verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
+    answers, before = {"generator": solutions, "verifier": verifications}, Counters(evidence=(1.0,) * 7)
+    is_correct_B, is_accepted_B = np.array([0, 0, 1, 0], bool), np.array([1, 0, 1, 0], bool)
+    solving = with_verdicts(before, rl(trust=(8, 14)), "generator", answers)
+    assert Evidence(*solving.evidence) == Evidence(*[1.0] * 7).after_solving(is_correct_B, is_accepted_B)
+    practice = with_verdicts(before, rl(trust=(8, 14)), "verifier", answers)
+    practised = Evidence(*[1.0] * 7).after_practice(is_correct_B, is_accepted_B, np.full(4, 2))
+    assert Evidence(*practice.evidence) == practised
+    assert with_verdicts(before, rl(), "generator", answers) is before
+    assert with_verdicts(before, rl(trust=(8, 14)), "generator", {"generator": solutions}) is before
 
 
 def test_where_nobody_is_asked_the_credit_is_that_of_the_outcome():
@@ -134,14 +172,4 @@ def test_where_nobody_is_asked_the_credit_is_that_of_the_outcome():
     so_far = so_far_of(solutions, None, Evidence(), trust=())
     credit = judged_steps_credit(so_far)
     np.testing.assert_array_equal(credit.adv_BT, so_far.outcome_advantages("generator"))
-    assert credit.metrics["generator/step_rewarded_share"] == 0 and credit.metrics["generator/judged_share"] == 0
-
-
-def test_the_verifiers_turns_are_evidence_where_trust_is_measured():
-    solutions = solved(True, False)
-    verifications = judged(solutions, [0, 1], [(True, True), (True, False)])
-    for trust, evidence in (((8, 14), Evidence(practised=1.0, practised_accepted=1.0, practised_steps=2.0)), ((), ())):
-        so_far = so_far_of(solutions, verifications, Evidence(), trust=trust)
-        so_far = so_far._replace(counters=Counters(), reward_B=np.float32([1, 1]), is_action_BT=np.ones((2, 5), bool))
-        credit = class_balanced_credit(so_far)
-        assert credit.counters.evidence == tuple(evidence)
+    assert credit.metrics["generator/step_rewarded_share"] == 0

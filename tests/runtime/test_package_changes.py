@@ -1,5 +1,7 @@
 """What a config file changes in the package is noticed, whenever it does so, and named where it was defined."""
 
+import pytest
+
 import tango_jax.loop.turn  # noqa: F401  as training has it; it imports the tables of the method
 from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import load_shipped, open_config
@@ -28,12 +30,18 @@ def test_a_plain_file_changes_nothing(tmp_path):
     assert changes_of(tmp_path / "plain.py", text) == {}
 
 
+@pytest.fixture
+def _tables_put_back():
+    """As they were before the test, in the same order."""
+    before = [(table, dict(table)) for table in (ARMS, credit.CREDITS)]
+    yield
+    for table, entries in before:
+        table.clear()
+        table.update(entries)
+
+
+@pytest.mark.usefixtures("_tables_put_back")
 def test_entries_functions_and_constants_are_noticed_in_every_part_of_a_file(tmp_path, monkeypatch):
-    for table, names in ((ARMS, ("mine", "grpo")), (credit.CREDITS, ("outcome_credit", "verdict_or_so"))):
-        for name in names:  # put back after the test
-            monkeypatch.setitem(table, name, table.get(name))
-            if table[name] is None:
-                del table[name]
     monkeypatch.setattr(credit, "VERDICTS", credit.VERDICTS)
     monkeypatch.setattr(losses, "token_logps", getattr(losses, "token_logps", None), raising=False)
     found = changes_of(tmp_path / "own.py", """
