@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tango_jax.ablation.experiment import TABLE, run_experiment
 from tango_jax.ablation.figures import draw_figures
-from tango_jax.ablation.plan import Plan, make_plan
+from tango_jax.ablation.planned_runs import Plan, make_plan
 from tango_jax.ablation.summary import summarize
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import parse_command_line

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax.ablation.plan import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
+from tango_jax.ablation.planned_runs import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
 from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import run_or_resume

@@ -93,10 +93,6 @@ class WorkerPool:
                     self._remove(worker)
             return batch.replies
 
-    def worker_pids(self) -> list[int]:
-        """Return the process ids of the running workers."""
-        return [worker.process.pid for worker in self._workers]
-
     def close(self) -> None:
         """Stop all workers. A later `run` starts new ones."""
         with self._lock:

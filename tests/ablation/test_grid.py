@@ -7,7 +7,7 @@ import pytest
 
 from support.paths import CONFIGS
 from tango_jax.ablation.grid import NOT_IN_STAGE_ONE, make_cells, stage_one_facts
-from tango_jax.ablation.plan import make_plan
+from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.config_file import stored_config, with_settings
 from tango_jax.cli.validation import validate

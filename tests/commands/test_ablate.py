@@ -19,7 +19,7 @@ from support.tiny_train import repeatable_rows
 from tango_jax import ablate
 from tango_jax.ablation import experiment
 from tango_jax.ablation.experiment import run_experiment
-from tango_jax.ablation.plan import make_plan
+from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
 from tango_jax.rl.policy import make_policies

@@ -34,6 +34,11 @@ def make_pool():
         pool.close()
 
 
+def pids_of(pool: WorkerPool) -> list[int]:
+    """The running workers' process ids."""
+    return [worker.process.pid for worker in pool._workers]
+
+
 def run_in_thread(pool: WorkerPool, pairs: list) -> tuple[threading.Thread, list]:
     replies: list = []
     thread = threading.Thread(target=lambda: replies.extend(pool.run(pairs)))
@@ -44,25 +49,25 @@ def run_in_thread(pool: WorkerPool, pairs: list) -> tuple[threading.Thread, list
 def test_a_worker_killed_between_batches_is_replaced(make_pool):
     pool = make_pool(size=2)
     assert [reply.status for reply in pool.run([HALF, ("1", "2")])] == ["correct", "wrong"]
-    before = pool.worker_pids()
+    before = pids_of(pool)
     assert len(before) == 2
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     assert [reply.status for reply in pool.run([HALF, ("1", "2")])] == ["correct", "wrong"]
-    assert not set(before) & set(pool.worker_pids())
+    assert not set(before) & set(pids_of(pool))
 
 
 def test_a_pair_whose_worker_is_killed_is_tried_again(make_pool):
     pool = make_pool(size=1, limit_s=50, deadline_s=60.0)
     pool.run([HALF])
-    pid = pool.worker_pids()[0]
+    pid = pids_of(pool)[0]
     os.kill(pid, signal.SIGSTOP)  # it takes the pair and does not answer
     thread, replies = run_in_thread(pool, [HALF, ("1", "2")])
     wait_for(lambda: [worker.pair for worker in pool._workers] == [0], "it has the pair")
     os.kill(pid, signal.SIGKILL)
     thread.join()
     assert [reply.status for reply in replies] == ["correct", "wrong"]
-    assert pool.worker_pids() != [pid]
+    assert pids_of(pool) != [pid]
 
 
 @pytest.mark.parametrize("number, reply", [
@@ -87,7 +92,7 @@ def test_a_pair_that_loses_two_workers_is_a_failure_of_the_grader(make_pool, num
 def test_a_worker_that_does_not_run_is_killed_and_its_pair_is_not_held_against_the_answer(make_pool, monkeypatch):
     pool = make_pool(size=1)
     pool.run([("1", "2")])
-    pid = pool.worker_pids()[0]
+    pid = pids_of(pool)[0]
     os.kill(pid, signal.SIGSTOP)
     start = pool._start_process
 
@@ -98,7 +103,7 @@ def test_a_worker_that_does_not_run_is_killed_and_its_pair_is_not_held_against_t
     monkeypatch.setattr(pool, "_stall_s", 0.1)
     monkeypatch.setattr(pool, "_start_process", start_patiently)
     assert [reply.status for reply in pool.run([HALF, HALF])] == ["correct", "correct"]
-    assert pool.worker_pids() != [pid]
+    assert pids_of(pool) != [pid]
 
 
 def test_an_endless_pair_is_tried_again_after_the_others_and_the_clock_is_no_limit(make_pool, monkeypatch):
@@ -150,9 +155,9 @@ def test_time_in_which_a_worker_does_not_run_does_not_count():
 def test_close_ends_the_workers_and_a_later_batch_starts_new_ones(make_pool):
     pool = make_pool(size=1)
     pool.run([HALF])
-    pid = pool.worker_pids()[0]
+    pid = pids_of(pool)[0]
     pool.close()
-    assert pool.worker_pids() == []
+    assert pids_of(pool) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert pool.run([HALF])[0].status == "correct"

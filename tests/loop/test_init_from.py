@@ -7,7 +7,7 @@ import pytest
 from support.paths import ROOT
 from tango_jax import sft
 from tango_jax.ablation.experiment import run_experiment
-from tango_jax.ablation.plan import make_plan
+from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import check_init_from

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tango_jax.ablation.experiment import run_experiment
-from tango_jax.ablation.plan import make_plan
+from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.arms import ARMS
 from tango_jax.cli.validation import validate
 from tango_jax.report import main as report

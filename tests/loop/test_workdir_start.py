@@ -16,7 +16,7 @@ from support.paths import ROOT
 from support.tiny_checkpoints import write_tiny_folder
 from tango_jax import ablate, sft, train
 from tango_jax.ablation import experiment
-from tango_jax.ablation.plan import make_plan
+from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.evaluation import settings as evaluation_settings

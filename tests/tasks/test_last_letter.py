@@ -34,20 +34,6 @@ def next_letter(letter: str) -> str:
     return string.ascii_lowercase[(string.ascii_lowercase.index(letter) + 1) % 26]
 
 
-@pytest.mark.parametrize("make", [
-    last_letter.problem, last_letter.generator_example, last_letter.verifier_example,
-    lambda *args: last_letter.mixed_solution(*args)[:2],
-])  # fmt: skip
-def test_examples_are_functions_of_seed_split_and_index(make):
-    first = [make(CONFIG, 0, "rl", index) for index in range(8)]
-    # In another order, and after other calls: nothing is carried over.
-    again = [make(CONFIG, 0, "rl", index) for index in reversed(range(8))]
-    assert first == again[::-1]
-    others = [make(CONFIG, seed, split, index) for seed, split, index in [(1, "rl", 0), (0, "test", 0), (0, "rl", 8)]]
-    texts = [str(item) for item in first + others]
-    assert len(set(texts)) == len(texts)
-
-
 def test_splits_share_no_problem():
     # 3 to 5 random letters a word: two equal questions mean equal random streams, not chance.
     questions = [

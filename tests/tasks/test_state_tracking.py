@@ -57,20 +57,6 @@ def parts_of(question: str) -> tuple[list[str], str]:
 # ---------------------------------------------------------------------------------------------------- problems
 
 
-@pytest.mark.parametrize("make", [
-    state_tracking.problem, state_tracking.generator_example, state_tracking.verifier_example,
-    lambda *args: state_tracking.mixed_solution(*args)[:2],
-])  # fmt: skip
-def test_examples_are_functions_of_seed_split_and_index(make):
-    first = [make(CONFIG, 0, "rl", index) for index in range(8)]
-    # In another order, and after other calls: nothing is carried over.
-    again = [make(CONFIG, 0, "rl", index) for index in reversed(range(8))]
-    assert first == again[::-1]
-    others = [make(CONFIG, seed, split, index) for seed, split, index in [(1, "rl", 0), (0, "test", 0), (0, "rl", 8)]]
-    texts = [str(item) for item in first + others]
-    assert len(set(texts)) == len(texts)
-
-
 def test_splits_share_no_problem():
     # 8 swaps of 10 kinds and 120 start states: two equal questions mean equal random streams, not chance.
     config = StateTrackingConfig((8, 8), 0.8, 0.05, 0.6)
