@@ -192,7 +192,8 @@ def answered(monkeypatch, text: str, stream) -> None:
     solution = f"<think><step>{text}</step></think>\n<answer>\\boxed{{{text}}}</answer>{text}"
     said = f"<step_verification><step>{text}\\boxed{{CORRECT}}</step></step_verification>"
     texts = {"solve": solution, "verify": said}
-    monkeypatch.setattr(sample, "respond", lambda sampler, prompt, args, name: sample.Response(texts[name], 9, False))
+    written = lambda sampler, prompt, args, name: sample.Response(texts[name], 9, False)  # noqa: E731
+    monkeypatch.setattr(sample, "sample_one", written)
     monkeypatch.setattr(sample, "unreadable_characters", lambda tokenizer, texts: sorted(set("".join(texts))))
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
