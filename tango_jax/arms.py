@@ -26,8 +26,8 @@ class TurnPlan:
     """A turn of the role that is updated in it: its calls in order, then one reward and one credit function."""
 
     calls: tuple[Call, ...]
-    # A function of rl/credit.py by its name (this file is below it), FILE.py:name of a function like those, or the
-    # function itself. The function of `config.<role>.reward` is added to the reward.
+    # The name of a function of rl/credit.py, FILE.py:name of a function like those, or the function itself. (Names and
+    # not functions, because this file must not import rl/.) The function of `config.<role>.reward` is added.
     reward: str | Callable
     credit: str | Callable
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS

@@ -132,7 +132,7 @@ class Credit(NamedTuple):
     counters: Counters  # those after the turn
     metrics: dict[str, float]
     terms: tuple[Term, ...] = ()  # what adv_BT is the sum of; empty: the report shows it alone
-    labels: list | None = None  # of the generator's steps: B entries for each verification of a solution
+    labels: list | None = None  # of the generator's steps: n_inference lists of B entries, see steps_credit
 
 
 @struct.dataclass

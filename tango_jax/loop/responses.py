@@ -28,8 +28,8 @@ class RoleText:
     stream: str  # the random stream that the role samples from
     sample_phase: str  # phase names in the timer
     read_phase: str
-    sampled: str  # how progress names what is sampled, and what is done with it then
-    reading: str
+    sampled: str  # what is sampled, as the progress line shows it
+    reading: str  # what is done with it afterwards, as the progress line shows it
 
     def ended_fn(self, show_fn: Callable[[str], None], total: int) -> Callable[[int], None]:
         """Show that none of this process's responses has ended yet, and return what shows how many have."""

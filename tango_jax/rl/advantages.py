@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import chex
 import numpy as np
 
-# Both as in verl, like the sample variance (ddof=1) and the mean of 0 and deviation of 1 of a value that is alone.
+# As in verl. So are two conventions below: the variance is the sample variance (ddof=1), and a single value is taken to
+# have mean 0 and standard deviation 1.
 GROUP_EPS = 1e-6
 WHITEN_EPS = 1e-8
 # A class counts as at least this share of all labels, so one class weighs at most 10 times the other.

@@ -162,7 +162,7 @@ def gold_steps_credit(so_far: TurnSoFar) -> Credit:
 
 
 def judged_labels(so_far: TurnSoFar) -> list[list[tuple[bool, ...] | None]]:
-    """The verifier's judgements of the steps of every solution, B entries for each verification of a solution; None
+    """The verifier's judgements of the steps of every solution: n_inference lists of B entries, which are None
     where judgements and steps do not match."""
     if (judged := so_far.answers.get("verifier")) is None:
         return [[None] * len(so_far.reward_B)]
