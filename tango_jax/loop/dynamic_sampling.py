@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tango_jax.config import ROLES
 from tango_jax.grading import FAILURES
 from tango_jax.records import Answers, Responses, Rewards, Term
 from tango_jax.rl.algorithms import Algorithm
 
 # How the metrics of several batches of the same size become one; the others are averaged.
-SUMMED = ("tokens_sampled", "prompts_shortened", *FAILURES)
-LARGEST = ("length_max",)
+SUMMED = {"verifier/prompts_shortened", *(f"{role}/tokens_sampled" for role in ROLES),
+          *(f"grader/{name}" for name in FAILURES)}  # fmt: skip
+LARGEST = {f"{role}/length_max" for role in ROLES}
 
 
 def sample_until_full(
@@ -59,11 +61,15 @@ def _choose_rewards(batches: Sequence[Rewards], chosen: Sequence[tuple[int, int]
     def choose(parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.split(parts[batch], num_problems)[place] for batch, place in chosen])
 
-    terms = zip(*(batch.terms for batch in batches), strict=True)
+    def choose_term(same: Sequence[Term]) -> Term:
+        # A weight may differ from row to row, or from batch to batch.
+        weights = [np.broadcast_to(term.weight, np.shape(term.value)) for term in same]
+        return Term(same[0].name, choose(weights), choose([term.value for term in same]))
+
     return Rewards(
         choose([batch.reward_B for batch in batches]),
         _over_batches([batch.metrics for batch in batches]),
-        tuple(Term(same[0].name, same[0].weight, choose([term.value for term in same])) for same in terms),
+        tuple(choose_term(same) for same in zip(*(batch.terms for batch in batches), strict=True)),
     )
 
 
@@ -97,7 +103,7 @@ def _over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the metrics of all batches together."""
 
     def together(name: str) -> float:
-        last, values = name.rsplit("/", 1)[-1], [one[name] for one in metrics]
-        return sum(values) if last in SUMMED else max(values) if last in LARGEST else float(np.mean(values))
+        values = [one[name] for one in metrics]
+        return sum(values) if name in SUMMED else max(values) if name in LARGEST else float(np.mean(values))
 
     return {name: together(name) for name in metrics[0]}

@@ -92,13 +92,15 @@ def test_what_was_answered_before_the_learner_goes_with_its_problem():
                                         logps=solved.rollout.logps[::M],
                                         is_truncated_B=solved.rollout.is_truncated_B[::M]))  # fmt: skip
         reward_B = np.array(next(rewards))
-        reward = Rewards(reward_B, {}, (Term("own", 2.0, reward_B / 2),))
+        weight_B = np.full(len(reward_B), 2.0 + number)  # another in each batch
+        reward = Rewards(reward_B, {}, (Term("own", 2.0, reward_B / 2), Term("other", weight_B, reward_B)))
         return {"generator": solved, "verifier": answer_batch(number, "verifier", solved.records)}, reward
 
     answers, reward, metrics = sample_until_full(sample_batch, "verifier", ALGORITHMS["rloo"], 3)
     assert reward.reward_B.tolist() == [1, 0, 1, 0, 0, 1]
-    [term] = reward.terms
-    assert (term.name, term.weight, term.value.tolist()) == ("own", 2.0, [0.5, 0, 0.5, 0, 0, 0.5])
+    own, other = reward.terms
+    assert (own.name, own.weight.tolist(), own.value.tolist()) == ("own", [2.0] * 6, [0.5, 0, 0.5, 0, 0, 0.5])
+    assert (other.name, other.weight.tolist()) == ("other", [2.0, 2.0, 3.0, 3.0, 3.0, 3.0])
     assert [problem.id for problem in answers["generator"].parents] == ["0/1", "1/0", "1/2"]
     assert answers["generator"].records == answers["verifier"].parents == ["10", "100", "120"]
     assert answers["verifier"].records == ["10", "11", "100", "101", "120", "121"]
