@@ -15,6 +15,7 @@ from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
 from tango_jax.rl.own_method import Method, load_method
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.task import Task
+from tango_jax.tracking.turn_metrics import rollout_metrics, turn_metrics
 
 
 def try_method(config: ConfigDict, task: Task) -> Method:
@@ -41,7 +42,7 @@ def try_method(config: ConfigDict, task: Task) -> Method:
 def _try_turn(
     config: ConfigDict, method: Method, role: str, pairs: Sequence[tuple[Solution, Verification]]
 ) -> None:
-    """A turn of the role, up to its advantages: two solutions of a problem, or two verifications of a solution."""
+    """A turn of the role, without its update: two solutions of a problem, or two verifications of a solution."""
     solutions, verifications = map(list, zip(*pairs, strict=True))
     solutions = solutions if role == "generator" else solutions[:1]
     made = {"generator": _responses("generator", [solutions[0].problem], solutions),
@@ -53,7 +54,8 @@ def _try_turn(
     length_B = np.array([len(record.token_ends) for record in answers[role].records])
     is_action_BT = np.arange(length_B.max())[None, :] < length_B[:, None]
     turn = Turn(0, role, role, 0)
-    method.credits[role](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, Counters()))
+    credit = method.credits[role](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, Counters()))
+    turn_metrics(role, answers, reward.metrics, credit.metrics)
 
 
 def _responses(role: str, parents: list, records: list) -> Responses:
@@ -63,7 +65,8 @@ def _responses(role: str, parents: list, records: list) -> Responses:
         logps=tuple(np.zeros(length, np.float32) for length in lengths),
         is_truncated_B=np.zeros(len(records), bool), decode_steps=max(lengths), row_steps=sum(lengths),
     )  # fmt: skip
-    return Responses(role, parents, [[1]] * len(parents), len(records) // len(parents), rollout, records, {})
+    metrics = rollout_metrics(role, rollout)
+    return Responses(role, parents, [[1]] * len(parents), len(records) // len(parents), rollout, records, metrics)
 
 
 def _made_up(task: Task, is_empty: bool) -> tuple[Solution, Verification]:

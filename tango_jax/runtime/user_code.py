@@ -193,6 +193,8 @@ def _functions_in(value: Any) -> Iterator[Callable]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _functions_in(item)
+    elif isinstance(value, functools.partial):
+        yield from _functions_in(value.func)
     elif callable(value):
         yield value
 
@@ -204,12 +206,15 @@ def _file_of(function: Callable) -> str:
 
 def _text_of(value: Any) -> str:
     """What an object that was handed over is made of: its values, and the source of its functions."""
-    parts = [repr(value)] if not callable(value) else []
+    # The repr has the numbers and names in a record, and what a partial function is called with.
+    parts = [repr(value)] if not callable(value) or isinstance(value, functools.partial) else []
     for function in _functions_in(value):
+        function = inspect.unwrap(function)
+        is_instance = not hasattr(function, "__code__") and hasattr(type(function).__call__, "__code__")
         try:
-            parts.append(inspect.getsource(inspect.unwrap(function)))
+            parts.append(inspect.getsource(type(function) if is_instance else function))
         except (OSError, TypeError):  # typed into an interpreter, or not written in Python
-            code = getattr(function, "__code__", None)
+            code = getattr(type(function).__call__ if is_instance else function, "__code__", None)
             parts.append(f"{code.co_code.hex()} {code.co_consts!r}" if code else repr(function))
     return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
 

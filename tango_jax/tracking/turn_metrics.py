@@ -6,6 +6,7 @@ In: the responses of a turn, device metrics of its updates. Out: flat metrics fo
 import numpy as np
 
 from tango_jax.records import Responses, Rollout
+from tango_jax.runtime.checks import require
 from tango_jax.tracking.scores import verifier_scores
 
 # Metrics of the updates of a batch, see `over_updates`.
@@ -26,7 +27,11 @@ def rollout_metrics(role: str, rollout: Rollout) -> dict[str, float]:
 
 def turn_metrics(role: str, answers: dict[str, Responses], *parts: dict[str, float]) -> dict[str, float]:
     """All metrics of a turn: those of its responses, the agreement of verdicts with the grades, and the `parts`, which
-    are those of sampling, reward, credit and update. No two of them may have a name in common."""
+    are those of sampling, reward, credit and update.
+
+    Raises:
+        ValueError: two of them have a name in common.
+    """
     own = {}
     if role == "generator":
         own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
@@ -39,7 +44,8 @@ def turn_metrics(role: str, answers: dict[str, Responses], *parts: dict[str, flo
     metrics: dict[str, float] = {}
     for part in (*(responses.metrics for responses in answers.values()), own, *parts):
         twice = sorted(metrics.keys() & part.keys())
-        assert not twice, f"two parts of a turn have metrics of the names {twice}"
+        require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that "
+                "your reward or credit function returns")
         metrics |= part
     return metrics
 

@@ -28,7 +28,8 @@ CONFIG = "config"
 
 @dataclasses.dataclass(frozen=True)
 class UserFile:
-    """A file of the user that takes part in a run."""
+    """A file of the user that takes part in a run, or the text of an object that a Python program hands over. This
+    file makes it; provenance.py reads it."""
 
     path: Path
     content: bytes
@@ -48,7 +49,8 @@ def user_files(config: ConfigDict) -> dict[str, UserFile]:
     named = {key: settings[key] for key in FUNCTIONS if is_user_code(settings[key])}
     if "arm" in named:  # its turns may name functions, too
         named |= {f"arm, {kind} of {role}": getattr(plan, kind) for role, plan in arm_of(config).turns.items()
-                  for kind in ("reward", "credit") if is_user_code(str(getattr(plan, kind)))}  # fmt: skip
+                  for kind in ("reward", "credit")
+                  if isinstance(getattr(plan, kind), str) and is_user_code(getattr(plan, kind))}  # fmt: skip
     for key, text in named.items():
         for number, source in enumerate(sources(text)):
             name = f"{key} ({source.path.name})" if number else key

@@ -1,6 +1,7 @@
 """An arm, a credit, an algorithm and a loss term of the user's own: by file and by object, resumed, and mistaken."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -22,6 +23,7 @@ from tango_jax.tasks.own_arm import load_arm, read_arm, stored_arm
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
+from tango_jax.tracking.user_files import user_files
 from tango_jax.train import load_config, train
 from torture.runs import ROLES, SMALL
 
@@ -245,7 +247,42 @@ def test_a_function_that_fails_is_found_before_the_run(changed, message, monkeyp
     assert "\n" not in str(error.value) and str(error.value).endswith("made up to try the function before the run")
 
 
+def loud_credit(so_far):
+    found = credit.outcome_credit(so_far)
+    return found._replace(metrics=found.metrics | {"generator/reward/outcome": 1.0, "generator/length_max": 1.0})
+
+
+def test_a_metric_that_another_part_of_the_turn_has_is_found_before_the_run():
+    plan = dataclasses.replace(GRPO.turns["generator"], credit=loud_credit)
+    with given({"arm": dataclasses.replace(MINE, turns={"generator": plan})}) as named:
+        config = settings(f"arm={named['arm']}")
+        with pytest.raises(ValueError, match="of the name generator/length_max and generator/reward/outcome: rename"):
+            try_method(config, make_task(config, {}))
+
+
 # --------------------------------------------------------------------------------------------------------- the pieces
+
+
+def weighted_credit(so_far, weights):
+    return credit.outcome_credit(so_far)
+
+
+class CreditObject:
+    def __call__(self, so_far):
+        return credit.outcome_credit(so_far)
+
+
+@pytest.mark.parametrize("function, written", [
+    (functools.partial(weighted_credit, weights={"a": 5}), ["def weighted_credit", "weights={'a': 5}"]),
+    (CreditObject(), ["class CreditObject"]),
+])  # fmt: skip
+def test_of_a_function_in_an_object_the_source_is_stored(function, written):
+    plan = dataclasses.replace(GRPO.turns["generator"], credit=function)
+    with given({"arm": dataclasses.replace(MINE, turns={"generator": plan})}) as named:
+        found = user_files(settings(f"arm={named['arm']}"))
+    assert list(found) == ["arm"]
+    text = found["arm"].content.decode()
+    assert [part for part in written if part not in text] == [] and " at 0x" not in text
 
 
 def test_the_record_of_an_arm_is_stored_whole():
