@@ -36,8 +36,8 @@ DIVERGED = 10
 
 
 class SftProgress(NamedTuple):
-    """Progress of the stage 1 of a role: what its checkpoints hold beside the state. Only this file
-    makes and reads it."""
+    """Progress of the stage 1 of a role: what its checkpoints hold beside the state. Only this file makes and reads
+    it."""
 
     step: int = 0  # updates made
     heldout_loss: float = math.inf  # nats per response token, at the last evaluation
@@ -130,7 +130,7 @@ def run_sft(
             ) as writer,
             console.stage(title, total=sft.steps, done=done.step) as bar,
         ):
-            state, done = _train(run, state, done, writer, bar, preemption)
+            state, done = _make_updates(run, state, done, writer, bar, preemption)
     if done.left_out:
         console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * sft.batch_size} examples were left "
                     f"out, because their prompt or response would have been truncated (raise {policy.role}.max_prompt "
@@ -144,7 +144,7 @@ def run_sft(
     return state.params
 
 
-def _train(
+def _make_updates(
     run: SftRun, state: TrainState, done: SftProgress, writer: RunLog, bar: Stage,
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:

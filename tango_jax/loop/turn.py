@@ -36,7 +36,8 @@ from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What turns and evaluations of a run read. `run.run_stages` makes it, once; this file and measure.py read it."""
+    """What turns and evaluations of a run read. `run.run_stages` makes it before it compiles, and gives it the
+    console's `show_fn` when stage 2 begins; this file, measure.py, compilation.py and output.py read it."""
 
     config: ConfigDict
     task: Task
@@ -55,7 +56,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     when its rewards are known.
     """
     role, plan = turn.role, context.method.arm.turns[turn.role]
-    answers, reward, sampling_metrics = sample_problems(context, states, counters, turn)
+    answers, reward, sampling_metrics = sample_and_reward(context, states, counters, turn)
     rest, rl = plan.calls_after(role), context.config.rl
     asked = asked_about(context.config, answers[role], counters) if rest else None
     answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
@@ -70,7 +71,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     return TurnResult(states | {role: state}, metrics, answers, reward, credit)
 
 
-def sample_problems(
+def sample_and_reward(
     context: RunContext, states: States, counters: Counters, turn: Turn
 ) -> tuple[Answers, Rewards, dict[str, float]]:
     """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards; then

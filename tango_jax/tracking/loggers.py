@@ -65,7 +65,8 @@ class Follower(Protocol):
 
 
 class RunLog:
-    """The log of a whole run, with the interface of MetricsWriter. It does nothing except in the first process."""
+    """The log of a whole run, or of a role's stage 1, with the interface of MetricsWriter. loop/run.py and
+    loop/stage_one.py make one each and write to it. It does nothing except in the first process."""
 
     def __init__(
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",

@@ -38,7 +38,7 @@ _RESTORE = "restore it, or delete it: what the run was made with is then unknown
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """One start of a run."""
+    """One start of a run. `begin` makes it; the run's log (loggers.py) writes it into the workdir."""
 
     facts: dict[str, Any]  # see process_facts.py
     files: dict[str, UserFile]  # in the first process, which writes them
