@@ -248,7 +248,7 @@ def is_like(default: Any, value: Any, key: str) -> bool:
 def did_you_mean(key: str) -> str:
     """The end of an error message about a key that does not exist."""
     near = difflib.get_close_matches(key, flatten(default_config()), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else "; --keys lists every key"
+    return f"; did you mean {near[0]}?" if near else "; see --keys for every key"
 
 
 def _shipped_file(name: str) -> Path:

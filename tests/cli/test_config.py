@@ -95,7 +95,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("gamma.x=1", r"unknown config key 'gamma' in --config\.gamma\.x=1"),
     ("seed.x=1", r"unknown config key 'seed\.x'"),
     # Nothing is near.
-    ("zzzzzzzzzzzzzz=1", r"unknown config key 'z+' in --config\.zzzzzzzzzzzzzz=1; --keys lists every key"),
+    ("zzzzzzzzzzzzzz=1", r"unknown config key 'z+' in --config\.zzzzzzzzzzzzzz=1; see --keys for every key"),
     ("rl.gamma", r"--config\.rl\.gamma has no value: write --config\.key=value"),
     ("rl=1", r"--config\.rl is a group of keys \(.*gamma, generator_steps, .*\); set one of them"),
     ("seed=1.5", r"--config\.seed=1\.5 must be of type int, like its default 0"),
