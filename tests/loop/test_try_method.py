@@ -54,3 +54,21 @@ def test_a_function_that_only_fails_on_an_empty_response_is_found_now(config):
         "generator.reward=own.py:generator: own.py, line 2: IndexError: tuple index out of range (for the response '' "
         "to problem 'p0'); the response was made up to try the function before the run"
     )
+
+
+def test_a_reward_is_tried_on_what_it_will_see(config):
+    """In the generator's turns the verifier is asked when the rewards are known."""
+    config.generator.reward = config.verifier.reward = ""
+    config.arm = "own.py:mine"
+    write("""
+import dataclasses
+from tango_jax.arms import ARMS, SOLVE_AND_BE_JUDGED
+from tango_jax.rl.credit import outcome_reward
+def by_verdicts(answers, rl):
+    answers["verifier"]
+    return outcome_reward(answers, rl)
+plan = dataclasses.replace(SOLVE_AND_BE_JUDGED, reward=by_verdicts)
+mine = dataclasses.replace(ARMS["tango"], turns={**ARMS["tango"].turns, "generator": plan})
+""")
+    with pytest.raises(ValueError, match="KeyError: verifier; the response was made up to try the function before"):
+        try_method(config, task())
