@@ -9,11 +9,12 @@ The measure is the likelihood ratio of the verdict CORRECT,
     LR = P(CORRECT | the grader accepts the answer) / P(CORRECT | the grader rejects it)
 
 on the generator's own solutions to its own problems. At a share p of right solutions, a fraction p LR / (p LR + 1 - p)
-of the verdicts CORRECT are right. Trust is 0 up to the lower limit of `rl.trust`, 1 from the upper one on, and linear
-in between.
+of the verdicts CORRECT are right. Trust follows the estimate of LR less one standard error, since few right solutions
+are there at first: it is 0 up to the lower limit of `rl.trust`, 1 from the upper one on, and linear in between.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ from tango_jax.rl.algorithms import algorithm_of
 # Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
 PRIOR = 3.0  # the verifier's turns count for as much as this many right solutions of the generator's turns
-# Right and wrong solutions of a turn on which the measure rests at least, where there are as many. Wrong ones are
-# plentiful, and the share of them that is accepted is the small number by which the ratio divides.
+# Right and wrong solutions of a turn on which the measure rests at least, where there are as many and as many depend on
+# it. Wrong ones are plentiful, and the share of them that is accepted is the small number by which the ratio divides.
 RIGHT_ASKED, WRONG_ASKED = 8, 16
 
 
@@ -64,8 +65,9 @@ class Evidence(NamedTuple):
             practised_steps=PRACTICE_DECAY * self.practised_steps + float((is_correct_B * num_steps_B).sum()),
         )
 
-    def likelihood_ratio(self, num_steps: float) -> float:
-        """Of the verdict CORRECT, on solutions of `num_steps` steps.
+    def likelihood_ratio(self, num_steps: float) -> tuple[float, float]:
+        """Of the verdict CORRECT, on solutions of `num_steps` steps: the estimate, and one standard error (of its
+        logarithm, by the delta method) below that.
 
         Few right solutions are there at first. Until there are, the verifier's turns tell how many it accepts: where a
         share s of right solutions of k steps is accepted, s^(n/k) of those of n steps are, if it reads each step alike.
@@ -75,9 +77,14 @@ class Evidence(NamedTuple):
         if self.practised_steps > 0:
             share, steps = self.practised_accepted / self.practised, self.practised_steps / self.practised
             expected = share ** max(num_steps / steps, 1.0)
-        sensitivity = (self.right_accepted + PRIOR * expected) / (self.right + PRIOR)
+        right, right_accepted = self.right + PRIOR, self.right_accepted + PRIOR * expected
         # Half a wrong verdict is added, so that the ratio is not infinite where none has been seen.
-        return sensitivity * (self.wrong + 1.0) / (self.wrong_accepted + 0.5)
+        wrong, wrong_accepted = self.wrong + 1.0, self.wrong_accepted + 0.5
+        if right_accepted == 0:
+            return 0.0, 0.0
+        ratio = right_accepted / right * wrong / wrong_accepted
+        variance = 1 / right_accepted - 1 / right + 1 / wrong_accepted - 1 / wrong
+        return ratio, ratio * math.exp(-math.sqrt(max(variance, 0.0)))
 
 
 def trust_of(evidence: Evidence, limits: Sequence[float], num_steps: float) -> float:
@@ -86,7 +93,8 @@ def trust_of(evidence: Evidence, limits: Sequence[float], num_steps: float) -> f
     if not limits:
         return 1.0
     low, high = limits
-    return float(np.clip((evidence.likelihood_ratio(num_steps) - low) / (high - low), 0.0, 1.0))
+    _, ratio = evidence.likelihood_ratio(num_steps)
+    return float(np.clip((ratio - low) / (high - low), 0.0, 1.0))
 
 
 class Asked(NamedTuple):
@@ -95,7 +103,7 @@ class Asked(NamedTuple):
     is_asked_B: np.ndarray  # bool, the solutions that it judges
     trust_P: np.ndarray  # float64 in [0, 1]: `trust` in the groups whose step rewards count, 0 in the others
     trust: float
-    likelihood_ratio: float  # from which `trust` follows
+    likelihood_ratio: float  # the estimate
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -122,7 +130,7 @@ def ask_about(
     rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, num_steps: float, evidence: Evidence
 ) -> Asked:
     """The solutions of a turn that the verifier judges: those of the groups whose step rewards count, and, where trust
-    is measured, some more for the measure alone.
+    is measured, some more for the measure alone, though never more than there are solutions to which trust matters.
 
     Args:
         rl: the settings `rl.*`.
@@ -137,10 +145,11 @@ def ask_about(
     counts_P = {"all": np.ones_like(has_signal_P), "silent": ~has_signal_P, "failed": ~has_right_P}[rl.judge]
     is_asked_B = np.repeat(counts_P & (trust > 0), group_size)
     if rl.trust:
+        needed = min(counts_P.sum() * group_size / (RIGHT_ASKED + WRONG_ASKED), 1.0)
         for is_kind_B, least in ((is_correct_B, RIGHT_ASKED), (~is_correct_B, WRONG_ASKED)):
-            missing = max(least - int((is_asked_B & is_kind_B).sum()), 0)
+            missing = max(math.ceil(least * needed) - int((is_asked_B & is_kind_B).sum()), 0)
             is_asked_B[_spread(np.flatnonzero(is_kind_B & ~is_asked_B), missing)] = True
-    return Asked(is_asked_B, trust * counts_P, trust, evidence.likelihood_ratio(num_steps))
+    return Asked(is_asked_B, trust * counts_P, trust, evidence.likelihood_ratio(num_steps)[0])
 
 
 def with_verdicts(counters: Counters, rl: ConfigDict, role: str, answers: Answers) -> Counters:
