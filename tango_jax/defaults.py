@@ -92,9 +92,9 @@ RL: Group = {
     "judge": Key("all", OneOf(("all", "silent", "failed")), "Groups that get step rewards, and so are judged by the "
                  "verifier: all (as published); silent: those whose outcomes give no advantage; failed: those without "
                  "a right solution (rl/trust.py)."),
-    "trust": Key((), COUNT_OR_NONE, "How far the verifier is believed: the likelihood ratios of its verdict CORRECT at "
-                 "which step rewards have no weight, and all of it, such as (8,14). Empty: they always have all of it, "
-                 "as published (rl/trust.py)."),
+    "trust": Key((), SHARE, "How far the verifier is believed: F1 scores of its acceptance of solutions up to which "
+                 "step rewards have no weight, and from which on all of it, such as (0.4,0.55). Empty: they always "
+                 "have all of it, as published (rl/trust.py)."),
     "dynamic_sampling": Key(0, COUNT_OR_NONE, "Groups without signal (all samples have the same reward) are replaced "
                             "by those of further problems, from this many further batches at most (DAPO, arXiv "
                             "2503.14476). The next turn begins behind all of them, drawn or not, so that arms get the "

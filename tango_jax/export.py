@@ -2,6 +2,7 @@
 
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
+Adapters are merged into their base; --adapter exports them alone, as a folder of the peft library.
 Exports the newest checkpoint in DIR: that of stage 2 if there is one, otherwise that of stage 1. With --config=FILE
 (and --config.key=value), the command fails unless the run was made with these settings.
 """
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
@@ -28,9 +30,10 @@ from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
+from tango_jax.weights.peft_folder import write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.to_hf import export_hf, model_card
-from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_config
+from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_adapters, read_config, start_source
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
@@ -68,6 +71,24 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
             prompting=prompting,
             dtype=dtype,
         )
+
+
+def export_adapter(workdir: Path, role: str, out: Path) -> Path:
+    """Write the newest adapters of a role as a PEFT folder, and return its path.
+
+    Raises:
+        ValueError: the run trains no adapters, or on the result of its own stage 1, which is published nowhere; or see
+            `export`.
+    """
+    settings = read_config(workdir)
+    model = start_source(settings, role).model_config
+    if not model.lora:
+        raise ValueError(f"{workdir} trains all parameters of the {role}: export it without --adapter")
+    own = settings[role]
+    if own.sft.full or not own.checkpoint:
+        raise ValueError(f"the {role}'s adapters in {workdir} belong to the result of its stage 1, which is no "
+                         "published checkpoint: export it without --adapter, merged")
+    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model)), own.checkpoint)
 
 
 def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
@@ -117,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
+    parser.add_argument("--adapter", action="store_true", help="the adapters alone, as a folder of the peft library")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
     parser.add_config(choices="")
     with ends_in_one_line():
@@ -132,7 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.config:
             config = load_options(parser, args, overrides)
             check_same_settings(config, workdir / "config.json")
-        folder = export(workdir, args.role, out, args.dtype)
+        if args.adapter:
+            folder = export_adapter(workdir, args.role, out)
+        else:
+            folder = export(workdir, args.role, out, args.dtype)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))
         print(f"{folder}: {files}", flush=True)
     return 0

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from flax import struct
 
+from tango_jax.models.lora import join
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -163,11 +165,19 @@ class Batch:
 @struct.dataclass
 class TrainState:
     """The state that an update (rl/update.py) reads and writes; its buffers are donated to the update. Sampling and
-    scoring read its parameters, checkpoints hold all of it."""
+    scoring read its weights, checkpoints hold all of it but the base."""
 
-    params: Any
+    params: Any  # what is trained
     opt_state: Any
     step: jax.Array  # int32[], number of updates
+    # What is not: the parameters that adapters belong to (models/lora.py), which both roles may share; {}: none. It is
+    # neither donated nor saved.
+    base: Any = struct.field(default_factory=dict)
+
+    @property
+    def weights(self) -> dict:
+        """What forward passes take."""
+        return join(self.base, self.params)
 
 
 States = dict[str, TrainState]  # by role

@@ -3,6 +3,7 @@
 Both roles have the same keys, with the same defaults. `ROLE` below stands for either.
 """
 
+from tango_jax.models.lora import BASE_DTYPES, MATRICES
 from tango_jax.runtime.keys import (
     COUNT,
     COUNT_OR_NONE,
@@ -38,9 +39,21 @@ def optimizer_keys(lr: float) -> Group:
         "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),
         # With 0, a parameter that never had a gradient would become 0 / 0.
         "eps": Key(1e-8, POSITIVE, "Added to the root of the second moment."),
+        "lora_lr": Key(0.0, NOT_NEGATIVE, "Peak learning rate where adapters are trained; 0: ten times lr, at any rank "
+                       "(LoRA Without Regret, Schulman et al., 2025)."),
+        "lora_weight_decay": Key(0.0, NOT_NEGATIVE, "Of AdamW, on adapters."),
         "clip_norm": Key(1.0, POSITIVE, "Largest global norm of a gradient; a larger one is scaled down."),
     }  # fmt: skip
 
+
+LORA: Group = {
+    "rank": Key(0, COUNT_OR_NONE, "Rank of the adapters on the frozen matrices of the layers; 0: all parameters are "
+                "trained."),
+    "alpha": Key(32.0, POSITIVE, "An adapter's product is multiplied by alpha / rank."),
+    "targets": Key((), OneOf(tuple(MATRICES)), "Matrices of a layer that get an adapter; empty: all seven."),
+    "base_dtype": Key("", OneOf(BASE_DTYPES), "Of the frozen base, which roles with the same checkpoint share; int8: "
+                      "with a scale for each output of a layer's matrix; empty: compute_dtype."),
+}  # fmt: skip
 
 MODEL: Group = {
     "width": Key(128, COUNT, "Width of the residual stream."),
@@ -83,12 +96,14 @@ MODEL: Group = {
     "sample_weight_dtype": Key("", SAMPLE_DTYPE, "Of the layers' matrices while sampling: int8, with a scale for each "
                                "output, or empty for compute_dtype. Embedding and head stay as they are. It needs "
                                "loss.importance_cap, too."),
+    "lora": LORA,
 }  # fmt: skip
 
 SFT: Group = {
     "steps": Key(0, COUNT_OR_NONE, "Updates of stage 1; 0: no stage 1."),
     "start": Key("fresh", OneOf(("fresh", "generator")), "What stage 1 starts from: fresh, or generator: the "
                  "verifier's continues from the generator's."),
+    "full": Key(False, None, "With adapters, stage 1 trains all parameters, and what it ends with is the frozen base."),
     "batch_size": Key(64, COUNT, "Sequences of an update."),
     "pack_length": Key(0, COUNT_OR_NONE, "Tokens of a packed row; 0: max_prompt + max_response.", Change.ROUNDING),
     "rows_per_micro_batch": Key(4, COUNT, "Packed rows of a forward and backward pass.", Change.ROUNDING),
@@ -144,6 +159,8 @@ ROLE: Group = {
     "model": MODEL,
     "checkpoint": Key("", None, "Initial weights: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: "
                       "a model from scratch, of the size of ROLE.model.*."),
+    "adapter": Key("", None, "Folder of a PEFT adapter to start from, on the checkpoint; model.lora.* must be its own. "
+                   "Empty: fresh adapters, where model.lora.rank is above 0."),
     "use_chat": Key(False, None, "Apply the checkpoint's chat template to prompts; False: raw prompts, as published."),
     "init_from": Key("", None, "Workdir of a run whose stage-1 checkpoint to start from; it must be finished and "
                      "within its gate. Empty: run stage 1 here.", Change.PLACE),

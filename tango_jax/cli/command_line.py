@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import CHOICES, Parser
-from tango_jax.cli.config_file import ConfigFile, did_you_mean, is_like, open_config, with_settings
+from tango_jax.cli.config_file import ConfigFile, did_you_mean, element_type, is_like, open_config, with_settings
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
@@ -127,12 +127,21 @@ def _parse_like(old: Any, text: str, name: str):
             value = float(value)
     except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
         value = text
-    if isinstance(old, tuple) and isinstance(value, list):
-        value = tuple(value)
+    if isinstance(old, tuple):
+        value = _elements_like(element_type(name), value)
     if not is_like(old, value, name):
         hint = ": write true or false" if isinstance(old, bool) else ""
         raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}"
                          f"{hint}")
+    return value
+
+
+def _elements_like(kind: type, value: Any) -> Any:
+    """A list as a tuple, whole numbers as floats where those are meant, and names without quotes: (q,v)."""
+    if kind is str and isinstance(value, str) and value.startswith("(") and value.endswith(")"):
+        value = [part.strip() for part in value[1:-1].split(",") if part.strip()]
+    if isinstance(value, list | tuple):
+        return tuple(float(item) if kind is float and type(item) is int else item for item in value)
     return value
 
 

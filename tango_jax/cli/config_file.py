@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten, read_settings
-from tango_jax.defaults import NAMES_A_FUNCTION
+from tango_jax.defaults import KEYS, NAMES_A_FUNCTION
 from tango_jax.runtime.checks import Mistakes, cut, local_path, require, shortened
+from tango_jax.runtime.keys import Range
 from tango_jax.runtime.package_changes import watched
 from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 from tango_jax.tracking.provenance import check_stored_changes
@@ -240,9 +241,13 @@ def is_like(default: Any, value: Any, key: str) -> bool:
     """Whether a value has the type of its default, and a tuple's elements theirs."""
     if type(value) is not type(default):
         return False
-    # Every tuple of the config holds integers, but for the names of arms.
-    kind = str if key == "ablation.arms" else int
-    return not isinstance(value, tuple) or all(type(item) is kind for item in value)
+    return not isinstance(value, tuple) or all(type(item) is element_type(key) for item in value)
+
+
+def element_type(key: str) -> type:
+    """Of what the elements of a tuple are: the numbers of its range, or names."""
+    allowed = KEYS[key].allowed
+    return type(allowed.low) if isinstance(allowed, Range) else str
 
 
 def did_you_mean(key: str) -> str:

@@ -6,7 +6,6 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
-from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl.own_method import load_method
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import make_schedule
@@ -15,7 +14,8 @@ from tango_jax.tasks.own_arm import arm_name, arm_or_none, load_arm
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
-from tango_jax.weights.source import kind_of
+from tango_jax.weights.peft_folder import read_lora_config
+from tango_jax.weights.source import kind_of, sized_model
 
 # Numbers of a role that its lengths and batches are worked out from.
 SIZES = (
@@ -92,7 +92,7 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         )
     mistakes.require(
         not rl.trust or (len(rl.trust) == 2 and rl.trust[0] < rl.trust[1]),
-        f"rl.trust={tuple(rl.trust)} must be two likelihood ratios that ascend, such as (8, 14), or empty",
+        f"rl.trust={tuple(rl.trust)} must be two F1 scores that ascend, such as (0.4, 0.55), or empty",
     )
     mistakes.require(
         rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
@@ -123,7 +123,7 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
     with mistakes.collected():
         load_template(role, config.template)
     _check_start(role, config, mistakes)
-    _check_model(role, config.model, mistakes)
+    _check_model(role, config, mistakes)
     if not mistakes.is_about(*(f"{role}.{name}" for name in SIZES)):
         _check_lengths(role, config, mistakes)
         if not mistakes.is_about("rl.samples_per_prompt", "rl.prompts_per_step"):
@@ -135,10 +135,24 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
     _check_schedule(f"{role}.sft.optimizer", config.sft.optimizer, mistakes, is_stage_one=True)
 
 
-def _check_model(role: str, model: ConfigDict, mistakes: Mistakes) -> None:
-    if not mistakes.is_about(f"{role}.model."):
+def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+    if not config.checkpoint and not mistakes.is_about(f"{role}.model."):  # `make_policy` knows a checkpoint's sizes
         with mistakes.collected(f"{role}.model: "):
-            ModelConfig(vocab_size=1, **model)  # its own checks of the heads
+            sized_model(config, vocab_size=1)  # its own checks of heads and adapters
+    has_base = bool(config.checkpoint) or (config.sft.full and config.sft.steps > 0) or bool(config.init_from)
+    mistakes.require(
+        not config.model.lora.rank or has_base,
+        f"{role}.model.lora.rank={config.model.lora.rank} puts adapters on a model of random weights: name a "
+        f"{role}.checkpoint, or set {role}.sft.full=True and {role}.sft.steps, so that stage 1 trains all of it first",
+    )
+    if config.adapter:
+        mistakes.require(
+            config.model.lora.rank > 0 and bool(config.checkpoint) and not config.init_from and not config.sft.full,
+            f"{role}.adapter={config.adapter} needs {role}.model.lora.rank above 0 and the {role}.checkpoint that it "
+            f"belongs to, without {role}.init_from and {role}.sft.full: set these",
+        )
+        with mistakes.collected(f"{role}.adapter: "):
+            read_lora_config(local_path(f"{role}.adapter", config.adapter))
 
 
 def _check_start(role: str, config: ConfigDict, mistakes: Mistakes) -> None:

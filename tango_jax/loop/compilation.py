@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tango_jax.loop.turn import RunContext, action_mask
+from tango_jax.models.lora import split
 from tango_jax.records import Responses, Rollout, States
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -17,8 +18,8 @@ from tango_jax.runtime.console import Stage
 from tango_jax.runtime.finite import first_not_finite
 
 
-def compile_run(context: RunContext, params: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """Compile sampling, scoring and updates of both roles; any parameters of the right shapes will do."""
+def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
+    """Compile sampling, scoring and updates of both roles; `start` holds the weights of each."""
     rl = context.config.rl
     # Greedy evaluation uses one response per prompt. All arms are covered, since the arms of an ablation share compiled
     # functions.
@@ -32,10 +33,10 @@ def compile_run(context: RunContext, params: dict, progress: Stage, preemption: 
         with CompileAhead() as ahead:
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
                 _compile_update(ahead, context, policy, bucket)
-            weights = policy.sampler.layout(params[role])
+            weights = policy.sampler.layout(start[role])
             policy.sampler.compile_ahead(ahead, weights, group_sizes[role])
         preemption.check()
-        first_not_finite(params[role])  # runs before every save
+        first_not_finite(split(start[role])[0])  # runs before every save
         progress.advance(phase=f"sampler and update of the {role}")
 
 
@@ -58,8 +59,9 @@ def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, pr
     learner = Responses(policy.role, (), prompts, M, rollout, [], {})
     is_action_BT = action_mask(policy, rollout)
     adv_BT, state = np.zeros(is_action_BT.shape, np.float32), policy.abstract_state()
+    weights = policy.abstract_weights()
     for number in range(policy.config.loss.minibatches):
         batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
         # The policy itself serves as the reference.
-        batch = policy.with_scores(batch, state.params, lambda: state.params, ahead(policy.score))
-        ahead(policy.update)(state, batch)
+        batch = policy.with_scores(batch, weights, lambda: weights, ahead(policy.score))
+        ahead(policy.update)(state, batch, split(weights)[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.loop.describe import describe_results
+from tango_jax.models.lora import split
 from tango_jax.records import Counters, States
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
@@ -59,6 +60,7 @@ def start_or_resume(
     Raises:
         ValueError: the checkpoint has a different start or a different model.
     """
+    bases = {role: split(weights)[1] for role, weights in start_params.items()}
     if newest is not None:
         start_params.clear()  # before the states are read
     restored = checkpointer.restore(_abstract_states(policies))
@@ -69,7 +71,8 @@ def start_or_resume(
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
                         tuple(meta["evidence"]))
-    states = {role: policy.offloaded(restored.state[role]) for role, policy in policies.items()}
+    states = {role: policy.offloaded(restored.state[role]).replace(base=bases[role])
+              for role, policy in policies.items()}  # fmt: skip
     return RunState(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 
 
@@ -81,7 +84,8 @@ def save(checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str
         "source_fingerprint": fingerprints,
         "owes_evaluation": run_state.owes_evaluation,
     }
-    checkpointer.save(run_state.counters.turn, run_state.states, meta)
+    saved = {role: state.replace(base={}) for role, state in run_state.states.items()}
+    checkpointer.save(run_state.counters.turn, saved, meta)
 
 
 def _abstract_states(policies: dict[str, Policy]) -> States:

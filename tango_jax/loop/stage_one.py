@@ -17,11 +17,12 @@ from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import heldout_batch, pack_pairs, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
+from tango_jax.models.lora import is_adapter_tree, join
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, peek_meta, read_state
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.finite import first_not_finite
 from tango_jax.runtime.trees import tree_fingerprint
@@ -30,6 +31,7 @@ from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
 from tango_jax.tracking.provenance import Provenance
+from tango_jax.weights.peft_folder import read_adapter
 
 # Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
@@ -64,39 +66,76 @@ def run_stage_one(
     preemption: hosts.Preemption,
     provenance: Provenance | None = None,
 ) -> dict:
-    """Return the parameters after stage 1 as {role: params}: from another run, from this run, or freshly initialised.
+    """Return the weights after stage 1 as {role: weights}: from another run, from this run, or freshly initialised.
+
+    With adapters, roles that start from the same checkpoint on the same devices share the arrays of its base.
 
     Raises:
         ValueError, FloatingPointError: see `run_sft` and `load_sft`.
         Preempted: SIGTERM was received; the state is saved.
     """
-    params = {}
+    # What stage 1 trained, all parameters or adapters alone; bases that are loaded; and both together.
+    ended, bases, weights = {}, {}, {}
     for number, (role, policy) in enumerate(policies.items(), 1):
         preemption.check()
         # Not policy.config: runs that share policies may differ in their starting points.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
             restored = load_sft(policy, init_from)
-            params[role] = restored.state
+            ended[role] = restored.state
             console.log(f"the {role} starts from step {restored.step} of the stage 1 in {init_from}")
         elif sft.steps:
+            base = _base_of(policy, bases) if policy.trains_adapters else {}
             # Moved to where the verifier's are: the roles' meshes may take different devices.
-            start = fetch(params["generator"], policy.shardings.params) if sft.start == "generator" else None
+            places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
+            start = fetch(ended["generator"], places) if sft.start == "generator" else None
+            if config[role].adapter and start is None:
+                start = _fresh_params(policy, config.seed)
             title = f"Stage 1.{number}: SFT of the {role}"
-            params[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance)
-        elif policy.load_params:
-            console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
-            params[role] = policy.load_params()
+            ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base)
         else:
-            params[role] = policy.init(rng.step_key(config.seed, "init", role)).params
-    return params
+            if policy.load_params:
+                console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
+            ended[role] = _fresh_params(policy, config.seed)
+        weights[role] = _with_base(policy, ended[role], config.seed, bases)
+    return weights
+
+
+def _fresh_params(policy: Policy, seed: int) -> dict:
+    """What a role trains, before stage 1: adapters, the parameters of its checkpoint, or random ones."""
+    if policy.config.adapter:
+        adapters = read_adapter(Path(policy.config.adapter).expanduser(), policy.model_config)
+        return fetch(adapters, policy.shardings.params)
+    if policy.load_params and not policy.model_config.lora:
+        return policy.load_params()
+    return policy.init(rng.step_key(seed, "init", policy.role)).params
+
+
+def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
+    """The weights of a policy whose stage 1 ended with these parameters: all of them, or adapters."""
+    if not policy.model_config.lora:
+        return params
+    if is_adapter_tree(params):
+        return join(_base_of(policy, bases), params)
+    return join(policy.freeze(params), policy.init(rng.step_key(seed, "init", policy.role)).params)
+
+
+def _base_of(policy: Policy, bases: dict) -> dict:
+    """The frozen checkpoint of a policy; `bases` holds those that are loaded."""
+    model = policy.model_config
+    key = policy.config.checkpoint, model.lora.base_dtype, model.compute_dtype, policy.placement.train
+    if key not in bases:
+        bases[key] = policy.freeze(policy.load_params())
+    return bases[key]
 
 
 def run_sft(
     policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str,
     preemption: hosts.Preemption, start_params: Any = None, provenance: Provenance | None = None,
+    base: dict | None = None,
 ) -> Any:
-    """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters.
+    """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters: adapters of
+    the frozen `base`, if there is one.
 
     Training starts from `start_params` (which are not modified), from the policy's checkpoint, or from a fresh
     initialisation.
@@ -120,8 +159,10 @@ def run_sft(
         _check_made_from(run, restored, directory)
     elif start_params is not None:
         state = jitted.restart(start_params)
+    elif policy.load_params and not policy.trains_adapters:
+        state = jitted.restart(policy.load_params())
     else:
-        state = jitted.restart(policy.load_params()) if policy.load_params else jitted.init(key_data)
+        state = jitted.init(key_data)
     if done.step < sft.steps:
         check_log(directory, restored, sft.checkpoint_every)
         with (
@@ -130,7 +171,7 @@ def run_sft(
             ) as writer,
             console.stage(title, total=sft.steps, done=done.step) as bar,
         ):
-            state, done = _make_updates(run, state, done, writer, bar, preemption)
+            state, done = _make_updates(run, state, base or {}, done, writer, bar, preemption)
     if done.left_out:
         console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * sft.batch_size} examples were left "
                     f"out, because their prompt or response would have been truncated (raise {policy.role}.max_prompt "
@@ -145,7 +186,7 @@ def run_sft(
 
 
 def _make_updates(
-    run: SftRun, state: TrainState, done: SftProgress, writer: RunLog, bar: Stage,
+    run: SftRun, state: TrainState, base: dict, done: SftProgress, writer: RunLog, bar: Stage,
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
     """Return (state, progress) after `sft.steps`; every saved state has a finite loss and finite parameters."""
@@ -155,7 +196,7 @@ def _make_updates(
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
     for step in range(done.step + 1, sft.steps + 1):
         pairs = sft_pairs(policy, task, "train", (step - 1) * sft.batch_size, sft.batch_size)
-        state, metrics = jitted.update(state, pack_pairs(policy, pairs, sft.batch_size))
+        state, metrics = jitted.update(state, pack_pairs(policy, pairs, sft.batch_size), base)
         if pending is not None:  # read the previous step's loss while this step runs
             train_loss = _finite_loss(run, step - 1, pending)
         pending, left_out = metrics["loss"], done.left_out + sft.batch_size - len(pairs)
@@ -165,7 +206,7 @@ def _make_updates(
         is_saved = step % sft.checkpoint_every == 0 or is_last or must_stop
         if is_logged or is_saved:
             train_loss = _finite_loss(run, step, pending)
-            loss = _usable_loss(run, step, state, heldout)
+            loss = _usable_loss(run, step, state, base, heldout)
             done = SftProgress(step, loss, left_out, time.monotonic() - began)
         if is_logged:
             writer.write(step, "sft", {f"{role}/sft_loss": train_loss, f"{role}/sft_heldout_loss": loss})
@@ -176,7 +217,8 @@ def _make_updates(
         )
         if is_saved:
             meta = {name: value for name, value in done._asdict().items() if name != "step"}
-            checkpointer.save(step, state, meta | {"metrics_bytes": writer.position(), "made_from": run.made_from})
+            meta |= {"metrics_bytes": writer.position(), "made_from": run.made_from}
+            checkpointer.save(step, state, meta | {"is_full": not policy.trains_adapters})
             if must_stop:
                 raise hosts.Preempted
             preemption.saved()
@@ -191,9 +233,9 @@ def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
     return loss
 
 
-def _usable_loss(run: SftRun, step: int, state: TrainState, heldout: Batch) -> float:
+def _usable_loss(run: SftRun, step: int, state: TrainState, base: dict, heldout: Batch) -> float:
     """The held-out loss in nats per response token, for a state worth saving. Raises FloatingPointError."""
-    loss = float(run.jitted.loss(state.params, heldout))
+    loss = float(run.jitted.loss(join(base, state.params), heldout))
     limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
     if not loss <= limit:  # also true for NaN
         raise _breakdown(run, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times the loss of "
@@ -235,13 +277,16 @@ def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
-    """Load the stage-1 parameters from another run's workdir, after verifying the manifest.
+    """Load what stage 1 trained from another run's workdir, all parameters or adapters, after verifying the manifest.
 
     Raises:
         ValueError: there is none, or it is damaged, has another architecture, is unfinished, failed a gate
             (`init_from.check_stage_one`).
     """
     directory = sft_directory(source, policy.role) / "checkpoints"
-    restored = read_state(directory, policy.abstract_state().params, part=("params",))
+    found = peek_meta(directory)
+    is_full = found is None or found.meta["is_full"]
+    abstract = policy.abstract_full_params() if is_full else policy.abstract_state().params
+    restored = read_state(directory, abstract, part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
     return restored

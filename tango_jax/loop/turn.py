@@ -147,7 +147,7 @@ def respond(
             row_numbers=np.arange(first * group_size, last * group_size),
             ended_fn=text.ended_fn(context.show_fn, (last - first) * group_size),
         )
-        rollout = _sample(context, policy, states[role].params, request)
+        rollout = _sample(context, policy, states[role].weights, request)
     context.show_fn(text.reading)
     with timer(text.read_phase):
         records, own_counts = text.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
@@ -157,14 +157,14 @@ def respond(
     return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(role, rollout) | counts)
 
 
-def _sample(context: RunContext, policy: Policy, params: Any, request: SampleRequest) -> Rollout:
+def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRequest) -> Rollout:
     """Sample responses to this process's prompts; there may be none."""
     with context.timer("reshard"):  # concerns every process, also one without a prompt
-        weights = jax.block_until_ready(policy.sampler.layout(params))
+        laid_out = jax.block_until_ready(policy.sampler.layout(weights))
     rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
     if request.prompts:
         try:
-            rollout = policy.sampler.sample(weights, request)
+            rollout = policy.sampler.sample(laid_out, request)
         except FloatingPointError as error:
             mistake = str(error)
     mistake = next(filter(None, hosts.join_parts([mistake])), "")
@@ -202,7 +202,7 @@ def update_policy(
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            batches.append(policy.with_scores(batch, state.params, context.references.get(policy.role)))
+            batches.append(policy.with_scores(batch, state.weights, context.references.get(policy.role)))
         state, updates = policy.updated(state, batches)
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from tango_jax.models.attention import AttendFn
 from tango_jax.models.int8 import quantize_matrices
-from tango_jax.models.transformer import Block, ModelConfig, Rope, head_matrix
+from tango_jax.models.lora import join_adapters
+from tango_jax.models.transformer import Block, ModelConfig, Rope, head_matrix, in_compute_dtype
 
 
 def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
@@ -28,10 +29,15 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
     and a tied table is both.
     """
-    cast = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params["layers"])
+    cast = in_compute_dtype(config, params["layers"])
     for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
         cast[joined] = jnp.concatenate(flat, axis=-1)
+        if f"{names[0]}_scale" in cast:
+            scales = [cast.pop(f"{name}_scale").reshape(config.num_layers, -1) for name in names]
+            cast[f"{joined}_scale"] = jnp.concatenate(scales, axis=-1)
+        if config.lora:
+            cast |= join_adapters(config, cast, joined, names)
     layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
     if config.sample_weight_dtype:
         layers = tuple(quantize_matrices(layer) for layer in layers)

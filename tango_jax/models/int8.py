@@ -47,6 +47,8 @@ def quantize_matrices(layer: dict) -> dict:
     """One layer's parameters with int8 matrices: `<name>_scale` has a scale for each output of the matrix."""
     quantized = dict(layer)
     for name in filter(layer.__contains__, _INPUT_AXES):
+        if layer[name].dtype == jnp.int8:  # a frozen base may be int8 already
+            continue
         quantized[name], quantized[f"{name}_scale"] = quantize(layer[name], _INPUT_AXES[name])
     return quantized
 

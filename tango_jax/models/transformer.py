@@ -24,6 +24,15 @@ from jax.sharding import Mesh
 from tango_jax.models.attention import ATTENTION_KINDS, AttendFn, capability_of
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.int8 import SAMPLE_DTYPES
+from tango_jax.models.lora import (
+    LORA_A,
+    LORA_B,
+    LoraConfig,
+    check_lora,
+    freeze,
+    init_adapters,
+    join,
+)
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
@@ -76,6 +85,7 @@ class ModelConfig:
     decode_attention: str = "xla"  # and for decode steps (decode_attention.py)
     sample_cache_dtype: str = ""  # keys and values of sampling; "int8", or empty: compute_dtype
     sample_weight_dtype: str = ""  # the layers' matrices while sampling; values as above
+    lora: LoraConfig | None = None  # adapters on frozen matrices; None: everything is trained
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -94,6 +104,8 @@ class ModelConfig:
         for name in ("sample_cache_dtype", "sample_weight_dtype"):
             if getattr(self, name) not in SAMPLE_DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")
+        if self.lora:
+            check_lora(self)
 
 
 def check_head_precision(precision: str, device: jax.Device) -> None:
@@ -177,14 +189,31 @@ class Block(nn.Module):
         is_int8 = self.has_variable("params", f"{name}_scale")
         return self.get_variable("params", f"{name}_scale").reshape(-1) if is_int8 else None
 
+    def _with_adapter(self, name: str, x: jax.Array, out: jax.Array) -> jax.Array:
+        """x @ w, and (alpha / r) (x @ A) @ B where the matrix has an adapter; x [B, T, inputs]."""
+        if not self.has_variable("params", name + LORA_A):
+            return out
+        # B of a joined matrix has more rows than r, of which each sees only its own part of x @ A.
+        lora, dtype = self.config.lora, jnp.dtype(self.config.compute_dtype)
+        wide, narrow = (self.get_variable("params", name + part).astype(dtype) for part in (LORA_A, LORA_B))
+        wide, narrow = wide.reshape(x.shape[-1], -1), narrow.reshape(-1, out.shape[-1])
+        # Tensor parallelism splits the side of the adapter that faces heads or the mlp's width; the other is whole.
+        if name in ("o", "down"):
+            narrow = collectives.copy_to_tensor(narrow, self.mesh)
+        else:
+            wide = collectives.copy_to_tensor(wide, self.mesh)
+        return out + matmul(matmul(x, wide) * jnp.asarray(lora.alpha / lora.rank, dtype), narrow)
+
     def _products(self, joined: str, x_BTD: jax.Array, shapes: dict[str, tuple[int, ...]]) -> list[jax.Array]:
         """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
         sizes = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
         if self.has_variable("params", joined):
             out = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
+            out = self._with_adapter(joined, x_BTD, out)
             return jnp.split(out, list(itertools.accumulate(sizes.values()))[:-1], axis=-1)
         weights = {name: self._param(name, shape, fan_in=shape[0]) for name, shape in shapes.items()}
-        return [matmul(x_BTD, w.reshape(-1, sizes[name]), self._scale(name)) for name, w in weights.items()]
+        outs = {name: matmul(x_BTD, w.reshape(-1, sizes[name]), self._scale(name)) for name, w in weights.items()}
+        return [self._with_adapter(name, x_BTD, out) for name, out in outs.items()]
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, rope: Rope, attend_fn: AttendFn) -> tuple[jax.Array, Any]:
@@ -212,14 +241,15 @@ class Block(nn.Module):
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         heads_out = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
         o = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
-        out_BTD = matmul(heads_out, o, self._scale("o"))
+        out_BTD = self._with_adapter("o", heads_out, matmul(heads_out, o, self._scale("o")))
         x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
 
         x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
         x_norm_BTD = collectives.copy_to_tensor(x_norm_BTD, self.mesh)
         gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
         down_FD = self._param("down", (F, D), F, residual_scale)
-        out_BTD = matmul(nn.silu(gate_BTF) * up_BTF, down_FD, self._scale("down"))
+        hidden_BTF = nn.silu(gate_BTF) * up_BTF
+        out_BTD = self._with_adapter("down", hidden_BTF, matmul(hidden_BTF, down_FD, self._scale("down")))
         return x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh), cache
 
 
@@ -249,6 +279,18 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
     if not config.tied_head:
         params["head"] = config.width**-0.5 * jax.random.normal(head_key, (config.width, config.vocab_size), dtype)
     return params
+
+
+def init_weights(config: ModelConfig, key: jax.Array) -> dict:
+    """What forward passes take: the result of `init_params`; with adapters, frozen and with fresh adapters in it."""
+    params = init_params(config, key)
+    return join(freeze(config, params), init_adapters(config, key)) if config.lora else params
+
+
+def in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
+    """The layers' parameters in the compute dtype, except for int8 matrices and their scales."""
+    return {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
+            for name, leaf in layers.items()}  # fmt: skip
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:

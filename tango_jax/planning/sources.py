@@ -18,7 +18,7 @@ from tango_jax.planning.problem_lengths import BYTES_PER_TOKEN, is_rough, with_r
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.text.hf_tokenizer import has_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.weights.source import NUMERICS, Source, has_chat_template, kind_of, open_source, published_model
+from tango_jax.weights.source import Source, fields_of, has_chat_template, kind_of, open_source, published_model
 from tango_jax.weights.workdir import open_checkpoint, read_config, start_source
 
 
@@ -31,7 +31,7 @@ def plan_source(config: ConfigDict, role: str) -> Source:
     name = config[role].checkpoint
     if not name:
         return start_source(config, role)
-    numerics = {key: config[role].model[key] for key in NUMERICS}
+    numerics = fields_of(config[role])
     if kind_of(name) == "workdir":
         source = plan_source(read_config(Path(name).expanduser()), role)
         return dataclasses.replace(source, model_config=dataclasses.replace(source.model_config, **numerics))
@@ -69,7 +69,7 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
     sources, opened = {}, {}
     for role in ROLES:
         own = settings.config[role]
-        numerics = {name: own.model[name] for name in NUMERICS}
+        numerics = fields_of(own)
         with mistakes.collected():
             if is_planned and lacks_tokenizer(settings.config, role):
                 sources[role] = with_rough_tokens(plan_source(settings.config, role))

@@ -3,6 +3,7 @@
 import optax
 from ml_collections import ConfigDict
 
+ADAPTERS_LR = 10  # times that of all parameters
 SCHEDULES = ("constant", "cosine")
 
 
@@ -17,8 +18,14 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
     return optax.warmup_constant_schedule(0.0 if warmup_steps else config.lr, config.lr, warmup_steps)
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Clip to `clip_norm`, then AdamW. Moments are float32, like the parameters they belong to."""
+def make_optimizer(config: ConfigDict, are_adapters: bool = False) -> optax.GradientTransformation:
+    """Clip to `clip_norm`, then AdamW. Moments are float32, like the parameters they belong to.
+
+    With `are_adapters`, the learning rate and the decay are those that the settings name for adapters.
+    """
+    if are_adapters:
+        config = config.copy_and_resolve_references()
+        config.lr, config.weight_decay = config.lora_lr or ADAPTERS_LR * config.lr, config.lora_weight_decay
     # Decay acts on all parameters, norms and biases among them, as in verl; TRL's trainer leaves those two out.
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),

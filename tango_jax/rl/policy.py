@@ -1,6 +1,7 @@
 """One policy: all that generator and verifier have in common. They differ in config, prompt and reward only."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -11,7 +12,8 @@ from ml_collections import ConfigDict
 
 from tango_jax.models.attention import attention_of
 from tango_jax.models.decode_attention import decode_attention_of
-from tango_jax.models.transformer import ModelConfig, check_head_precision, init_params
+from tango_jax.models.lora import freeze, init_adapters, join, split
+from tango_jax.models.transformer import ModelConfig, check_head_precision, init_params, init_weights
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.own_method import load_loss_term
@@ -35,20 +37,47 @@ class Policy:
     config: ConfigDict  # the role's part of the config
     model_config: ModelConfig
     tokenizer: Tokenizer
-    load_params: Callable | None  # () -> the parameters that it starts from, in place; None: those of `init`
+    load_params: Callable | None  # () -> the checkpoint's parameters, in place; None: there is no checkpoint
     template: str
     placement: Placement
     sampler: Sampler
-    init: Callable  # (key_data) -> TrainState
-    restart: Callable  # (params) -> TrainState with fresh optimizer moments
-    score: Callable  # (params, Batch) -> logp_NZRT
-    update: Callable  # (TrainState, Batch) -> (TrainState, metrics); the state is donated
+    init: Callable  # (key_data) -> TrainState with fresh parameters, or fresh adapters and no base
+    restart: Callable  # (weights) -> TrainState with fresh optimizer moments
+    freeze: Callable  # (a checkpoint's parameters) -> base; see models/lora.py
+    score: Callable  # (weights, Batch) -> logp_NZRT
+    update: Callable  # (TrainState without base, Batch, base) -> (TrainState, metrics); the state is donated
 
-    shardings: TrainState  # of the state
+    shardings: TrainState  # of the state, without base
 
     def abstract_state(self) -> TrainState:
-        """Shapes and shardings of a state, without arrays."""
+        """Shapes and shardings of a state without base, as it is saved; there are no arrays."""
         return with_shardings(jax.eval_shape(self.init, np.zeros((2,), np.uint32)), self.shardings)
+
+    def abstract_weights(self) -> dict:
+        """The same of what forward passes take."""
+        weights = jax.eval_shape(lambda: init_weights(self.model_config, jax.random.key(0)))
+        return with_shardings(weights, param_shardings(self.placement.train, weights))
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether stage 1 trains adapters alone."""
+        return self.model_config.lora is not None and not self.config.sft.full
+
+    @property
+    def full_model(self) -> ModelConfig:
+        """The model of a stage 1 that trains all parameters."""
+        return dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
+
+    def abstract_full_params(self) -> dict:
+        """Shapes and shardings of all of its parameters, without arrays."""
+        params = jax.eval_shape(lambda: init_params(self.full_model, jax.random.key(0)))
+        return with_shardings(params, self.full_shardings)
+
+    @property
+    def full_shardings(self) -> dict:
+        """Shardings of all parameters without adapters."""
+        params = jax.eval_shape(lambda: init_params(self.full_model, jax.random.key(0)))
+        return param_shardings(self.placement.train, params)
 
     def offloaded(self, state: TrainState) -> TrainState:
         """The state between updates: with `mesh.offload`, its moments in host memory."""
@@ -60,38 +89,39 @@ class Policy:
             return state
         return state.replace(opt_state=fetch(state.opt_state, self.shardings.opt_state))
 
-    def reference_fn(self, params: dict) -> Callable[[], dict]:
-        """() -> these parameters of a reference policy, on the devices. With `mesh.offload`, they are in host memory
-        between two calls."""
+    def reference_fn(self, weights: dict) -> Callable[[], dict]:
+        """() -> these weights of a reference policy, on the devices. With `mesh.offload`, they are in host memory
+        between two calls, all but a base, which the policy itself needs as well."""
+        params, base = split(weights)
         kept = offload(params) if self.config.mesh.offload else params
-        return lambda: fetch(kept, self.shardings.params)
+        return lambda: join(base, fetch(kept, self.shardings.params))
 
     def updated(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, list[dict]]:
         """The state after `loss.epochs` passes over the batches, and the metrics of every update.
 
         The metrics are still on the devices: reading one would wait for its update, and the next is dispatched first.
         """
-        state, updates = self.fetched(state), []
+        state, base, updates = self.fetched(state).replace(base={}), state.base, []
         for _ in range(self.config.loss.epochs):
             for batch in batches:
-                state, metrics = self.update(state, batch)
+                state, metrics = self.update(state, batch, base)
                 updates.append(metrics)
-        return self.offloaded(state), updates
+        return self.offloaded(state).replace(base=base), updates
 
     def with_scores(
-        self, batch: Batch, params: dict, reference_fn: Callable | None, score_fn: Callable | None = None
+        self, batch: Batch, weights: dict, reference_fn: Callable | None, score_fn: Callable | None = None
     ) -> Batch:
         """The batch with the log-probs that the loss needs: of the reference, and of the policy before any update.
 
         Args:
-            reference_fn: () -> the reference's parameters; not called, and may be None, if the loss has no KL term.
+            reference_fn: () -> the reference's weights; not called, and may be None, if the loss has no KL term.
             score_fn: takes the place of `score`.
         """
         score_fn = score_fn or self.score
         if self.config.loss.kl_coef > 0:
             batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
         if self.updates_per_batch > 1:
-            batch = batch.replace(old_logp_NZRT=score_fn(params, batch))
+            batch = batch.replace(old_logp_NZRT=score_fn(weights, batch))
         return batch
 
     @property
@@ -139,19 +169,21 @@ def make_policy(
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     mesh = placement.train
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, model.lora is not None)
     init, restart, shardings = make_state(model, optimizer, placement)
+    checkpoint_shardings = param_shardings(mesh, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     return Policy(
         role=role,
         config=config,
         model_config=model,
         tokenizer=tokenizer,
-        load_params=source.load_params and (lambda: source.load_params(shardings.params)),
+        load_params=source.load_params and (lambda: source.load_params(checkpoint_shardings)),
         template=load_template(role, config.template),
         placement=placement,
         sampler=make_sampler(model, sampler_config, tokenizer.stop_ids, placement),
         init=init,
         restart=restart,
+        freeze=make_freeze(model, placement),
         score=make_score(model, config.temperature, config.logp_chunk, mesh),
         update=make_update(optimizer, make_policy_loss(model, loss_config(role, config), mesh), shardings),
         shardings=shardings,
@@ -198,11 +230,23 @@ def make_state(
     """(init, restart, shardings) of a train state."""
 
     def fresh(key_data: jax.Array) -> TrainState:
-        return init_state(optimizer, init_params(model, jax.random.wrap_key_data(key_data)))
+        key = jax.random.wrap_key_data(key_data)
+        return init_state(optimizer, init_adapters(model, key) if model.lora else init_params(model, key))
 
     shardings = param_shardings(placement.train, jax.eval_shape(fresh, np.zeros((2,), np.uint32)))
     # The update donates its state: what is handed to `restart` must not be part of it.
-    restart = jax.jit(
-        lambda params: init_state(optimizer, jax.tree.map(jnp.copy, params)), out_shardings=shardings
-    )
+    copied = jax.jit(lambda params: init_state(optimizer, jax.tree.map(jnp.copy, params)), out_shardings=shardings)
+
+    def restart(weights: dict) -> TrainState:
+        params, base = split(weights)
+        return copied(params).replace(base=base)
+
     return jax.jit(fresh, out_shardings=shardings), restart, shardings
+
+
+def make_freeze(model: ModelConfig, placement: Placement) -> Callable:
+    """The jitted `freeze(params) -> base` of a model with adapters."""
+    if not model.lora:
+        return lambda params: {}
+    _, base = split(jax.eval_shape(lambda: init_weights(model, jax.random.key(0))))
+    return jax.jit(functools.partial(freeze, model), out_shardings=param_shardings(placement.train, base))

@@ -25,18 +25,19 @@ class Sft(NamedTuple):
     """The jitted functions of stage 1 for one role."""
 
     init: Callable  # (key_data) -> TrainState
-    restart: Callable  # (params) -> TrainState
-    update: Callable  # (TrainState, Batch) -> (TrainState, metrics)
-    loss: Callable  # (params, Batch) -> float32[]
+    restart: Callable  # (weights) -> TrainState
+    update: Callable  # (TrainState without base, Batch, base) -> (TrainState, metrics)
+    loss: Callable  # (weights, Batch) -> float32[]
     shardings: TrainState
 
 
 def make_sft(policy: Policy) -> Sft:
     """Build them from `sft` of the role's config; a `decay_steps` of 0 means that the schedule ends with the steps."""
-    sft, model, mesh = policy.config.sft, policy.model_config, policy.placement.train
+    sft, mesh = policy.config.sft, policy.placement.train
+    model = policy.model_config if policy.trains_adapters else policy.full_model
     settings = sft.optimizer.copy_and_resolve_references()
     settings.decay_steps = settings.decay_steps or sft.steps
-    optimizer = make_optimizer(settings)
+    optimizer = make_optimizer(settings, model.lora is not None)
     init, restart, shardings = make_state(model, optimizer, policy.placement)
     loss_fn = make_nll_loss(model, policy.config.logp_chunk, mesh)
     return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn), shardings)
@@ -56,12 +57,12 @@ def make_nll_loss(model_config: ModelConfig, logp_chunk: int, mesh: Mesh | None 
 
 
 def make_loss(loss_fn: Callable) -> Callable:
-    """Build the jitted `loss(params, batch) -> float32[]`: that of the whole batch, without an update."""
+    """Build the jitted `loss(weights, batch) -> float32[]`: that of the whole batch, without an update."""
 
     @jax.jit
-    def loss(params: dict, batch: Batch) -> jax.Array:
+    def loss(weights: dict, batch: Batch) -> jax.Array:
         def body(index: jax.Array, total: jax.Array) -> jax.Array:
-            return total + loss_fn(params, micro_batch(batch, index))[0]
+            return total + loss_fn(weights, micro_batch(batch, index))[0]
 
         return lax.fori_loop(0, batch.num_micro, body, jnp.zeros(()))
 

@@ -4,13 +4,10 @@ Takes the grades of a generator turn and the counts of earlier verdicts; returns
 group's step rewards weigh. Stage: after the grades, before the verifier's call. This is an addition to the published
 method, which asks about all solutions and believes every judgement (`rl.judge=all`, `rl.trust=()`).
 
-The measure is the likelihood ratio of the verdict CORRECT,
-
-    LR = P(CORRECT | the grader accepts the answer) / P(CORRECT | the grader rejects it)
-
-on the generator's own solutions to its own problems. At a share p of right solutions, a fraction p LR / (p LR + 1 - p)
-of the verdicts CORRECT are right. Trust follows the estimate of LR less one standard error, since few right solutions
-are there at first: it is 0 up to the lower limit of `rl.trust`, 1 from the upper one on, and linear in between.
+The measure is the F1 score of accepting a solution, that is, of rejecting none of its steps, if one solution in twenty
+were right. It is high only where the verifier accepts most right solutions and hardly any wrong one, and it does not
+depend on how many the generator gets right. Only grades are needed: steps of a solution that the grader accepts are
+taken to be right. Trust is 0 up to the lower limit of `rl.trust`, 1 from the upper one on, and linear in between.
 """
 
 import dataclasses
@@ -26,75 +23,74 @@ from tango_jax.rl.algorithms import algorithm_of
 
 # Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
-PRIOR = 3.0  # the verifier's turns count for as much as this many right solutions of the generator's turns
+PRIOR = 24.0  # the verifier's turns count for as much as so many steps of right solutions in the generator's turns
 # Right and wrong solutions of a turn on which the measure rests at least, where there are as many and as many depend on
-# it. Wrong ones are plentiful, and the share of them that is accepted is the small number by which the ratio divides.
+# it.
 RIGHT_ASKED, WRONG_ASKED = 8, 16
+SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
 
 class Evidence(NamedTuple):
-    """Verdicts on graded solutions, decayed from turn to turn; saved with every checkpoint."""
+    """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint."""
 
-    # Of the generator's turns: solutions that the grader accepts, and those of them with the verdict CORRECT; then
-    # the same of the solutions that it rejects.
-    right: float = 0.0
-    right_accepted: float = 0.0
+    # Of the generator's turns: steps of solutions that the grader accepts, and those that are rejected.
+    right_steps: float = 0.0
+    right_rejected: float = 0.0
+    # Solutions that the grader rejects, and those of which no step is rejected.
     wrong: float = 0.0
     wrong_accepted: float = 0.0
-    # Of the verifier's turns: verdicts on right solutions, those of them that are CORRECT, and the steps of all.
-    practised: float = 0.0
-    practised_accepted: float = 0.0
+    # Of the verifier's turns: the first two.
     practised_steps: float = 0.0
+    practised_rejected: float = 0.0
 
-    def after_solving(self, is_correct_B: np.ndarray, is_accepted_B: np.ndarray) -> "Evidence":
-        """The evidence after a generator's turn, with the grades of the solutions that were judged, and verdicts."""
-        return self._replace(
-            right=DECAY * self.right + float(is_correct_B.sum()),
-            right_accepted=DECAY * self.right_accepted + float((is_correct_B & is_accepted_B).sum()),
-            wrong=DECAY * self.wrong + float((~is_correct_B).sum()),
-            wrong_accepted=DECAY * self.wrong_accepted + float((~is_correct_B & is_accepted_B).sum()),
+    def after_solving(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
+        """The evidence after a generator's turn, with the grades of the solutions that were judged, and how many of
+        their steps were rejected."""
+        wrong_B = ~is_correct_B
+        new = Evidence(
+            right_steps=(is_correct_B * num_steps_B).sum(),
+            right_rejected=(is_correct_B * rejected_B).sum(),
+            wrong=wrong_B.sum(),
+            wrong_accepted=(wrong_B & (rejected_B == 0)).sum(),
         )
+        faded = (DECAY * old + float(more) for old, more in zip(self[:4], new[:4], strict=True))
+        return Evidence(*faded, *self[4:])
 
-    def after_practice(
-        self, is_correct_B: np.ndarray, is_accepted_B: np.ndarray, num_steps_B: np.ndarray
-    ) -> "Evidence":
+    def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
         """The evidence after a verifier's turn."""
         return self._replace(
-            practised=PRACTICE_DECAY * self.practised + float(is_correct_B.sum()),
-            practised_accepted=PRACTICE_DECAY * self.practised_accepted + float((is_correct_B & is_accepted_B).sum()),
             practised_steps=PRACTICE_DECAY * self.practised_steps + float((is_correct_B * num_steps_B).sum()),
+            practised_rejected=PRACTICE_DECAY * self.practised_rejected + float((is_correct_B * rejected_B).sum()),
         )
 
-    def likelihood_ratio(self, num_steps: float) -> tuple[float, float]:
-        """Of the verdict CORRECT, on solutions of `num_steps` steps: the estimate, and one standard error (of its
-        logarithm, by the delta method) below that.
+    def rates(self, num_steps: float) -> tuple[float, float]:
+        """(share of right solutions that are accepted, of wrong ones), of solutions of `num_steps` steps.
 
-        Few right solutions are there at first. Until there are, the verifier's turns tell how many it accepts: where a
-        share s of right solutions of k steps is accepted, s^(n/k) of those of n steps are, if it reads each step alike.
-        Without either, no right solution is expected to be accepted.
+        A right solution is accepted if none of its steps is rejected, which a verifier does to each alike. Until there
+        are right solutions, those of the verifier's turns tell how often; without any, all steps are taken to be
+        rejected. The share of wrong ones is one standard error above its estimate.
         """
-        expected = 0.0
-        if self.practised_steps > 0:
-            share, steps = self.practised_accepted / self.practised, self.practised_steps / self.practised
-            expected = share ** max(num_steps / steps, 1.0)
-        right, right_accepted = self.right + PRIOR, self.right_accepted + PRIOR * expected
-        # Half a wrong verdict is added, so that the ratio is not infinite where none has been seen.
-        wrong, wrong_accepted = self.wrong + 1.0, self.wrong_accepted + 0.5
-        if right_accepted == 0:
-            return 0.0, 0.0
-        ratio = right_accepted / right * wrong / wrong_accepted
-        variance = 1 / right_accepted - 1 / right + 1 / wrong_accepted - 1 / wrong
-        return ratio, ratio * math.exp(-math.sqrt(max(variance, 0.0)))
+        expected = self.practised_rejected / self.practised_steps if self.practised_steps else 1.0
+        rejected = (self.right_rejected + PRIOR * expected) / (self.right_steps + PRIOR)
+        # Half a solution is added, so that the share is not 0 where none has been accepted.
+        count, accepted = self.wrong + 1.0, (self.wrong_accepted + 0.5) / (self.wrong + 1.0)
+        return (1.0 - rejected) ** num_steps, min(accepted + math.sqrt(accepted * (1.0 - accepted) / count), 1.0)
 
 
-def trust_of(evidence: Evidence, limits: Sequence[float], num_steps: float) -> float:
-    """Trust in [0, 1] by the verdicts so far, for solutions of `num_steps` steps; 1 if `limits`, those of `rl.trust`,
-    are empty."""
+def f1_of(rates: tuple[float, float], share_right: float = SHARE_RIGHT) -> float:
+    """F1 score of acceptance, 2 p s / (p s + (1 - p) b + p), where shares s of right and b of wrong solutions are
+    accepted, and a share p is right."""
+    of_right, of_wrong = rates
+    accepted = share_right * of_right + (1.0 - share_right) * of_wrong
+    return 2.0 * share_right * of_right / (accepted + share_right)
+
+
+def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
+    """Trust in [0, 1] at these rates of acceptance; 1 if `limits`, those of `rl.trust`, are empty."""
     if not limits:
         return 1.0
     low, high = limits
-    _, ratio = evidence.likelihood_ratio(num_steps)
-    return float(np.clip((ratio - low) / (high - low), 0.0, 1.0))
+    return float(np.clip((f1_of(rates) - low) / (high - low), 0.0, 1.0))
 
 
 class Asked(NamedTuple):
@@ -103,13 +99,14 @@ class Asked(NamedTuple):
     is_asked_B: np.ndarray  # bool, the solutions that it judges
     trust_P: np.ndarray  # float64 in [0, 1]: `trust` in the groups whose step rewards count, 0 in the others
     trust: float
-    likelihood_ratio: float  # the estimate
+    rates: tuple[float, float]  # from which it follows
 
     def metrics(self) -> dict[str, float]:
         return {
             "generator/trust": self.trust,
             "generator/judged_share": self.is_asked_B.mean(),
-            "verifier/likelihood_ratio": self.likelihood_ratio,
+            "verifier/right_accepted": self.rates[0],
+            "verifier/wrong_accepted": self.rates[1],
         }
 
 
@@ -123,11 +120,11 @@ def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> As
     algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
     has_signal_P = algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
     num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
-    return ask_about(rl, is_correct_B, has_signal_P, num_steps, Evidence(*counters.evidence))
+    return ask_about(rl, is_correct_B, has_signal_P, Evidence(*counters.evidence).rates(num_steps))
 
 
 def ask_about(
-    rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, num_steps: float, evidence: Evidence
+    rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, rates: tuple[float, float]
 ) -> Asked:
     """The solutions of a turn that the verifier judges: those of the groups whose step rewards count, and, where trust
     is measured, some more for the measure alone, though never more than there are solutions to which trust matters.
@@ -136,10 +133,9 @@ def ask_about(
         rl: the settings `rl.*`.
         is_correct_B: bool, the grades, P groups of M.
         has_signal_P: bool, whether the outcomes of a group give an advantage.
-        num_steps: mean steps of a solution.
-        evidence: the verdicts of earlier turns.
+        rates: shares of right and of wrong solutions that the verifier has accepted so far (`Evidence.rates`).
     """
-    trust = trust_of(evidence, rl.trust, num_steps)
+    trust = trust_of(rates, rl.trust)
     group_size = len(is_correct_B) // len(has_signal_P)
     has_right_P = is_correct_B.reshape(-1, group_size).any(axis=1)
     counts_P = {"all": np.ones_like(has_signal_P), "silent": ~has_signal_P, "failed": ~has_right_P}[rl.judge]
@@ -149,21 +145,22 @@ def ask_about(
         for is_kind_B, least in ((is_correct_B, RIGHT_ASKED), (~is_correct_B, WRONG_ASKED)):
             missing = max(math.ceil(least * needed) - int((is_asked_B & is_kind_B).sum()), 0)
             is_asked_B[_spread(np.flatnonzero(is_kind_B & ~is_asked_B), missing)] = True
-    return Asked(is_asked_B, trust * counts_P, trust, evidence.likelihood_ratio(num_steps)[0])
+    return Asked(is_asked_B, trust * counts_P, trust, rates)
 
 
 def with_verdicts(counters: Counters, rl: ConfigDict, role: str, answers: Answers) -> Counters:
-    """The counters with the evidence of a turn of `role`: its verdicts, beside the grades of what they are about."""
+    """The counters with the evidence of a turn of `role`: its judgements, beside the grades of what they are about."""
     if not rl.trust or "verifier" not in answers:
         return counters
+    # Judgements that do not match the steps give no step reward, and so say nothing of those that do.
     judged, evidence = answers["verifier"], Evidence(*counters.evidence)
-    is_correct_B = np.array([solution.is_correct for solution in judged.owners])
-    is_accepted_B = np.array([verification.verdict == "CORRECT" for verification in judged.records])
-    if role == "generator":
-        evidence = evidence.after_solving(is_correct_B, is_accepted_B)
-    else:
-        num_steps_B = np.array([len(solution.steps) for solution in judged.owners])
-        evidence = evidence.after_practice(is_correct_B, is_accepted_B, num_steps_B)
+    pairs = [(solution, verification.judgements) for solution, verification
+             in zip(judged.owners, judged.records, strict=True) if verification.is_aligned]  # fmt: skip
+    is_correct_B = np.array([solution.is_correct for solution, _ in pairs], bool)
+    num_steps_B = np.array([len(solution.steps) for solution, _ in pairs], int)
+    rejected_B = np.array([sum(approved is False for approved in judgements) for _, judgements in pairs], int)
+    after_fn = evidence.after_solving if role == "generator" else evidence.after_practice
+    evidence = after_fn(is_correct_B, num_steps_B, rejected_B)
     return dataclasses.replace(counters, evidence=tuple(evidence))
 
 

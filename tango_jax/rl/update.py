@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tango_jax.models.lora import join
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl import losses
@@ -102,15 +103,19 @@ class TokenRows:
 def make_update(
     optimizer: optax.GradientTransformation, loss_fn: Callable, shardings: TrainState | None = None
 ) -> Callable:
-    """Build the jitted `update(state, batch) -> (state, metrics)`. The state is donated, and stays as `shardings` say.
+    """Build the jitted `update(state, batch, base) -> (state, metrics)`. The state is donated, and stays as `shardings`
+    say; the frozen `base` is not, and stands beside a state without one.
 
     Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the parameters
     before it; not finite where the new parameters are not), `tokens`, means over action tokens and maxima from the
     loss.
     """
 
-    def update(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
-        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+    def update(state: TrainState, batch: Batch, base: dict | None = None) -> tuple[TrainState, dict]:
+        def loss_of(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
+            return loss_fn(join(base, params), micro)
+
+        value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
 
         def body(index: jax.Array, carry: tuple) -> tuple:
             grads, loss, sums, maxima = carry
@@ -124,7 +129,7 @@ def make_update(
             # Without this the accumulators would be whole on every device.
             return grads if shardings is None else lax.with_sharding_constraint(grads, shardings.params)
 
-        _, (sums, maxima) = jax.eval_shape(loss_fn, state.params, jax.eval_shape(micro_batch, batch, 0))
+        _, (sums, maxima) = jax.eval_shape(loss_of, state.params, jax.eval_shape(micro_batch, batch, 0))
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state.params, sums, maxima))
         start = (pinned(start[0]), jnp.zeros(()), *start[1:])
         # A loop with a traced end, since a scan would run over the empty rest of N, too.
@@ -136,7 +141,7 @@ def make_update(
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
         metrics["update_ratio"] = _norm(updates) / jnp.maximum(_norm(state.params), MIN_NORM)
         metrics |= {name: value / jnp.maximum(tokens, 1) for name, value in sums.items()} | maxima
-        return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
+        return state.replace(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
     out_shardings = None if shardings is None else (shardings, NamedSharding(shardings.step.mesh, P()))
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)

@@ -41,10 +41,10 @@ class Sampler:
     layout_fn: Callable  # (params) -> weights; jitted
     driver: BatchDriver | ContinuousDriver  # with the other jitted functions; jax.jit specialises each by shape
 
-    def layout(self, params: dict) -> dict:
-        """The weights that the other methods take (see decode_layers.split_layers). Call it once per phase."""
-        weights = self.layout_fn(params)
-        return to_local(self.placement, weights) if self.placement else weights
+    def layout(self, weights: dict) -> dict:
+        """The weights as the other methods take them (see decode_layers.split_layers). Call it once per phase."""
+        laid_out = self.layout_fn(weights)
+        return to_local(self.placement, laid_out) if self.placement else laid_out
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
         """Sample every row of the request.
@@ -83,7 +83,7 @@ def make_sampler(
     weight_shardings = mesh = None
     if placement:
         config, mesh = config.with_row_multiple(placement.row_multiple), placement.local
-        params = jax.eval_shape(lambda: transformer.init_params(model_config, jax.random.key(0)))
+        params = jax.eval_shape(lambda: transformer.init_weights(model_config, jax.random.key(0)))
         weight_shardings = decode_shardings(placement.decode, jax.eval_shape(split, params))
     config.check_cache_tokens()
     device = mesh.devices.flat[0] if placement else jax.local_devices()[0]

@@ -140,4 +140,7 @@ def gather_layer(layer: dict, mesh: Mesh | None, dtype: str, reduce_dtype: str) 
         return layer
     # Without the leading L axis: the scan has sliced it off.
     specs = {name: P(*PARAM_SPECS[f"layers/{name}"][1:]) for name in layer}
-    return {name: gather(leaf, mesh, specs[name], dtype, reduce_dtype) for name, leaf in layer.items()}
+    # Matrices of a frozen base in int8 are sent as they are, and so are their scales.
+    dtypes = {name: leaf.dtype if leaf.dtype == jnp.int8 or name.endswith("_scale") else jnp.dtype(dtype)
+              for name, leaf in layer.items()}  # fmt: skip
+    return {name: gather(leaf, mesh, specs[name], dtypes[name], reduce_dtype) for name, leaf in layer.items()}

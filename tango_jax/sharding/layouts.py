@@ -38,6 +38,16 @@ PARAM_SPECS = {
     "layers/gate": P(None, "fsdp", "tensor"),
     "layers/up": P(None, "fsdp", "tensor"),
     "layers/down": P(None, "tensor", "fsdp"),
+    # Adapters, r wide on one side (models/lora.py), and the scales of a base in int8.
+    **{f"layers/{name}_lora_a": P(None, "fsdp", None) for name in ("q", "k", "v", "gate", "up")},
+    **{f"layers/{name}_lora_b": P(None, None, "tensor", None) for name in ("q", "k", "v")},
+    **{f"layers/{name}_lora_b": P(None, None, "tensor") for name in ("gate", "up")},
+    "layers/o_lora_a": P(None, "tensor", None, None),
+    "layers/down_lora_a": P(None, "tensor", None),
+    **{f"layers/{name}_lora_b": P(None, None, "fsdp") for name in ("o", "down")},
+    **{f"layers/{name}_scale": P(None, "tensor", None) for name in ("q", "k", "v")},
+    **{f"layers/{name}_scale": P(None, "tensor") for name in ("gate", "up")},
+    **{f"layers/{name}_scale": P(None, None) for name in ("o", "down")},
 }
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
+from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import local_path
@@ -31,6 +34,27 @@ NUMERICS = (
     "param_dtype", "compute_dtype", "head_dtype", "head_precision", "remat", "unroll", "attention", "decode_attention",
     "sample_cache_dtype", "sample_weight_dtype",
 )  # fmt: skip
+
+
+def fields_of(role: ConfigDict) -> dict:
+    """What a role's settings say of fields of ModelConfig that no checkpoint determines: NUMERICS and the adapters.
+
+    A base that stays frozen is loaded in the dtype that it is kept in.
+    """
+    fields, lora = {name: role.model[name] for name in NUMERICS}, role.model.lora
+    if not lora.rank:
+        return fields
+    if not role.sft.full:
+        is_wide = lora.base_dtype in ("", "int8")
+        fields["param_dtype"] = role.model.compute_dtype if is_wide else lora.base_dtype
+    return fields | {"lora": LoraConfig(lora.rank, lora.alpha, tuple(lora.targets), lora.base_dtype)}
+
+
+def sized_model(role: ConfigDict, vocab_size: int) -> ModelConfig:
+    """The model of a role without a checkpoint. Raises ValueError, see ModelConfig."""
+    sizes = {name: value for name, value in role.model.items() if name != "lora"}
+    return ModelConfig(vocab_size=vocab_size, **sizes | fields_of(role))
+
 
 SHOWN = 5  # runs that an error lists
 

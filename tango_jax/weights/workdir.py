@@ -5,6 +5,7 @@ this project trained is used again: in another run, an export or `sample`.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -12,16 +13,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import default_config, flatten, read_settings
+from tango_jax.models.lora import freeze, init_adapters, join, merge
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
+from tango_jax.sharding.layouts import param_shardings, with_shardings
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
 from tango_jax.weights.from_hf import resolve_folder
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.prompting import Prompting, read_prompting
-from tango_jax.weights.source import NUMERICS, Source, generation_of, kind_of, open_source
+from tango_jax.weights.source import Source, fields_of, generation_of, kind_of, open_source, sized_model
 
 
 def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numerics) -> Source:
@@ -64,19 +67,32 @@ def prompting_of(name: str, role: str, download: bool = False) -> Prompting | No
 def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numerics) -> Source:
     """Open the newest checkpoint of `role` ("generator" or "verifier") in a workdir: of stage 2, or else of stage 1.
 
+    Adapters are merged into their base.
+
     Raises:
         ValueError: the settings are of another version, there is no checkpoint yet, or the checkpoint from which the
             run started no longer exists.
     """
-    base = start_source(read_config(workdir), role, use_chat)
-    saved, wanted = base.model_config, dataclasses.replace(base.model_config, **numerics)
+    config = read_config(workdir)
+    base = start_source(config, role, use_chat)
     directory, part = newest_checkpoints(workdir, role)
+    saved = base.model_config
+    plain = dataclasses.replace(saved, lora=None, param_dtype=config[role].model.param_dtype)
+    wanted = dataclasses.replace(plain, **numerics)
+    has_adapters = saved.lora is not None and (len(part) > 1 or not peek_meta(directory).meta["is_full"])
 
     def load_params(shardings=None):
-        shapes = abstract_params(saved)
+        shapes = abstract_params(plain)
         if shardings is not None:
-            shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
-        params = read_state(directory, shapes, part=part).state
+            shapes = with_shardings(shapes, shardings)
+        if has_adapters:
+            start = read_full_stage_one(config, workdir, role, shapes)
+            start = base.load_params(shardings) if start is None else start
+            adapters = read_adapters(workdir, role, saved, shardings)
+            merged = jax.jit(functools.partial(merge, saved), out_shardings=shardings)
+            params = merged(join(jax.jit(functools.partial(freeze, saved))(start), adapters))
+        else:
+            params = read_state(directory, shapes, part=part).state
         if shardings is not None:
             return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
         # Restored arrays are committed to a device, for which jitted functions would recompile; these are uncommitted.
@@ -85,10 +101,33 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
     return dataclasses.replace(base, name=str(workdir), model_config=wanted, load_params=load_params)
 
 
+def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:
+    """The newest adapters of a role in a workdir. `shardings`: those of all parameters, whose mesh they lie on."""
+    adapters = jax.eval_shape(lambda: init_adapters(model, jax.random.key(0)))
+    if shardings is not None:
+        adapters = with_shardings(adapters, param_shardings(jax.tree.leaves(shardings)[0].mesh, adapters))
+    directory, part = newest_checkpoints(workdir, role)
+    return read_state(directory, adapters, part=part).state
+
+
+def read_full_stage_one(config: ConfigDict, workdir: Path, role: str, abstract: dict) -> dict | None:
+    """The parameters of a stage 1 that trained all of them, which are the base of a run's adapters; None: there is
+    none."""
+    own = config[role]
+    if not own.init_from and not (own.sft.steps and own.sft.full):
+        return None
+    directory = Path(own.init_from or workdir).expanduser() / "sft" / role / "checkpoints"
+    found = peek_meta(directory)
+    if found is None:
+        raise ValueError(f"{directory} is gone, the stage 1 on whose result the adapters in {workdir} rest: put it "
+                         "back")
+    return read_state(directory, abstract, part=("params",)).state if found.meta["is_full"] else None
+
+
 def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) -> Source:
     """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's."""
     role_config = config[role]
-    numerics = {name: role_config.model[name] for name in NUMERICS}
+    numerics = fields_of(role_config)
     if role_config.checkpoint:
         return open_checkpoint(
             role_config.checkpoint, role, role_config.use_chat if use_chat is None else use_chat, **numerics
@@ -97,7 +136,7 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
     tokenizer = load_sentencepiece(model)
     return Source(
         name="",
-        model_config=ModelConfig(vocab_size=tokenizer.vocab_size, **role_config.model),
+        model_config=sized_model(role_config, tokenizer.vocab_size),
         tokenizer=tokenizer,
         load_params=None,
         write_tokenizer=lambda folder: write_character_tokenizer(model, folder),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.paths import CONFIGS
-from support.tiny_train import repeatable_rows
+from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import run
 from tango_jax.runtime import hosts
@@ -13,18 +13,6 @@ from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 
 SILENT = Console(enabled=False)
-
-
-class StopAfter(hosts.Preemption):
-    """As if SIGTERM came during a turn."""
-
-    def __init__(self, turns: int):
-        super().__init__(is_watching=False)
-        self.left = turns
-
-    def is_due(self) -> bool:
-        self.left -= 1
-        return self.left < 0
 
 
 def config_of(*overrides: str):
@@ -39,7 +27,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def doubted(folder):
     """A verifier that is never believed."""
-    run.run_or_resume(config_of("rl.trust=(1000,1001)", "rl.judge=silent"), folder / "doubted", SILENT)
+    run.run_or_resume(config_of("rl.trust=(0.999,1)", "rl.judge=silent"), folder / "doubted", SILENT)
     return folder / "doubted"
 
 
@@ -54,7 +42,7 @@ def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted):
 
 
 def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted):
-    config = config_of("rl.trust=(1000,1001)", "rl.judge=silent")
+    config = config_of("rl.trust=(0.999,1)", "rl.judge=silent")
     for turns in (3, 2):
         with pytest.raises(hosts.Preempted):
             run.run_or_resume(config, folder / "stopped", SILENT, preemption=StopAfter(turns))

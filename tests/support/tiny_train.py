@@ -8,6 +8,7 @@ from typing import NamedTuple
 from support.paths import ROOT
 from support.processes import Finished, finish
 from support.xla_settings import on_devices
+from tango_jax.runtime import hosts
 from tango_jax.tracking.metrics import read_metrics
 
 LAST_TURN = 10  # 2 of the warm-up, 6 generator steps, a verifier turn after each 3 of them
@@ -48,3 +49,15 @@ class TinyRun(NamedTuple):
 
     workdir: Path
     stdout: str
+
+
+class StopAfter(hosts.Preemption):
+    """As if SIGTERM came during a turn."""
+
+    def __init__(self, turns: int):
+        super().__init__(is_watching=False)
+        self.left = turns
+
+    def is_due(self) -> bool:
+        self.left -= 1
+        return self.left < 0

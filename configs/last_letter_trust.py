@@ -1,0 +1,37 @@
+"""The quickstart's setting after warm-ups of 0 to 20 turns, with and without trust in the verifier: trust.md.
+
+Command:   for part in baselines published trusted left_alone; do python -m tango_jax.ablate \\
+               --config=last_letter_trust:$part --workdir=runs/trust --config.ablation.workers=2; done
+Hardware:  any CPU with two cores and 8 GiB of memory.
+Time:      about half a minute a run on one core, 150 runs, after a stage 1 of two minutes for each start.
+Expected:  trust.md.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.cli.config_file import load_shipped
+
+TRUST = {"rl.trust": (0.4, 0.55), "rl.judge": "failed", "rl.alpha_schedule": "none"}
+WARM_UPS = [0, 3, 6, 12, 20]
+# Arms, whether step rewards are weighed by trust, and warm-ups.
+PARTS = {
+    "baselines": (("grpo", "gold_steps"), None, None),
+    "published": (("tango",), False, WARM_UPS),
+    "trusted": (("tango",), True, WARM_UPS),
+    "left_alone": (("fixed_verifier_warm",), True, WARM_UPS[1:]),  # without a warm-up nothing would train it
+}
+
+
+def get_config(argument: str = "trusted") -> ConfigDict:
+    """`argument`: a part of the experiment, or the part and its starts, as in trusted:4,5."""
+    part, _, starts = argument.partition(":")
+    config = load_shipped("last_letter")
+    config.rollouts.every = 0
+    config.ablation.seeds = (0, 1, 2)
+    arms, is_trusted, warm_ups = PARTS[part]
+    config.ablation.arms = arms
+    grid = {} if is_trusted is None else {"trust": {"on": TRUST} if is_trusted else {"off": {}}}
+    grid |= {"rl.warmup_steps": warm_ups} if warm_ups else {}
+    chosen = [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
+    config.ablation.grid = grid | {"task.data_seed": chosen}
+    return config

@@ -1,0 +1,142 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): a frozen matrix W with a trained A and B, W x + (alpha / r) B A x.
+
+In: the frozen base, a parameter tree of `transformer.init_params`; out: the tree that forward passes take, with
+`<name>_lora_a` and `<name>_lora_b` beside the matrix `<name>` of the layers. Stage: wherever parameters are made,
+loaded, trained or laid out for sampling. Without adapters, everything is trained and the base is empty.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tango_jax.models.int8 import quantize
+
+if TYPE_CHECKING:
+    from tango_jax.models.transformer import ModelConfig
+
+LORA_A, LORA_B = "_lora_a", "_lora_b"  # what follows the name of a matrix
+# Input and output axes of the layers' matrices. A maps the inputs to r, B maps r to the outputs.
+MATRICES = {"q": ("D", "HE"), "k": ("D", "KE"), "v": ("D", "KE"), "o": ("HE", "D"),
+            "gate": ("D", "F"), "up": ("D", "F"), "down": ("F", "D")}  # fmt: skip
+BASE_DTYPES = ("", "float32", "bfloat16", "int8")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Size and places of the adapters of a model."""
+
+    rank: int  # r
+    alpha: float  # a product B A is multiplied by alpha / r
+    targets: tuple[str, ...] = ()  # matrices of every layer that have one; empty: all
+    base_dtype: str = ""  # of the frozen base; empty: the model's compute_dtype
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The matrices that have an adapter, in the order of MATRICES."""
+        return tuple(name for name in MATRICES if not self.targets or name in self.targets)
+
+
+def check_lora(config: "ModelConfig") -> None:
+    """Raises ValueError where a matrix is narrower than the rank."""
+    sizes = _axis_sizes(config)
+    narrowest = min(min(np.prod([sizes[axis] for axis in axes]) for axes in MATRICES[name])
+                    for name in config.lora.names)  # fmt: skip
+    if config.lora.rank > narrowest:
+        raise ValueError(f"lora.rank={config.lora.rank} is above {narrowest}, the narrowest side of a matrix that gets "
+                         "an adapter: lower it, or choose other lora.targets")
+
+
+def init_adapters(config: "ModelConfig", key: jax.Array) -> dict:
+    """Fresh adapters, {"layers": {"q_lora_a": [L, D, r], "q_lora_b": [L, r, H, E], ...}}, float32.
+
+    B is zero, so that the model is that of the base. A has the variance of `peft`'s, 1 / (3 x inputs).
+    """
+    sizes, lora, leaves = _axis_sizes(config), config.lora, {}
+    for name, own_key in zip(lora.names, jax.random.split(key, len(lora.names)), strict=True):
+        inputs, outputs = (tuple(sizes[axis] for axis in axes) for axes in MATRICES[name])
+        shape = (config.num_layers, *inputs, lora.rank)
+        leaves[name + LORA_A] = (3 * np.prod(inputs)) ** -0.5 * jax.random.normal(own_key, shape, jnp.float32)
+        leaves[name + LORA_B] = jnp.zeros((config.num_layers, lora.rank, *outputs), jnp.float32)
+    return {"layers": leaves}
+
+
+def freeze(config: "ModelConfig", params: dict) -> dict:
+    """The base as it is kept: in `lora.base_dtype`. With int8, matrices of the layers have `<name>_scale` beside them,
+    one scale for each output, and all else is in the compute dtype."""
+    dtype = config.lora.base_dtype or config.compute_dtype
+    if dtype != "int8":
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    frozen = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params)
+    for name in MATRICES:
+        frozen["layers"][name], frozen["layers"][f"{name}_scale"] = quantize(params["layers"][name], _inputs_of(name))
+    return frozen
+
+
+def join(base: dict | None, params: dict) -> dict:
+    """What forward passes take: the base with the trained parameters in it. Nothing is copied."""
+    if not base:
+        return params
+    return {**base, "layers": {**base["layers"], **params["layers"]}}
+
+
+def split(weights: dict) -> tuple[dict, dict]:
+    """(trained parameters, base) of what `join` returned; (weights, {}) where there are no adapters."""
+    adapters = {name: leaf for name, leaf in weights["layers"].items() if name.endswith((LORA_A, LORA_B))}
+    if not adapters:
+        return weights, {}
+    frozen = {name: leaf for name, leaf in weights["layers"].items() if name not in adapters}
+    return {"layers": adapters}, {**weights, "layers": frozen}
+
+
+def is_adapter_tree(params: dict) -> bool:
+    """Whether these are adapters alone."""
+    return params.keys() == {"layers"}
+
+
+def merge(config: "ModelConfig", weights: dict) -> dict:
+    """The parameters of a model without adapters that computes the same, float32: W + (alpha / r) A B."""
+    adapters, base = split(weights)
+    layers = {name: leaf.astype(jnp.float32) for name, leaf in base["layers"].items() if not name.endswith("_scale")}
+    scale = config.lora.alpha / config.lora.rank
+    for name in MATRICES:
+        if f"{name}_scale" in base["layers"]:
+            layers[name] *= jnp.expand_dims(base["layers"][f"{name}_scale"], _inputs_of(name))
+    for name in config.lora.names:
+        wide, narrow = (adapters["layers"][name + part] for part in (LORA_A, LORA_B))
+        wide = wide.reshape(config.num_layers, -1, config.lora.rank)
+        narrow = narrow.reshape(config.num_layers, config.lora.rank, -1)
+        delta = jnp.matmul(wide, narrow, precision=jax.lax.Precision.HIGHEST)
+        layers[name] += scale * delta.reshape(layers[name].shape)
+    return {**{name: leaf.astype(jnp.float32) for name, leaf in base.items() if name != "layers"}, "layers": layers}
+
+
+def join_adapters(config: "ModelConfig", layers: dict, joined: str, names: tuple[str, ...]) -> dict:
+    """The adapters of matrices that read the same input, for their joined matrix: A side by side, B as blocks on a
+    diagonal. Those of `names` are taken out of the stacked `layers`."""
+    sizes, (num_layers, rank) = _axis_sizes(config), (config.num_layers, config.lora.rank)
+    there = [name for name in names if name + LORA_A in layers]
+    if not there:
+        return {}
+    wide = jnp.concatenate([layers.pop(name + LORA_A) for name in there], axis=-1)
+    blocks = []
+    for name in names:
+        outputs = int(np.prod([sizes[axis] for axis in MATRICES[name][1]]))
+        block = jnp.zeros((num_layers, len(there) * rank, outputs), wide.dtype)
+        if name in there:
+            start, own = there.index(name) * rank, layers.pop(name + LORA_B)
+            block = block.at[:, start : start + rank].set(own.reshape(num_layers, rank, outputs))
+        blocks.append(block)
+    return {joined + LORA_A: wide, joined + LORA_B: jnp.concatenate(blocks, axis=-1)}
+
+
+def _inputs_of(name: str) -> tuple[int, ...]:
+    """The axes of a matrix, stacked on L, over which its products sum."""
+    return tuple(range(1, 1 + len(MATRICES[name][0])))
+
+
+def _axis_sizes(config: "ModelConfig") -> dict[str, int]:
+    return {"D": config.width, "F": config.mlp_width, "H": config.num_heads, "K": config.num_kv_heads,
+            "E": config.head_dim}  # fmt: skip

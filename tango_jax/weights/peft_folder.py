@@ -1,0 +1,133 @@
+"""Adapters as folders of the `peft` library: adapter_config.json and adapter_model.safetensors.
+
+In: adapters of models/lora.py and where their base is; out: a folder that `PeftModel.from_pretrained` loads, or back.
+Stage: exports, and the start of runs (`ROLE.adapter`).
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from tango_jax.models.lora import LORA_A, LORA_B, MATRICES, LoraConfig, init_adapters
+from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime.checks import read_json_object
+from tango_jax.runtime.manifest import SAVING, commit
+from tango_jax.weights.hf_layout import LAYOUTS
+from tango_jax.weights.safetensors_files import shorten
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+MODULES = {name: LAYOUTS[f"layers/{name}"].name.split(".")[-2] for name in MATRICES}  # {"q": "q_proj", ...}
+# Options that change what an adapter computes, with the only value of each that is done here.
+PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
+         "bias": "none", "fan_in_fan_out": False, "layers_to_transform": None, "lora_bias": False,
+         "trainable_token_indices": None, "layer_replication": None}  # fmt: skip
+
+
+def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) -> Path:
+    """Write the folder and return it; `base` is the name of the checkpoint that the adapters belong to.
+
+    Raises:
+        ValueError: the folder exists and is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} already exists and is not an empty folder: choose another one, or remove it")
+    lora, tensors = config.lora, {}
+    for name in lora.names:
+        for layer in range(config.num_layers):
+            wide, narrow = (np.asarray(adapters["layers"][name + part][layer]) for part in (LORA_A, LORA_B))
+            stem = _stem(name, layer)
+            tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(wide.reshape(-1, lora.rank).T)
+            tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(narrow.reshape(lora.rank, -1).T)
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "init_lora_weights": True,
+        "target_modules": [MODULES[name] for name in lora.names], **PLAIN,
+    }  # fmt: skip
+    saving = folder.with_name(f"{folder.name}{SAVING}")
+    shutil.rmtree(saving, ignore_errors=True)
+    saving.mkdir(parents=True)
+    (saving / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    try:
+        save_file(tensors, saving / WEIGHTS_FILE, metadata={"format": "pt"})
+    except SafetensorError as error:  # safetensors reports every disk error as this one
+        shutil.rmtree(saving, ignore_errors=True)
+        raise OSError(f"{saving / WEIGHTS_FILE} cannot be written ({error})") from error
+    shutil.copymode(saving / CONFIG_FILE, saving / WEIGHTS_FILE)  # safetensors makes files private
+    commit(saving, folder)
+    return folder
+
+
+def read_lora_config(folder: Path) -> LoraConfig:
+    """Rank, alpha and targets of a folder.
+
+    Raises:
+        ValueError: it is no folder of an adapter, or of one that computes something else than models/lora.py.
+    """
+    path = folder / CONFIG_FILE
+    settings = read_json_object(path, "an adapter's folder needs it")
+    if settings.get("peft_type") != "LORA":
+        raise ValueError(f"{path}: peft_type={settings.get('peft_type')!r} is not supported: only LORA is")
+    for name, plain in PLAIN.items():
+        if (settings.get(name) or plain) != plain:
+            raise ValueError(f"{path}: {name}={settings[name]!r} is not supported: merge this adapter into its base "
+                             "with peft (merge_and_unload), and name the result as the checkpoint")
+    modules = settings.get("target_modules")
+    known = {module: name for name, module in MODULES.items()}
+    unknown = sorted(set(modules) - set(known)) if isinstance(modules, list) else [repr(modules)]
+    if unknown or not modules:
+        raise ValueError(f"{path}: target_modules has {shorten(unknown) or 'nothing'}, and an adapter here belongs to "
+                         f"{', '.join(known)}: merge this one into its base with peft (merge_and_unload)")
+    if not isinstance(settings.get("r"), int) or settings["r"] < 1:
+        raise ValueError(f"{path}: r={settings.get('r')!r} must be a whole number of at least 1")
+    names = tuple(name for name in MATRICES if MODULES[name] in modules)
+    alpha = float(settings.get("lora_alpha", 8))
+    return LoraConfig(settings["r"], alpha, () if len(names) == len(MATRICES) else names)
+
+
+def read_adapter(folder: Path, config: ModelConfig) -> dict:
+    """The adapters of a folder, float32, as `init_adapters` lays them out.
+
+    Raises:
+        ValueError: see `read_lora_config`; rank, alpha or targets differ from `config.lora`; or tensors are missing,
+            unexpected, misshapen or not finite.
+    """
+    found, wanted = read_lora_config(folder), config.lora
+    if (found.rank, found.alpha, found.names) != (wanted.rank, wanted.alpha, wanted.names):
+        raise ValueError(f"{folder} has rank={found.rank}, alpha={found.alpha:g} and targets="
+                         f"({','.join(found.names)}): set model.lora.rank, alpha and targets to these")
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder / WEIGHTS_FILE} cannot be read ({error}): save the adapter again") from error
+    shapes = jax.eval_shape(lambda: init_adapters(config, jax.random.key(0)))["layers"]
+    layers, names = {}, set()
+    for name in wanted.names:
+        for part, end in ((LORA_A, "lora_A"), (LORA_B, "lora_B")):
+            own = [f"{_stem(name, layer)}.{end}.weight" for layer in range(config.num_layers)]
+            names.update(own)
+            leaf = shapes[name + part]
+            stored = (wanted.rank, leaf.size // (wanted.rank * config.num_layers))[:: 1 if part == LORA_A else -1]
+            wrong = [key for key in own if key not in tensors or tensors[key].shape != stored]
+            if wrong:
+                there = list(tensors[wrong[0]].shape) if wrong[0] in tensors else "missing"
+                raise ValueError(f"{folder / WEIGHTS_FILE}: {shorten(wrong)} should be {list(stored)}, and is {there}: "
+                                 "this adapter belongs to another model")
+            stack = np.stack([tensors[key].T for key in own]).astype(np.float32)
+            layers[name + part] = stack.reshape(leaf.shape)
+    if extra := sorted(tensors.keys() - names):
+        raise ValueError(f"{folder / WEIGHTS_FILE} has {shorten(extra)}, which no adapter here has: it belongs to "
+                         "another model")
+    broken = sorted(name for name, leaf in layers.items() if not np.isfinite(leaf).all())
+    if broken:
+        raise ValueError(f"{folder / WEIGHTS_FILE}: {shorten(broken)} has values that are not finite")
+    return {"layers": layers}
+
+
+def _stem(name: str, layer: int) -> str:
+    """What the names of a matrix' adapter begin with in the file."""
+    return "base_model.model." + LAYOUTS[f"layers/{name}"].name.format(layer).removesuffix(".weight")

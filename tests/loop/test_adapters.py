@@ -1,0 +1,255 @@
+"""Runs that train adapters: one base for both roles, resumption, what checkpoints hold, and what comes out of a run."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from support.paths import CONFIGS
+from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
+from support.tiny_train import StopAfter, repeatable_rows
+from tango_jax import export
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
+from tango_jax.loop import run
+from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.models import lora
+from tango_jax.models.transformer import init_params
+from tango_jax.rl.policy import make_policies
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import CheckpointError, read_state
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
+from tango_jax.weights.peft_folder import read_adapter
+from tango_jax.weights.to_hf import export_hf
+from tango_jax.weights.workdir import open_workdir
+
+SILENT = Console(enabled=False)
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
+
+
+def config_of(model, *overrides: str):
+    """Both roles from one checkpoint, with a stage 1 that trains their adapters."""
+    own = (f"checkpoint={model}", f"model.lora.rank={RANK}", "max_prompt=200", "max_response=40", "row_buckets=(8,)",
+           "model.remat=none", "cache_buckets=()", "mesh.fsdp=1", "optimizer.lr=1e-3")  # fmt: skip
+    settings = [f"{role}.{setting}" for role in ROLES for setting in own]
+    return load_config(str(CONFIGS / "tiny.py"), [*settings, "rl.format_weight=1.0", *overrides])
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """A run that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    run.run_or_resume(config_of(model), workdir, SILENT)
+    return workdir
+
+
+def adapters_in(workdir, role="generator"):
+    policy = make_policies(config_of(open_config(workdir)["generator.checkpoint"]))[role]
+    return read_state(workdir / "checkpoints", policy.abstract_state().params, part=(role, "params")).state
+
+
+def open_config(workdir):
+    return json.loads((workdir / "config.json").read_text())
+
+
+def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
+    config = config_of(model)
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+    bases = [jax.tree.leaves(lora.split(weights[role])[1]) for role in ROLES]
+    assert len(bases[0]) > 10 and all(ours is theirs for ours, theirs in zip(*bases, strict=True))
+    for name, leaf in lora.split(weights["generator"])[1]["layers"].items():
+        np.testing.assert_array_equal(leaf, tiny_params()["layers"][name], err_msg=name)
+    other = config_of(model, "verifier.model.lora.base_dtype=bfloat16")
+    policies = make_policies(other)
+    weights = run_stage_one(policies, other, task, tmp_path / "other", SILENT, hosts.Preemption(is_watching=False))
+    assert weights["verifier"]["embed"].dtype == np.dtype("bfloat16") != weights["generator"]["embed"].dtype
+
+
+def test_a_run_trains_its_adapters_and_saves_nothing_else(whole):
+    rows = [row for row in repeatable_rows(whole / "metrics.jsonl") if row["phase"] != "eval"]
+    assert max(row.get("generator/logprob_gap_max", 0) for row in rows) < 1e-4
+    assert json.loads((whole / "summary.json").read_text())["compiles_after_warmup"] == 0
+    for role in ROLES:
+        leaves = adapters_in(whole, role)["layers"]
+        assert len(leaves) == 14 and all(np.abs(leaf).max() > 0 for leaf in leaves.values())
+    with pytest.raises(CheckpointError, match=r"has no part 'generator/base/'"):
+        read_state(whole / "checkpoints", {}, part=("generator", "base"))
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(model, whole, tmp_path):
+    workdir = tmp_path / "stopped"
+    for turns in (3, 4):
+        with pytest.raises(hosts.Preempted):
+            run.run_or_resume(config_of(model), workdir, SILENT, preemption=StopAfter(turns))
+    run.run_or_resume(config_of(model), workdir, SILENT)
+    assert repeatable_rows(workdir / "metrics.jsonl") == repeatable_rows(whole / "metrics.jsonl")
+    jax.tree.map(np.testing.assert_array_equal, adapters_in(workdir), adapters_in(whole))
+
+
+def test_another_base_is_refused(model, tmp_path):
+    folder, workdir = tmp_path / "model", tmp_path / "run"
+    write_tiny_folder(folder)
+    config = config_of(folder, "generator.sft.steps=0", "verifier.sft.steps=0")
+    with pytest.raises(hosts.Preempted):
+        run.run_or_resume(config, workdir, SILENT, preemption=StopAfter(8))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: 1.01 * value for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"generator\.checkpoint=.* has changed since the checkpoint of turn"):
+        run.run_or_resume(config, workdir, SILENT)
+
+
+def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
+    config = config_of(model, f"generator.init_from={whole}", f"verifier.init_from={whole}")
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+    policy = policies["verifier"]
+    saved = read_state(whole / "sft/verifier/checkpoints", policy.abstract_state().params, part=("params",)).state
+    jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], saved)
+    wrong = config_of(model, f"generator.init_from={whole}", "generator.model.lora.rank=2")
+    with pytest.raises(CheckpointError, match=r"layers/down_lora_a: checkpoint float32\[2,48,4\], this run"):
+        run_stage_one(make_policies(wrong), wrong, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+
+
+def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
+    settings = [f"{role}.model.lora.rank={RANK}" for role in ROLES] + [f"{role}.sft.full=True" for role in ROLES]
+    config = load_config(str(CONFIGS / "tiny.py"), [*settings, "verifier.sft.start=generator"])
+    workdir = tmp_path / "full"
+    run.run_or_resume(config, workdir, SILENT)
+    policy = make_policies(config)["generator"]
+    stage_one = read_state(workdir / "sft/generator/checkpoints", policy.abstract_full_params(), part=("params",)).state
+    adapters = read_state(workdir / "checkpoints", policy.abstract_state().params, part=("generator", "params")).state
+    expected = lora.merge(policy.model_config, lora.join(stage_one, adapters))
+    merged = open_workdir(workdir, "generator").load_params()
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7), merged, expected)
+    with pytest.raises(ValueError, match=r"belong to the result of its stage 1, which is no published checkpoint"):
+        export.export_adapter(workdir, "generator", tmp_path / "out")
+    taken = load_config(str(CONFIGS / "tiny.py"), [*settings, *(f"{role}.init_from={workdir}" for role in ROLES)])
+    policies = make_policies(taken)
+    task = make_task(taken, {role: policy.tokenizer for role, policy in policies.items()})
+    weights = run_stage_one(policies, taken, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+    jax.tree.map(np.testing.assert_array_equal, lora.split(weights["generator"])[1], stage_one)
+
+
+# -------------------------------------------------------------------------------------------------------- in and out
+
+
+def test_the_merged_export_is_the_policy(whole, tmp_path):
+    out = export.export(whole, "generator", tmp_path / "merged")
+    tensors = load_file(out / "model.safetensors")
+    adapters = adapters_in(whole)["layers"]
+    wide, narrow = np.asarray(adapters["gate_lora_a"][1]), np.asarray(adapters["gate_lora_b"][1])
+    expected = np.asarray(tiny_params()["layers"]["gate"][1]) + 32.0 / RANK * wide @ narrow
+    np.testing.assert_allclose(tensors["model.layers.1.mlp.gate_proj.weight"], expected.T, rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_adapter_is_read_back_to_the_bit(model, whole, tmp_path):
+    assert export.main([f"--workdir={whole}", "--role=verifier", f"--out={tmp_path / 'adapter'}", "--adapter"]) == 0
+    policy = make_policies(config_of(model))["verifier"]
+    adapters = adapters_in(whole, "verifier")
+    jax.tree.map(np.testing.assert_array_equal, read_adapter(tmp_path / "adapter", policy.model_config), adapters)
+    config = config_of(model, f"verifier.adapter={tmp_path / 'adapter'}", "verifier.sft.steps=0")
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+    jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], adapters)
+
+
+def test_an_adapter_of_peft_computes_the_same(whole, model, tmp_path):
+    """Against torch, by the formula that peft documents: W x + lora_alpha / r * lora_B lora_A x."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    out = export.export_adapter(whole, "generator", tmp_path / "adapter")
+    settings = json.loads((out / "adapter_config.json").read_text())
+    tensors = load_file(out / "adapter_model.safetensors")
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for name, module in theirs.named_modules():
+        if (key := f"base_model.model.{name}.lora_A.weight") in tensors:
+            a, b = (torch.from_numpy(tensors[key.replace("lora_A", part)]) for part in ("lora_A", "lora_B"))
+            module.weight.data += settings["lora_alpha"] / settings["r"] * b @ a
+    merged = AutoModelForCausalLM.from_pretrained(export.export(whole, "generator", tmp_path / "merged"),
+                                                  dtype=torch.float32)  # fmt: skip
+    token = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        np.testing.assert_allclose(theirs(token).logits, merged(token).logits, rtol=1e-4, atol=1e-5)
+
+
+def changed(folder, **settings):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"use_dora": True}, r"use_dora=True is not supported: merge this adapter into its base"),
+    ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
+    ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=\{'q_proj': 2\} is not supported"),
+    ({"peft_type": "IA3"}, r"peft_type='IA3' is not supported: only LORA is"),
+    ({"target_modules": ["q_proj", "lm_head"]}, r"target_modules has lm_head, and an adapter here belongs to q_proj"),
+    ({"r": 0}, r"r=0 must be a whole number of at least 1"),
+    ({"r": 8}, r"has rank=8, alpha=32 and targets=\(q,k,v,o,gate,up,down\): set model\.lora\.rank"),
+])  # fmt: skip
+def test_a_folder_of_another_kind_is_refused(model, whole, tmp_path, settings, message):
+    out = export.export_adapter(whole, "generator", tmp_path / "adapter")
+    changed(out, **settings)
+    with pytest.raises(ValueError, match=message):
+        read_adapter(out, make_policies(config_of(model))["generator"].model_config)
+
+
+def test_an_adapter_of_another_model_is_refused(model, whole, tmp_path):
+    out = export.export_adapter(whole, "generator", tmp_path / "adapter")
+    tensors = load_file(out / "adapter_model.safetensors")
+    config = make_policies(config_of(model))["generator"].model_config
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file(tensors | {name: np.zeros((RANK, 7), np.float32)}, out / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"q_proj\.lora_A\.weight should be \[4, 32\], and is \[4, 7\]: this adapter"):
+        read_adapter(out, config)
+    save_file({key: value for key, value in tensors.items() if key != name}, out / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"should be \[4, 32\], and is missing"):
+        read_adapter(out, config)
+    save_file(tensors | {name: np.full((RANK, 32), np.nan, np.float32)}, out / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"q_lora_a has values that are not finite"):
+        read_adapter(out, config)
+    save_file(tensors | {"other": np.zeros(1, np.float32)}, out / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"has other, which no adapter here has"):
+        read_adapter(out, config)
+
+
+@pytest.mark.parametrize("settings, message", [
+    (["generator.model.lora.rank=-1"], r"generator\.model\.lora\.rank=-1 must be at least 0"),
+    (["generator.model.lora.targets=(q,head)"], r"targets=\('q', 'head'\): 'head' is not one of q, k, v, o, gate"),
+    (["generator.model.lora.rank=4"], r"generator\.model\.lora\.rank=4 puts adapters on a model of random weights"),
+    (["generator.model.lora.rank=4", "generator.adapter=somewhere"], r"generator\.adapter=somewhere needs generator\."),
+    (["generator.model.lora.rank=17", "generator.sft.full=True"], r"generator\.model: lora\.rank=17 is above 16, the"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_one_line(settings, message):
+    with pytest.raises(ValueError, match=message):
+        validate(load_config(str(CONFIGS / "tiny.py"), settings))
+
+
+def test_a_rank_that_a_checkpoint_has_no_room_for(model):
+    with pytest.raises(ValueError, match=r"lora\.rank=17 is above 16, the narrowest side"):
+        make_policies(config_of(model, "generator.model.lora.rank=17"))
+
+
+def test_other_sizes_than_the_base_are_refused(model, whole, tmp_path):
+    """The checkpoint's folder now holds a wider model."""
+    wide = dataclasses.replace(MODEL, width=48)
+    folder = tmp_path / "wide"
+    export_hf(folder, wide, init_params(wide, jax.random.key(0)), "llama", tokenizer_folder=f"{model}_tokenizer")
+    out = export.export_adapter(whole, "generator", tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"should be \[4, 48\], and is \[4, 32\]: this adapter belongs"):
+        read_adapter(out, make_policies(config_of(folder))["generator"].model_config)
+
