@@ -1,7 +1,7 @@
 """The quickstart's setting after warm-ups of 0 to 20 turns, with and without trust in the verifier: trust.md.
 
-Command:   for part in baselines published trusted left_alone; do python -m tango_jax.ablate \\
-               --config=last_letter_trust:$part --workdir=runs/trust --config.ablation.workers=2; done
+Command:   python -m tango_jax.ablate --config=configs/last_letter_trust.py:trusted --workdir=runs/trust
+           and the same for baselines, published and left_alone; --config.ablation.workers=2 for two cores.
 Hardware:  any CPU with two cores and 8 GiB of memory.
 Time:      about half a minute a run on one core, 150 runs, after a stage 1 of two minutes for each start.
 Expected:  trust.md.
@@ -22,9 +22,11 @@ PARTS = {
 }
 
 
-def get_config(argument: str = "trusted") -> ConfigDict:
+def get_config(argument: str = "") -> ConfigDict:
     """`argument`: a part of the experiment, or the part and its starts, as in trusted:4,5."""
-    part, _, starts = argument.partition(":")
+    part, _, starts = (argument or "trusted").partition(":")
+    if part not in PARTS:
+        raise ValueError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
     config = load_shipped("last_letter")
     config.rollouts.every = 0
     config.ablation.seeds = (0, 1, 2)

@@ -3,7 +3,6 @@
 Both roles have the same keys, with the same defaults. `ROLE` below stands for either.
 """
 
-from tango_jax.models.lora import BASE_DTYPES, MATRICES
 from tango_jax.runtime.keys import (
     COUNT,
     COUNT_OR_NONE,
@@ -50,9 +49,11 @@ LORA: Group = {
     "rank": Key(0, COUNT_OR_NONE, "Rank of the adapters on the frozen matrices of the layers; 0: all parameters are "
                 "trained."),
     "alpha": Key(32.0, POSITIVE, "An adapter's product is multiplied by alpha / rank."),
-    "targets": Key((), OneOf(tuple(MATRICES)), "Matrices of a layer that get an adapter; empty: all seven."),
-    "base_dtype": Key("", OneOf(BASE_DTYPES), "Of the frozen base, which roles with the same checkpoint share; int8: "
-                      "with a scale for each output of a layer's matrix; empty: compute_dtype."),
+    "targets": Key((), OneOf(("q", "k", "v", "o", "gate", "up", "down")), "Matrices of a layer that get an adapter; "
+                   "empty: all seven."),
+    "base_dtype": Key("", OneOf(("", "float32", "bfloat16", "int8")), "Of the frozen base, which roles with the same "
+                      "checkpoint share; int8: with a scale for each output of a layer's matrix; empty: "
+                      "compute_dtype."),
 }  # fmt: skip
 
 MODEL: Group = {

@@ -8,18 +8,21 @@ FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group,
     head       2 D V, over t where it divides V
     attention  4 H E per query-key pair, over t; without a kernel, which skips what is above the diagonal, all pairs of
                a block of queries with the keys up to its end, masked or not
-A backward pass costs twice its forward pass. What remat computes again: with `full` a layer but for its last product,
-whose result nothing asks for; with `dots` attention; and the head, where log-probs are made in chunks.
+A backward pass costs twice its forward pass, or once where a matrix is frozen; adapters are products of their own. What
+remat computes again: with `full` a layer but for its last product, whose result nothing asks for; with `dots`
+attention; and the head, where log-probs are made in chunks.
 
 Memory. Counted is what cannot stay on the chip: weights once a pass in the dtype of their use, the cache, gradients and
 the optimizer's state. Activations and logits are not.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.models.attention import query_blocks
+from tango_jax.models.lora import MATRICES
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 
@@ -67,6 +70,13 @@ def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:
     return model.num_layers * (2 * tokens * (D * E * (H + 2 * K) + H * E * D + 3 * D * F) + 4 * pairs * H * E)
 
 
+def adapter_flops(model: ModelConfig, tokens: float) -> float:
+    """Forward pass of all adapters (models/lora.py)."""
+    sizes = {"D": model.width, "F": model.mlp_width, "H": model.num_heads, "K": model.num_kv_heads, "E": model.head_dim}
+    sides = sum(math.prod(sizes[axis] for axis in axes) for name in model.lora.names for axes in MATRICES[name])
+    return 2 * tokens * model.num_layers * model.lora.rank * sides
+
+
 def head_flops(model: ModelConfig, tokens: float) -> float:
     return 2 * tokens * model.width * model.vocab_size
 
@@ -102,12 +112,17 @@ def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attent
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
     """Forward and backward pass of one micro-batch, with what is computed again."""
     forward = score_flops(model, tokens, tensor, attention)
+    # Of frozen matrices no gradient is made: one product less.
+    frozen = Flops(0.0, 0.0)
+    if model.lora:
+        frozen = Flops(layer_flops(model, tokens.total, 0) / tensor, forward.head)
+        frozen = frozen._replace(layers=frozen.layers - 3 * adapter_flops(model, tokens.total) / tensor)
     attended = layer_flops(model, 0, tokens.pairs(attention)) / tensor
     last = model.num_layers * 2 * tokens.total * model.width * model.mlp_width / tensor
     again = {"none": 0.0, "dots": attended, "full": forward.layers - last}[model.remat]
     if attention in SKIPPING:  # the kernel's backward pass computes the scores again
         again += attended / 2
-    return Flops(3 * forward.layers + again, (3 + is_chunked) * forward.head)
+    return Flops(3 * forward.layers + again - frozen.layers, (3 + is_chunked) * forward.head - frozen.head)
 
 
 def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> Flops:

@@ -97,12 +97,13 @@ def training_estimates(job: Job, role: str, platform: str) -> dict[str, ProgramE
     """{"score": ..., "update": ...} of one role, and "sft" where it has a stage 1."""
     policy = job.policies[role]
     batch, params = policy.batch, device_bytes(policy.state.params)
+    in_stage_one = device_bytes(policy.stage_one_state.params)
     found = {
         "score": _score_estimate(policy, batch),
         "update": _update_estimate(policy, batch, params, platform),
     }
     if role in job.stage_one:
-        found["sft"] = _update_estimate(policy, policy.stage_one, params, platform)
+        found["sft"] = _update_estimate(policy, policy.stage_one, in_stage_one, platform)
     return found
 
 
@@ -156,7 +157,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, ProgramEstimate]:
                  for leaf in jax.tree.leaves(shapes.weights))
     return {
         "layout": ProgramEstimate(
-            known=0.0, rough=2 * widest, output=weights, argument=device_bytes(job.policies[role].state.params),
+            known=0.0, rough=2 * widest, output=weights, argument=device_bytes(job.policies[role].weights),
             traffic=[received] if len(received.members) > 1 else [],
         ),
         "prefill": ProgramEstimate(
@@ -188,16 +189,17 @@ def logits_bytes(model: ModelConfig, tokens: float, tensor: int) -> float:
 def gathered_bytes(model: ModelConfig, tensor: int) -> tuple[float, float]:
     """(parameters, gradients) in the layout of use: two layers, of which one is on its way, embedding and head."""
     width, parameters, gradients = dtype_widths(model), 0.0, 0.0
+    is_trained = model.lora is None  # gradients of adapters are too small to count
     for name, size in param_sizes(model):
         part = math.prod(size) / tensor
         if name.startswith("layers/"):
             part /= model.num_layers
             parameters += 2 * part * width["compute"]
-            gradients += part * max(width["compute"], width["grad_reduce"])
+            gradients += part * max(width["compute"], width["grad_reduce"]) * is_trained
         elif len(size) > 1:
             is_head = name == "head" or model.tied_head
             parameters += part * width["head" if is_head else "compute"]
-            gradients += part * max(width["head" if is_head else "compute"], width["grad_reduce"])
+            gradients += part * max(width["head" if is_head else "compute"], width["grad_reduce"]) * is_trained
     return parameters, gradients
 
 

@@ -19,7 +19,8 @@ from tango_jax.config import ROLES, role_config
 from tango_jax.models import decode_layers
 from tango_jax.models.attention import capability_of, resolve_attention
 from tango_jax.models.decode_attention import resolve_decode_attention
-from tango_jax.models.transformer import ModelConfig
+from tango_jax.models.lora import join, split
+from tango_jax.models.transformer import ModelConfig, init_weights
 from tango_jax.planning.machines import Machine
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import Devices
@@ -49,7 +50,6 @@ from tango_jax.sharding.placement import (
     check_tensor_groups,
     resolve_axes,
 )
-from tango_jax.weights.hf_layout import abstract_params
 
 
 class SamplingShapes(NamedTuple):
@@ -80,8 +80,29 @@ class SizedPolicy:
 
     @functools.cached_property
     def state(self) -> TrainState:
-        state = _state_shapes(dataclasses.replace(self.model_config, remat="none"))
-        return with_shardings(state, param_shardings(self.placement.train, state))
+        """What is trained, and its moments."""
+        return self._placed(_state_shapes(dataclasses.replace(self.model_config, remat="none")))
+
+    @functools.cached_property
+    def base(self) -> dict:
+        """The frozen parameters under adapters; {}: there are no adapters."""
+        return self._placed(split(_weight_shapes(dataclasses.replace(self.model_config, remat="none")))[1])
+
+    @property
+    def weights(self) -> dict:
+        """What forward passes take."""
+        return join(self.base, self.state.params)
+
+    @functools.cached_property
+    def stage_one_state(self) -> TrainState:
+        """What stage 1 trains."""
+        if not self.model_config.lora or not self.config.sft.full:
+            return self.state
+        model = dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
+        return self._placed(_state_shapes(dataclasses.replace(model, remat="none")))
+
+    def _placed(self, tree: Any) -> Any:
+        return with_shardings(tree, param_shardings(self.placement.train, tree))
 
     @functools.cached_property
     def batch(self) -> Batch:
@@ -130,6 +151,14 @@ class Job:
     def prompts(self) -> int:
         """Problems of a turn that the busiest process works on."""
         return math.ceil(self.config.rl.prompts_per_step / self.processes)
+
+    def shares_base(self, role: str) -> bool:
+        """Whether the role's frozen base is that of the role before it (loop/stage_one.py)."""
+        before, own = self.policies[ROLES[0]], self.policies[role]
+        if role == ROLES[0] or not own.config.checkpoint or own.config.sft.full or before.config.sft.full:
+            return False
+        names = ("checkpoint", "mesh")
+        return own.base == before.base and all(own.config[name] == before.config[name] for name in names)
 
     def minibatch_prompts(self, role: str) -> int:
         """Those of them that are in one minibatch of the role."""
@@ -231,7 +260,12 @@ def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
 def _state_shapes(model: ModelConfig) -> TrainState:
     """No shape depends on the optimizer's settings."""
     optimizer = make_optimizer(role_config().optimizer)
-    return jax.eval_shape(functools.partial(init_state, optimizer), abstract_params(model))
+    return jax.eval_shape(functools.partial(init_state, optimizer), split(_weight_shapes(model))[0])
+
+
+@functools.cache
+def _weight_shapes(model: ModelConfig) -> dict:
+    return jax.eval_shape(lambda: init_weights(model, jax.random.key(0)))
 
 
 def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
@@ -248,7 +282,7 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     """Shapes and shardings of the largest decode batch that the role can sample."""
     local, sizes, group_size = policy.placement.local, policy.sampler_config, policy.group_size
     model = dataclasses.replace(policy.model_config, remat="none")  # on which no shape depends
-    weights = _weight_shapes(model, local.shape["tensor"] == 1)
+    weights = _layout_shapes(model, local.shape["tensor"] == 1)
     weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
     if sizes.cache_tokens:
         prompts = sizes.prompts_per_chunk(longest, 1)
@@ -279,8 +313,8 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
 
 
 @functools.cache
-def _weight_shapes(model: ModelConfig, join: bool) -> dict:
-    return jax.eval_shape(functools.partial(decode_layers.split_layers, model, join), abstract_params(model))
+def _layout_shapes(model: ModelConfig, is_joined: bool) -> dict:
+    return jax.eval_shape(functools.partial(decode_layers.split_layers, model, is_joined), _weight_shapes(model))
 
 
 def _with_rows(tree: Any, rows: int) -> Any:

@@ -59,7 +59,7 @@ def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, 
     for role, policy in job.policies.items():
         state, config = policy.state, policy.config
         own, is_busy = device_bytes(state.params), role == busy
-        parameters += own
+        parameters += own + (0 if job.shares_base(role) else device_bytes(policy.base))
         if config.loss.kl_coef > 0 and (not config.mesh.offload or (is_busy and with_reference)):
             parameters += own
         if not config.mesh.offload or (is_busy and with_moments):
@@ -124,14 +124,15 @@ def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """An update of stage 1. There are no references yet, and nothing waits in host memory; of the roles that had their
     stage 1 before, or were loaded, there are the parameters."""
     policy, update = job.policies[role], programs[f"{role}/sft"]
-    state, batch = policy.state, policy.stage_one
+    state, batch = policy.stage_one_state, policy.stage_one
     roles = list(job.policies)
     before = roles[: roles.index(role)]
-    gradients = device_bytes(state.params)
+    gradients, base = device_bytes(state.params), 0 if policy.config.sft.full else device_bytes(policy.base)
     kept = saved_activations(job.policies[role], batch)
     return Phase(
         f"{role}/sft",
-        parameters=gradients + sum(device_bytes(job.policies[other].state.params) for other in before),
+        parameters=gradients + (0 if job.shares_base(role) else base)
+        + sum(device_bytes(job.policies[other].weights) for other in before),
         optimizer=device_bytes(state.opt_state),
         gradients=gradients,
         activations=kept,

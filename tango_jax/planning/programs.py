@@ -48,12 +48,12 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     def stage_one() -> jax.stages.Lowered:
         sft = make_sft(policy)
         start = with_shardings(jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), sft.shardings)
-        return sft.update.lower(start, shapes.stage_one)
+        return sft.update.lower(start, shapes.stage_one, shapes.base if policy.trains_adapters else {})
 
     functions = {
-        "update": lambda: policy.update.lower(state, batch),
-        "score": lambda: policy.score.lower(state.params, batch),
-        "layout": lambda: sampler.layout_fn.lower(state.params),
+        "update": lambda: policy.update.lower(state, batch, shapes.base),
+        "score": lambda: policy.score.lower(shapes.weights, batch),
+        "layout": lambda: sampler.layout_fn.lower(shapes.weights),
         "prefill": lambda: sampler.driver.prefill_fn.lower(*sampling.prefill),
         "decode": lambda: sampler.driver.decode_fn.lower(
             sampling.weights, sampling.states[-1], sampling.params, np.int32(0)

@@ -40,7 +40,8 @@ def update_traffic(
     """
     shape, width = mesh.shape, dtype_widths(model)
     found = _gathers(model, mesh, 1 if model.remat == "none" else 2)
-    for name, size in param_sizes(model):
+    # Of a model with adapters only these have gradients, which are too small to count.
+    for name, size in () if model.lora else param_sizes(model):
         stored = fit_spec(PARAM_SPECS[name], size, mesh)
         part = math.prod(size) / (shape["tensor"] if "tensor" in stored else 1)
         axes = ("data", "fsdp")

@@ -5,7 +5,6 @@ this project trained is used again: in another run, an export or `sample`.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import jax
@@ -89,8 +88,8 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             start = read_full_stage_one(config, workdir, role, shapes)
             start = base.load_params(shardings) if start is None else start
             adapters = read_adapters(workdir, role, saved, shardings)
-            merged = jax.jit(functools.partial(merge, saved), out_shardings=shardings)
-            params = merged(join(jax.jit(functools.partial(freeze, saved))(start), adapters))
+            params = merge(saved, join(freeze(saved, start), adapters))
+            params = params if shardings is None else jax.device_put(params, shardings)
         else:
             params = read_state(directory, shapes, part=part).state
         if shardings is not None:

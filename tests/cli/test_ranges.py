@@ -12,13 +12,14 @@ from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
 from tango_jax.defaults import KEYS
-from tango_jax.models import attention, decode_attention, int8, transformer
+from tango_jax.models import attention, decode_attention, int8, lora, transformer
 from tango_jax.rl import losses, optimizer, schedule, update
 from tango_jax.runtime.keys import LARGEST_INT, OneOf, Range
 
 DEFAULTS = flatten(default_config())
 NUMERIC = [name for name, key in KEYS.items() if isinstance(key.allowed, Range)]
-FLOATS = [name for name in NUMERIC if isinstance(DEFAULTS[name], float)]
+FLOATS = [name for name in NUMERIC if isinstance(KEYS[name].allowed.low, float)]
+NAMES = {"ablation.arms", "generator.model.lora.targets", "verifier.model.lora.targets"}  # tuples of texts
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def tiny():
 
 def test_every_number_has_a_range_and_every_key_a_meaning():
     numbers = [name for name, value in DEFAULTS.items() if type(value) in (int, float, tuple)]
-    assert set(numbers) - set(NUMERIC) == {"ablation.arms"} and len(numbers) > 130
+    assert set(numbers) - set(NUMERIC) == NAMES and len(numbers) > 130
     assert KEYS.keys() == DEFAULTS.keys()
     assert [name for name, key in KEYS.items() if not key.meaning.endswith(".")] == []
 
@@ -39,6 +40,7 @@ def test_every_number_has_a_range_and_every_key_a_meaning():
     ("generator.model.sample_cache_dtype", int8.SAMPLE_DTYPES), ("generator.model.remat", transformer.REMAT_MODES),
     ("generator.model.head_precision", transformer.HEAD_PRECISIONS), ("generator.loss.kl_kind", losses.KL_KINDS),
     ("generator.loss.aggregation", losses.WEIGHT_KINDS), ("generator.loss.ratio", update.RATIO_LEVELS),
+    ("generator.model.lora.targets", lora.MATRICES), ("generator.model.lora.base_dtype", lora.BASE_DTYPES),
     ("generator.optimizer.schedule", optimizer.SCHEDULES), ("rl.alpha_schedule", schedule.ALPHA_KINDS),
 ])  # fmt: skip
 def test_the_choices_are_those_that_the_code_knows(name, choices):
@@ -48,8 +50,10 @@ def test_the_choices_are_those_that_the_code_knows(name, choices):
 def test_what_is_not_one_of_the_choices_is_refused(tiny):
     for name, key in KEYS.items():
         if isinstance(key.allowed, OneOf):
-            with pytest.raises(ValueError, match=f"^{name}='nonsense' is not one of "):
-                check_values(tiny | {name: "nonsense"})
+            value = ("nonsense",) if name in NAMES else "nonsense"
+            shown = rf"{name}=\('nonsense',\): 'nonsense'" if name in NAMES else f"{name}='nonsense'"
+            with pytest.raises(ValueError, match=f"^{shown} is not one of "):
+                check_values(tiny | {name: value})
     with pytest.raises(ValueError, match="='float16' is not one of float32, bfloat16: float16 would need loss scaling"):
         check_values(tiny | {"verifier.model.head_dtype": "float16"})
 

@@ -1,0 +1,39 @@
+"""Two 7B roles on one GPU of 80 GB: adapters on one frozen Qwen2.5-Math-7B, which generates and verifies.
+
+Command:   First stage 1 of the generator, as in configs/qwen2_5_math_7b.py, which trains its adapter here:
+               python -m tango_jax.sft --config=configs/qwen2_5_math_7b_lora.py --config.generator.init_from= \\
+                   --config.task.stage_one=TAGGED.parquet --workdir=runs/qwen2_5_math_7b_lora_sft
+           then reinforcement learning, which starts from it:
+               python -m tango_jax.train --config=configs/qwen2_5_math_7b_lora.py --workdir=runs/qwen2_5_math_7b_lora
+Hardware:  one H100 or A100 of 80 GB; memory and times by
+               python -m tango_jax.plan --config=configs/qwen2_5_math_7b_lora.py --target=h100:1
+           A checkpoint of both roles is 1 GB.
+Time:      by the plan, not measured: see tango_jax/planning/README.md.
+Expected:  not run on a device so far.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.cli.config_file import load_shipped
+
+RANK = 32
+
+
+def get_config() -> ConfigDict:
+    config = load_shipped("qwen2_5_math_7b")
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 64, 8
+    for role in (config.generator, config.verifier):
+        role.checkpoint = "Qwen/Qwen2.5-Math-7B"
+        role.model.lora.rank = RANK
+        role.model.remat = "full"
+        role.optimizer.lora_lr = 1e-5  # ten times that of all parameters
+        role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = 1, -1, 1, 1
+        role.row_buckets = (8, 16, 32, 48, 64, 96, 128)
+        role.cache_tokens = 64 * 4096  # 15 GB of keys and values, 64 rows at their longest
+        role.rows_per_micro_batch, role.prompts_per_micro_batch = 2, 1
+        role.loss.kl_coef = 0.001  # against the base with the adapter that stage 1 left, which costs that adapter
+    config.generator.init_from = "runs/qwen2_5_math_7b_lora_sft"
+    # Question and solution, then the verification: all 4096 positions of the model.
+    config.verifier.max_prompt, config.verifier.max_response = 2560, 1536
+    config.verifier.prompt_buckets, config.verifier.cache_buckets = (512, 1024, 1536), (256, 512, 1024)
+    return config
