@@ -161,7 +161,8 @@ ROLE: Group = {
     "checkpoint": Key("", None, "Initial weights: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: "
                       "a model from scratch, of the size of ROLE.model.*."),
     "adapter": Key("", None, "Folder of a PEFT adapter to start from, on the checkpoint; model.lora.* must be its own. "
-                   "Empty: fresh adapters, where model.lora.rank is above 0."),
+                   "Empty: fresh adapters, where model.lora.rank is above 0. verifier.adapter=generator: one policy "
+                   "has both roles, with or without adapters; turns of either update the same parameters."),
     "use_chat": Key(False, None, "Apply the checkpoint's chat template to prompts; False: raw prompts, as published."),
     "init_from": Key("", None, "Workdir of a run whose stage-1 checkpoint to start from; it must be finished and "
                      "within its gate. Empty: run stage 1 here.", Change.PLACE),

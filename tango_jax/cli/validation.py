@@ -52,10 +52,24 @@ def validate(config: ConfigDict) -> None:
         same = ("model", "checkpoint")
         mistakes.require(all(config.generator[name] == config.verifier[name] for name in same),
                          "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
+    if config.verifier.adapter == "generator":
+        _check_one_policy(config, mistakes)
     with mistakes.collected():
         load_method(config)
     check_task(config, mistakes)
     mistakes.raise_all()
+
+
+def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
+    names = ("model", "checkpoint", "mesh", "init_from")
+    different = [name for name in names if config.generator[name] != config.verifier[name]]
+    mistakes.require(not different, "verifier.adapter=generator makes both roles one policy, and generator and "
+                     f"verifier differ in {', '.join(different)}: give both the same")
+    mistakes.require(
+        config.verifier.sft.steps == 0 or bool(config.verifier.init_from) or config.verifier.sft.start == "generator",
+        f"verifier.adapter=generator with verifier.sft.steps={config.verifier.sft.steps} needs "
+        "verifier.sft.start=generator: its stage 1 continues from the generator's",
+    )
 
 
 def _check_watching(loggers: ConfigDict, compare_with: str, mistakes: Mistakes) -> None:
@@ -145,7 +159,10 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
         f"{role}.model.lora.rank={config.model.lora.rank} puts adapters on a model of random weights: name a "
         f"{role}.checkpoint, or set {role}.sft.full=True and {role}.sft.steps, so that stage 1 trains all of it first",
     )
-    if config.adapter:
+    if config.adapter == "generator":
+        mistakes.require(role == "verifier",
+                         "generator.adapter=generator: only the verifier can be the generator's policy")
+    elif config.adapter:
         mistakes.require(
             config.model.lora.rank > 0 and bool(config.checkpoint) and not config.init_from and not config.sft.full,
             f"{role}.adapter={config.adapter} needs {role}.model.lora.rank above 0 and the {role}.checkpoint that it "

@@ -80,4 +80,4 @@ class RunOutput:
         with self.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
             seconds = time.monotonic() - self.began
             run_state = RunState(states, counters, self.log.position(), seconds, owes_evaluation)
-            save(self.checkpointer, run_state, self.fingerprints)
+            save(self.checkpointer, run_state, self.fingerprints, self.context.policies)

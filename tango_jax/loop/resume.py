@@ -66,17 +66,31 @@ def start_or_resume(
     restored = checkpointer.restore(_abstract_states(policies))
     check_start(restored, fingerprints, config)
     if restored is None:
-        states = {role: policy.offloaded(policy.restart(start_params.pop(role))) for role, policy in policies.items()}
-        return RunState(states)
+        states = {role: policies[role].offloaded(policies[role].restart(start_params.pop(role)))
+                  for role in saved_roles(policies)}  # fmt: skip
+        return RunState(with_shared(policies, states))
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
                         tuple(meta["evidence"]))
-    states = {role: policy.offloaded(restored.state[role]).replace(base=bases[role])
-              for role, policy in policies.items()}  # fmt: skip
+    states = {role: policies[role].offloaded(state).replace(base=bases[role])
+              for role, state in restored.state.items()}  # fmt: skip
+    states = with_shared(policies, states)
     return RunState(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 
 
-def save(checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str]) -> None:
+def saved_roles(policies: dict[str, Policy]) -> list[str]:
+    """The roles with a state of their own."""
+    return ["generator"] if policies["verifier"].is_shared else list(policies)
+
+
+def with_shared(policies: dict[str, Policy], states: States) -> States:
+    """States of all roles, given those of `saved_roles`."""
+    return {role: states.get(role, states["generator"]) for role in policies}
+
+
+def save(
+    checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str], policies: dict[str, Policy]
+) -> None:
     """Save what `start_or_resume` returns. Raises CheckpointError, see `Checkpointer.save`."""
     meta = dataclasses.asdict(run_state.counters) | {
         "metrics_bytes": run_state.metrics_bytes,
@@ -84,12 +98,12 @@ def save(checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str
         "source_fingerprint": fingerprints,
         "owes_evaluation": run_state.owes_evaluation,
     }
-    saved = {role: state.replace(base={}) for role, state in run_state.states.items()}
+    saved = {role: run_state.states[role].replace(base={}) for role in saved_roles(policies)}
     checkpointer.save(run_state.counters.turn, saved, meta)
 
 
 def _abstract_states(policies: dict[str, Policy]) -> States:
-    return {role: policy.abstract_state() for role, policy in policies.items()}
+    return {role: policies[role].abstract_state() for role in saved_roles(policies)}
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:

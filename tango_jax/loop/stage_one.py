@@ -89,21 +89,25 @@ def run_stage_one(
             # Moved to where the verifier's are: the roles' meshes may take different devices.
             places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
             start = fetch(ended["generator"], places) if sft.start == "generator" else None
-            if config[role].adapter and start is None:
+            if start is None and config[role].adapter:
                 start = _fresh_params(policy, config.seed)
             title = f"Stage 1.{number}: SFT of the {role}"
             ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base)
+        elif policy.is_shared and role == "verifier":
+            ended[role] = ended["generator"]
         else:
             if policy.load_params:
                 console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             ended[role] = _fresh_params(policy, config.seed)
         weights[role] = _with_base(policy, ended[role], config.seed, bases)
+    if policies["verifier"].is_shared:
+        weights["generator"] = weights["verifier"]
     return weights
 
 
 def _fresh_params(policy: Policy, seed: int) -> dict:
     """What a role trains, before stage 1: adapters, the parameters of its checkpoint, or random ones."""
-    if policy.config.adapter:
+    if policy.config.adapter not in ("", "generator"):
         adapters = read_adapter(Path(policy.config.adapter).expanduser(), policy.model_config)
         return fetch(adapters, policy.shardings.params)
     if policy.load_params and not policy.model_config.lora:

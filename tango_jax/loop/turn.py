@@ -68,7 +68,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     state, update_metrics = update_policy(context, states[role], answers[role], credit.adv_BT, is_action_BT)
     metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, asked.metrics() if asked else {},
                            credit.metrics, update_metrics)  # fmt: skip
-    return TurnResult(states | {role: state}, metrics, answers, reward, credit)
+    return TurnResult(states | dict.fromkeys(context.policies[role].roles, state), metrics, answers, reward, credit)
 
 
 def sample_and_reward(

@@ -83,9 +83,9 @@ def join(base: dict | None, params: dict) -> dict:
 
 
 def split(weights: dict) -> tuple[dict, dict]:
-    """(trained parameters, base) of what `join` returned; (weights, {}) where there are no adapters."""
+    """(trained parameters, base) of what `join` returned; (weights, {}) where it got no base."""
     adapters = {name: leaf for name, leaf in weights["layers"].items() if name.endswith((LORA_A, LORA_B))}
-    if not adapters:
+    if not adapters or is_adapter_tree(weights):
         return weights, {}
     frozen = {name: leaf for name, leaf in weights["layers"].items() if name not in adapters}
     return {"layers": adapters}, {**weights, "layers": frozen}

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.models.attention import attention_of
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.lora import freeze, init_adapters, join, split
@@ -26,7 +27,7 @@ from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source
-from tango_jax.weights.workdir import start_source
+from tango_jax.weights.workdir import shares_policy, start_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Policy:
     update: Callable  # (TrainState without base, Batch, base) -> (TrainState, metrics); the state is donated
 
     shardings: TrainState  # of the state, without base
+    is_shared: bool = False  # one policy in both roles
 
     def abstract_state(self) -> TrainState:
         """Shapes and shardings of a state without base, as it is saved; there are no arrays."""
@@ -57,6 +59,11 @@ class Policy:
         """The same of what forward passes take."""
         weights = jax.eval_shape(lambda: init_weights(self.model_config, jax.random.key(0)))
         return with_shardings(weights, param_shardings(self.placement.train, weights))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles whose state its updates change: with `verifier.adapter=generator`, both."""
+        return ROLES if self.is_shared else (self.role,)
 
     @property
     def trains_adapters(self) -> bool:
@@ -135,10 +142,12 @@ def make_policy(
     source: Source,
     devices: Sequence[jax.Device] | None = None,
     num_local: int | None = None,
+    is_shared: bool = False,
 ) -> Policy:
     """Build a policy of the `role` ("generator" or "verifier") from that role's config and what it starts from.
 
-    `devices`: those of the job, by default all that there are; the first `num_local` of them are this process's.
+    `devices`: those of the job, by default all that there are; the first `num_local` of them are this process's. With
+    `is_shared`, its state is that of both roles.
 
     Raises:
         ValueError: prompt and response are longer than the model's positions, or the mesh fits neither the devices nor
@@ -187,6 +196,7 @@ def make_policy(
         score=make_score(model, config.temperature, config.logp_chunk, mesh),
         update=make_update(optimizer, make_policy_loss(model, loss_config(role, config), mesh), shardings),
         shardings=shardings,
+        is_shared=is_shared,
     )
 
 
@@ -203,7 +213,8 @@ def sampler_sizes(config: ConfigDict) -> SamplerConfig:
 def make_policies(config: ConfigDict) -> dict[str, Policy]:
     """Both policies. They depend neither on the arm nor on the seed: runs that differ in those alone can share them,
     and with them everything that is compiled."""
-    return {role: make_policy(role, config[role], start_source(config, role)) for role in ("generator", "verifier")}
+    is_shared = shares_policy(config)
+    return {role: make_policy(role, config[role], start_source(config, role), is_shared=is_shared) for role in ROLES}
 
 
 def loss_config(role: str, config: ConfigDict) -> LossConfig:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.config import default_config, flatten, read_settings
+from tango_jax.config import ROLES, default_config, flatten, read_settings
 from tango_jax.models.lora import freeze, init_adapters, join, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checkpoint import peek_meta, read_state
@@ -143,10 +143,19 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
     )
 
 
+def shares_policy(config: ConfigDict) -> bool:
+    """Whether one policy has both roles."""
+    return config.verifier.adapter == "generator"
+
+
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:
     """Return the directory of checkpoints to read, and the branch of the saved tree with the role's parameters."""
+    is_shared = shares_policy(read_config(workdir))
     if complete_steps(workdir / "checkpoints"):
-        return workdir / "checkpoints", (role, "params")
+        return workdir / "checkpoints", ("generator" if is_shared else role, "params")
+    if is_shared:  # the verifier's stage 1 continues from the generator's
+        own = [name for name in reversed(ROLES) if complete_steps(workdir / "sft" / name / "checkpoints")]
+        role = own[0] if own else role
     if complete_steps(workdir / "sft" / role / "checkpoints"):
         return workdir / "sft" / role / "checkpoints", ("params",)
     raise ValueError(f"{workdir} holds no complete checkpoint of the {role}: let the run save one (checkpoint.every, "

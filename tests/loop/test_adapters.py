@@ -253,3 +253,42 @@ def test_other_sizes_than_the_base_are_refused(model, whole, tmp_path):
     with pytest.raises(ValueError, match=r"should be \[4, 48\], and is \[4, 32\]: this adapter belongs"):
         read_adapter(out, make_policies(config_of(folder))["generator"].model_config)
 
+
+
+# ---------------------------------------------------------------------------------------------- one policy, two roles
+
+
+@pytest.mark.parametrize("rank", [0, RANK])
+def test_both_roles_can_be_one_policy(model, tmp_path, rank):
+    """Turns of either role change what both sample with; a resumed run is the same; a checkpoint holds it once."""
+    settings = ["verifier.adapter=generator", "verifier.sft.start=generator", "generator.optimizer.lr=1e-3",
+                "verifier.optimizer.lr=1e-3", *(f"{role}.model.lora.rank={rank}" for role in ROLES)]  # fmt: skip
+    config = config_of(model, *settings)
+    run.run_or_resume(config, tmp_path / "whole", SILENT)
+    for turns in (8, 5):
+        with pytest.raises(hosts.Preempted):
+            run.run_or_resume(config, tmp_path / "stopped", SILENT, preemption=StopAfter(turns))
+    run.run_or_resume(config, tmp_path / "stopped", SILENT)
+    rows = repeatable_rows(tmp_path / "whole/metrics.jsonl")
+    assert repeatable_rows(tmp_path / "stopped/metrics.jsonl") == rows
+    trained = [row for row in rows if row["phase"] != "eval"]
+    assert all(row[f"{role}/logprob_gap_max"] < 1e-4 for row in trained for role in ROLES
+               if f"{role}/logprob_gap_max" in row)  # fmt: skip
+    policy = make_policies(config)["verifier"]
+    with pytest.raises(CheckpointError, match=r"has no part 'verifier/'; its top-level names are generator"):
+        read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("verifier",))
+    steps = read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("generator",)).state.step
+    assert steps == len(trained)
+    ours, theirs = (open_workdir(tmp_path / "whole", role).load_params() for role in ROLES)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("settings, message", [
+    (["verifier.adapter=generator", "verifier.model.width=64"],
+     "makes both roles one policy, and generator and verifier differ in model: give both the same"),
+    (["verifier.adapter=generator"], r"with verifier\.sft\.steps=6 needs verifier\.sft\.start=generator"),
+    (["generator.adapter=generator"], r"generator\.adapter=generator: only the verifier can be the generator's policy"),
+])  # fmt: skip
+def test_roles_that_cannot_be_one_policy(settings, message):
+    with pytest.raises(ValueError, match=message):
+        validate(load_config(str(CONFIGS / "tiny.py"), settings))
