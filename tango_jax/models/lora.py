@@ -39,11 +39,15 @@ class LoraConfig:
         return tuple(name for name in MATRICES if not self.targets or name in self.targets)
 
 
+def narrowest_side(config: "ModelConfig", names: tuple[str, ...] = tuple(MATRICES)) -> int:
+    """The fewest inputs or outputs of these matrices, above which no adapter's rank is."""
+    sizes = _axis_sizes(config)
+    return min(int(np.prod([sizes[axis] for axis in axes])) for name in names for axes in MATRICES[name])
+
+
 def check_lora(config: "ModelConfig") -> None:
     """Raises ValueError where a matrix is narrower than the rank."""
-    sizes = _axis_sizes(config)
-    narrowest = min(min(np.prod([sizes[axis] for axis in axes]) for axes in MATRICES[name])
-                    for name in config.lora.names)  # fmt: skip
+    narrowest = narrowest_side(config, config.lora.names)
     if config.lora.rank > narrowest:
         raise ValueError(f"lora.rank={config.lora.rank} is above {narrowest}, the narrowest side of a matrix that gets "
                          "an adapter: lower it, or choose other lora.targets")

@@ -88,6 +88,11 @@ def num_parameters(model: ModelConfig) -> int:
     return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
 
 
+def num_trained(model: ModelConfig) -> int:
+    """Parameters that are trained: those of the adapters, if it has any."""
+    return int(adapter_flops(model, 1) / 2) if model.lora else num_parameters(model)
+
+
 class Flops(NamedTuple):
     """FLOPs of a device, apart by the type that the products are made in."""
 

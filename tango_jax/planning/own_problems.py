@@ -8,6 +8,7 @@ Everything is counted in tokens of the roles' own tokenizers; roughly where a pl
 `plan` predicts where it has no compiler (estimates.py); `python -m tango_jax.plan` compiles the run and is exact.
 """
 
+import dataclasses
 import math
 from collections.abc import Collection
 
@@ -16,9 +17,10 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key
+from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import LEAST_CAPABILITY, ModelConfig
 from tango_jax.planning.choices import halved
-from tango_jax.planning.costs import num_parameters
+from tango_jax.planning.costs import num_parameters, num_trained
 from tango_jax.planning.estimates import estimated_phases, rows_fit
 from tango_jax.planning.job import Job, resized, sized_job
 from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
@@ -29,8 +31,9 @@ from tango_jax.records import Problem
 from tango_jax.rl.schedule import problems_of_a_turn
 from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.tasks.splits import draw_questions
-from tango_jax.weights.source import kind_of
+from tango_jax.weights.source import fields_of, kind_of
 
+ADAPTER_RANK = 32
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
 SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
 
@@ -80,6 +83,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     training, heldout = set_split(settings, scale, problems, lengths, test, test_lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)
+    models, adapters = choose_adapters(settings, models, machine)
     set_batches(settings, models, machine, mistakes)
     mistakes.raise_all()
     counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
@@ -89,6 +93,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
         f"problems: {counts}, read as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
         + " and ".join(f"the {role}'s prompts are {describe_form(config[role], tokenizers[role])}" for role in ROLES),
         *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
+        *adapters,
         describe_batches(config, models, machine),
         describe_turns(config, models, training),
         *describe_rough_counts(config, tokenizers),
@@ -213,7 +218,7 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
-    rl, saved = config.rl, sum(12 * num_parameters(model) for model in models.values())
+    rl, saved = config.rl, sum(12 * num_trained(model) for model in models.values())
     whole, may = math.ceil(training / problems_of_a_turn(rl)), "may " if rl.dynamic_sampling else ""
     return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
             f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of "
@@ -221,6 +226,29 @@ def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training:
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
+
+
+def choose_adapters(
+    settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine
+) -> tuple[dict[str, ModelConfig], list[str]]:
+    """The models, with adapters where training all parameters does not fit in the memory; and a line that says so."""
+    keys = [f"{role}.model.lora.rank" for role in ROLES]
+    if settings.given.intersection(keys):
+        return models, []
+    try:
+        set_batches(settings, models, machine, Mistakes())
+        job = sized_job(settings.config, models, machine)
+        fits = all(rows_fit(job, role, kind, machine) for role in ROLES for kind in PHASES_OF)
+    except ValueError:  # not even the states fit, or some other mistake, which is found again
+        fits = False
+    rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in models.values()))
+    if fits:
+        return models, []
+    for key in keys:
+        settings.put(key, rank)
+    adapted = {role: dataclasses.replace(model, **fields_of(settings.config[role])) for role, model in models.items()}
+    return adapted, [f"adapters of rank {rank} on frozen models (model.lora.rank): training all parameters of both "
+                     f"roles does not fit in {machine.memory / GIB:.1f} GiB"]
 
 
 def set_batches(

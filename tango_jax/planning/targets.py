@@ -45,6 +45,8 @@ MOST_DEVICES, MOST_CPU_DEVICES = 16_384, 256
 # Of a GPU's memory, what launch/flags_gpu.sh leaves to XLA.
 _XLA_SHARE = 0.95
 _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nvidia.cudnn")}
+_SLICES_OF_256 = ((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"),
+                  (256, "16x16"))  # fmt: skip
 TARGETS = {
     target.name: target
     for target in (
@@ -55,6 +57,18 @@ TARGETS = {
                flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0, **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,
                flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, capability=9.0, **_GPU),
+        Target("h200", memory=_XLA_SHARE * 150.1e9, flops=989e12, flops_float32=494e12,
+               flops_highest=67e12, read=4.8e12, link=450e9, network=50e9, host=64e9, capability=9.0, **_GPU),
+        Target("a100-40gb", memory=_XLA_SHARE * 42.3e9, flops=312e12, flops_float32=156e12,
+               flops_highest=19.5e12, read=1.555e12, link=300e9, network=25e9, host=32e9, capability=8.0, **_GPU),
+        # NVIDIA's data sheets of cards without NVLink: others are reached over PCIe Gen4, 64 GB/s as the sum of both
+        # directions. Dense products of bfloat16 that add up in float32; networks of 100 Gb/s shared by eight.
+        Target("l4", memory=_XLA_SHARE * 23.58e9, flops=121e12, flops_float32=60e12,
+               flops_highest=30.3e12, read=0.3e12, link=32e9, network=1.5e9, host=32e9, capability=8.9, **_GPU),
+        Target("a10g", memory=_XLA_SHARE * 23.61e9, flops=70e12, flops_float32=35e12,
+               flops_highest=31.2e12, read=0.6e12, link=32e9, network=1.5e9, host=32e9, capability=8.6, **_GPU),
+        Target("rtx-4090", memory=_XLA_SHARE * 25.39e9, flops=165.2e12, flops_float32=82.6e12,
+               flops_highest=82.6e12, read=1.008e12, link=32e9, network=1.5e9, host=32e9, capability=8.9, **_GPU),
         # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use. How
         # fast a chip reaches its host is published for a TPU v4, 16 GB/s each way (jax-ml.github.io/scaling-book/tpus),
         # and taken for these two. Slices are those of docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip,
@@ -68,12 +82,16 @@ TARGETS = {
         Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12,
                flops_highest=32.8e12, read=0.82e12, link=90e9, network=90e9, host=16e9, per_host=4,
                compilers=("libtpu",), largest_host=8,
-               shapes=((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"),
-                       (256, "16x16"))),
+               shapes=_SLICES_OF_256),
+        # docs.cloud.google.com/tpu/docs/v6e; links as in jax-ml.github.io/scaling-book/tpus.
+        Target("tpu-v6e", platform="tpu", memory=31.25 * GIB, flops=918e12, flops_float32=918e12,
+               flops_highest=153e12, read=1.64e12, link=180e9, network=180e9, host=16e9, per_host=4,
+               compilers=("libtpu",), largest_host=8, shapes=_SLICES_OF_256),
     )
 }  # fmt: skip
-_DESCRIPTIONS = {"a100-80gb": "a100.txtpb", "h100": "h100.txtpb"}
-_TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default")}
+_DESCRIPTIONS = {"a100-80gb": "a100.txtpb", "h100": "h100.txtpb", "h200": "h200.txtpb", "a100-40gb": "a100_40gb.txtpb",
+                 "l4": "l4.txtpb", "a10g": "a10g.txtpb", "rtx-4090": "rtx_4090.txtpb"}  # fmt: skip
+_TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default"), "tpu-v6e": ("v6e:", "default")}
 # What the launchers set: launch/flags_gpu.sh and launch/flags_tpu.sh.
 GPU_FLAGS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,

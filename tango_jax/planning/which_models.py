@@ -1,0 +1,100 @@
+"""Which published models a machine has room for in both roles, and how long a turn takes.
+
+In: a target. Out: two records for each model of weights/presets.py, with all parameters trained and with adapters.
+Stage: `plan` without a configuration. Nothing is compiled: memory and times are by arithmetic (estimates.py, times.py),
+in the sizes that own_problems chooses.
+"""
+
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES, default_config
+from tango_jax.planning.costs import num_parameters
+from tango_jax.planning.estimates import as_programs, sampling_estimates, training_estimates
+from tango_jax.planning.job import sized_job
+from tango_jax.planning.machines import GIB, Machine
+from tango_jax.planning.memory import phases
+from tango_jax.planning.own_problems import ADAPTER_RANK, set_batches, set_turns
+from tango_jax.planning.sources import OpenSettings
+from tango_jax.planning.targets import Target
+from tango_jax.planning.times import turn_times
+from tango_jax.rl.schedule import make_schedule
+from tango_jax.runtime.checks import Mistakes
+from tango_jax.runtime.console import Console
+from tango_jax.weights.presets import CONFIG_JSON, preset_model
+from tango_jax.weights.source import fields_of
+
+PROMPT, RESPONSE = 256, 1024  # tokens of a problem and of a solution, at most
+PROBLEMS = 1000  # in the file; the number of turns follows from it, but no turn
+
+
+class Fit(NamedTuple):
+    """Both roles on one model."""
+
+    name: str
+    rank: int  # of the adapters; 0: all parameters are trained
+    peak: float  # bytes of a device at the fullest moment; 0: not even the states fit
+    turn_seconds: float  # mean over the turns of both roles
+    fits: bool
+
+
+def which_models(target: Target, machine: Machine, filled: float) -> list[Fit]:
+    """Of every known model, the smallest first, in full and with adapters."""
+    found = [_fit(name, rank, target, machine, filled) for name in CONFIG_JSON for rank in (0, ADAPTER_RANK)]
+    sizes = {name: num_parameters(preset_model(name)) for name in CONFIG_JSON}
+    return sorted(found, key=lambda fit: (sizes[fit.name], fit.name, fit.rank))
+
+
+def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) -> Fit:
+    config = _config(name, rank, machine)
+    models = {role: preset_model(name, **fields_of(config[role])) for role in ROLES}
+    try:
+        set_batches(OpenSettings(config, ()), models, machine, Mistakes())
+    except ValueError:  # not even the states fit
+        return Fit(name, rank, 0.0, 0.0, False)
+    job = sized_job(config, models, machine, config.rl.samples_per_prompt)
+    programs = {}
+    for role in ROLES:
+        estimates = sampling_estimates(job, role) | training_estimates(job, role, machine.platform)
+        programs |= as_programs(role, estimates, {})
+    peak = max(phase.peak for phase in phases(job, programs))
+    turns = [turn.role for turn in make_schedule(config).turns()]
+    seconds = {role: turn_times(job, programs, target, role, filled).total for role in set(turns)}
+    return Fit(name, rank, peak, sum(seconds[role] for role in turns) / len(turns), peak <= machine.memory)
+
+
+def _config(name: str, rank: int, machine: Machine) -> ConfigDict:
+    config, scale = default_config(), machine.scale
+    settings = OpenSettings(config, ())
+    for role in ROLES:
+        own = config[role]
+        own.checkpoint, own.model.lora.rank = name, rank
+        if not machine.is_cpu:
+            own.model.compute_dtype, own.model.head_precision = "bfloat16", "bfloat16_x3"
+    config.generator.max_prompt, config.generator.max_response = PROMPT, RESPONSE
+    config.verifier.max_prompt, config.verifier.max_response = PROMPT + RESPONSE + 64, RESPONSE + RESPONSE // 4
+    for role in ROLES:
+        config[role].cache_buckets = (config[role].max_response // 2,)
+    set_turns(settings, scale, PROBLEMS, scale.evaluated)
+    return config
+
+
+def show_models(found: list[Fit], target: Target, machine: Machine, console: Console) -> None:
+    """Print the table."""
+    def cell(fit: Fit) -> tuple[str, str]:
+        if not fit.peak:
+            return "no", ""
+        return f"{fit.peak / GIB:.1f}{'' if fit.fits else ' (no)'}", f"{fit.turn_seconds:.0f}" if fit.fits else ""
+
+    by_name: dict[str, list[Fit]] = {}
+    for fit in found:
+        by_name.setdefault(fit.name, []).append(fit)
+    title = (f"Both roles on {machine.devices} x {target.name} of {machine.memory / GIB:.1f} GiB: GiB of a device at "
+             "the fullest moment, and seconds of a mean turn, by arithmetic")
+    columns = ("model", "all parameters", "s", f"adapters of rank {ADAPTER_RANK}", "s")
+    console.table(title, columns, [(name, *cell(full), *cell(adapted)) for name, (full, adapted) in by_name.items()])
+    rl = _config(next(iter(by_name)), 0, machine).rl
+    console.log(f"assumed: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn, problems of up "
+                f"to {PROMPT} tokens, solutions of up to {RESPONSE}; python -m tango_jax.plan --config=own_problems "
+                "plans for your file")
