@@ -46,6 +46,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.verifier.max_prompt, config.verifier.max_response = 1088, 512
     config.generator.cache_buckets, config.verifier.cache_buckets = (128, 256), (128, 256)
     config.verifier.prompt_buckets = (576, 832)
+    config.verifier.row_buckets = (16, 32, 64)  # its prompts are long, and are read all at once
     config.generator.sft.pack_length, config.verifier.sft.pack_length = 1024, 1600
     config.generator.sft.steps = config.verifier.sft.steps = 128
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 16, 8
