@@ -6,9 +6,10 @@
     map.png                       generator steps to LEVEL against the pass rate at the start, over settings
     verifier_skill.png            the same against the verifier's skill at the start, where settings differ in it
     alpha.png                     schedules of alpha against each other, where settings differ in it
+    along_<axis>.png              mean accuracy against an axis of the grid that has four numbers or more
 
-The last three need settings that differ, and are left out where there are none. Axes of the grid whose names begin with
-`verifier` and with `alpha` say what the last two compare; the map takes all others for how hard the task is.
+The last four need settings that differ, and are left out where there are none. Axes of the grid whose names begin with
+`verifier` and with `alpha` say what two of them compare; the map takes all others for how hard the task is.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tango_jax.ablation.along import draw_along
 from tango_jax.ablation.families import Settings, families, title_of
 from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
 from tango_jax.ablation.summary import in_order, outcome_only
@@ -93,6 +95,8 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
     save("verifier_skill", draw_reached(settings, skill, points_by_skill, is_log=False,
                                         is_varied=lambda axis: axis.startswith(VERIFIER)))
     save("alpha", _alphas(settings))
+    for axis, figure in draw_along(settings):
+        save(f"along_{_file_name(axis)}", figure)
     return files
 
 

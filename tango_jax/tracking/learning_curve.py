@@ -149,7 +149,7 @@ class Band(NamedTuple):
 
 def band_over_steps(curves: Curves) -> Band:
     """Accuracy at the generator steps that all runs were evaluated at."""
-    return _band(list(curves), *at_common_x(curve.by_step() for curve in curves.values()))
+    return band_of_values(list(curves), *at_common_x(curve.by_step() for curve in curves.values()))
 
 
 def band_over(curves: Curves, name: str, points: int = 100) -> Band:
@@ -157,7 +157,7 @@ def band_over(curves: Curves, name: str, points: int = 100) -> Band:
     end = min(curve.of(name)[-1] for curve in curves.values())
     x = np.linspace(0.0, end, points)
     values_UA = np.array([np.interp(x, curve.of(name), curve.of("accuracy")) for curve in curves.values()])
-    return _band(list(curves), x, values_UA)
+    return band_of_values(list(curves), x, values_UA)
 
 
 def band_of_difference(more: Curves, less: Curves) -> Band:
@@ -166,10 +166,11 @@ def band_of_difference(more: Curves, less: Curves) -> Band:
     units = [unit for unit in more if unit in less]
     steps, both_UA = at_common_x(curves[unit].by_step() for curves in (more, less) for unit in units)
     values_UA = both_UA[: len(units)] - both_UA[len(units) :]
-    return _band(units, steps, values_UA, is_interval=len(units) >= MIN_FOR_INTERVAL)
+    return band_of_values(units, steps, values_UA, is_interval=len(units) >= MIN_FOR_INTERVAL)
 
 
-def _band(units: list[Unit], x: np.ndarray, values_UA: np.ndarray, is_interval: bool | None = None) -> Band:
+def band_of_values(units: list[Unit], x: np.ndarray, values_UA: np.ndarray, is_interval: bool | None = None) -> Band:
+    """The mean over units at every x. `is_interval`: with its interval and not the range; None: where it has one."""
     observations_OA = independent_means(units, values_UA)
     mean, low, high = t_interval(observations_OA)
     if not (has_interval(units) if is_interval is None else is_interval):

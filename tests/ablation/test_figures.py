@@ -181,3 +181,29 @@ def test_the_map_cuts_runs_to_the_steps_that_all_have(drawn, tmp_path):
     draw_figures(rows, tmp_path)
     lane, _ = drawn["map.png"].subfigs[0].axes
     assert len(lane.texts) == 4  # over 10 steps, neither arm gets there in either setting
+
+
+@pytest.mark.filterwarnings("error")
+def test_mean_accuracy_along_a_number(drawn, tmp_path):
+    """Two lines, of settings that differ in nothing but the number, and a baseline without it across the panel."""
+    rows = run_rows("grpo", (0.0, 0.4, 0.8)) + run_rows("grpo", (0.0, 0.2, 0.4), seed=1)
+    for turns in (0, 5, 10, 20):
+        for seed in (0, 1):
+            rise = (0.0, turns / 20, turns / 20)
+            rows += run_rows("tango", rise, seed=seed, setting=f"trust=on,turns={turns}")
+            rows += run_rows("tango", (0.0, 0.0, 0.1), seed=seed, setting=f"trust=off,turns={turns}")
+    draw_figures(rows, tmp_path)
+    [axes] = drawn["along_turns.png"].axes
+    found = {(len(x), round(y[0], 6), round(y[-1], 6)): x for x, y in lines_of(axes)}
+    # By trapezoids over two intervals of ten steps: (0 + 2 a + b) / 4.
+    assert found == {(2, 0.3, 0.3): [0, 20], (4, 0.0, 0.75): [0, 5, 10, 20], (4, 0.025, 0.025): [0, 5, 10, 20]}
+    [low, high] = axes.collections[0].get_paths()[0].vertices[:, 1].min(), axes.collections[0].get_paths()[0].vertices[
+        :, 1].max()  # fmt: skip
+    assert (low, high) == pytest.approx((0.2, 0.4))  # the range of the baseline's two runs
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "5", "10", "20"]
+
+
+def test_three_numbers_or_names_make_no_such_figure(drawn, tmp_path):
+    rows = [row for turns in (0, 5, 10, "many") for row in run_rows("tango", FAST, setting=f"turns={turns}")]
+    draw_figures(rows, tmp_path)
+    assert "along_turns.png" not in drawn

@@ -25,7 +25,8 @@ from support.tiny_checkpoints import write_tiny_folder
 from support.xla_settings import on_devices
 
 # Pictures that are stored.
-FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12, "04_change_the_method": 1}
+FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12, "04_change_the_method": 1,
+           "05_one_device": 1}  # fmt: skip
 MAX_BYTES = 2_000_000
 COPY = "PYTHONPATH=tests python -m support.repository_address"
 MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/")
@@ -42,6 +43,10 @@ def small_parameters(folder: Path) -> dict[str, dict]:
         "02_small_checkpoint": {
             "WORKDIR": str(folder / "02"), "CHECKPOINT": str(model), "SFT_STEPS": 2, "GENERATOR_LENGTHS": (64, 96),
             "VERIFIER_LENGTHS": (160, 240),
+        },
+        "05_one_device": {
+            "WORKDIR": str(folder / "05"), "CHECKPOINT": str(model), "SFT_STEPS": 2, "RANK": 4,
+            "GENERATOR_LENGTHS": (64, 96), "VERIFIER_LENGTHS": (160, 240),
         },
         "03_follow_one_problem": {"WORKDIR": str(folder / "03"), "SFT_STEPS": 30},
         "04_change_the_method": {"WORKDIR": str(folder / "04"), "SEEDS": (0,), "SETTINGS": {
