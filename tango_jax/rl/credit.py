@@ -156,21 +156,28 @@ def judged_steps_credit(so_far: TurnSoFar) -> Credit:
     return steps_credit(so_far, judged_labels(so_far))
 
 
+def strict_steps_credit(so_far: TurnSoFar) -> Credit:
+    """`judged_steps_credit`, but where judgements do not match the steps, all steps count as rejected: a generator that
+    joins its steps does not escape a verifier by that."""
+    return steps_credit(so_far, judged_labels(so_far, rejects_unmatched=True))
+
+
 def gold_steps_credit(so_far: TurnSoFar) -> Credit:
     """The outcome, blended with the task's own step labels: what a verifier without faults would say."""
     return steps_credit(so_far, [[solution.gold_steps for solution in so_far.answers["generator"].records]])
 
 
-def judged_labels(so_far: TurnSoFar) -> list[list[tuple[bool, ...] | None]]:
-    """The verifier's judgements of the steps of every solution: n_inference lists of B entries, which are None
-    where judgements and steps do not match."""
+def judged_labels(so_far: TurnSoFar, rejects_unmatched: bool = False) -> list[list[tuple[bool, ...] | None]]:
+    """The verifier's judgements of the steps of every solution: n_inference lists of B entries, which are None where
+    nobody was asked, and where judgements and steps do not match, unless those steps are to be rejected."""
     if (judged := so_far.answers.get("verifier")) is None:
         return [[None] * len(so_far.reward_B)]
     labels = [[None] * len(so_far.reward_B) for _ in range(judged.group_size)]
     places = range(len(judged.parents)) if judged.places is None else judged.places
     for index, verification in enumerate(judged.records):
         parent, number = divmod(index, judged.group_size)
-        labels[number][places[parent]] = verification.judgements if verification.is_aligned else None
+        unmatched = (False,) * len(judged.parents[parent].steps) if rejects_unmatched else None
+        labels[number][places[parent]] = verification.judgements if verification.is_aligned else unmatched
     return labels
 
 
@@ -238,4 +245,4 @@ def steps_credit(
 
 REWARDS = {function.__name__: function for function in (outcome_reward, verdict_reward)}
 CREDITS = {function.__name__: function for function in (
-    outcome_credit, judged_steps_credit, gold_steps_credit, class_balanced_credit)}  # fmt: skip
+    outcome_credit, judged_steps_credit, strict_steps_credit, gold_steps_credit, class_balanced_credit)}  # fmt: skip

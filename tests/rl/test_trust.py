@@ -8,7 +8,7 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl.credit import TurnSoFar, judged_labels, judged_steps_credit, steps_credit
+from tango_jax.rl.credit import TurnSoFar, judged_labels, judged_steps_credit, steps_credit, strict_steps_credit
 from tango_jax.rl.schedule import Turn
 from tango_jax.rl.trust import (
     DECAY,
@@ -206,3 +206,17 @@ def test_where_nobody_is_asked_the_credit_is_that_of_the_outcome():
     credit = judged_steps_credit(so_far)
     np.testing.assert_array_equal(credit.adv_BT, so_far.outcome_advantages("generator"))
     assert credit.metrics["generator/step_rewarded_share"] == 0
+
+
+def test_steps_that_do_not_match_the_judgements_can_count_as_rejected():
+    solutions = solved(False, False)
+    verifications = judged(solutions, [0, 1], [(True, True), (True, True)])
+    verifications.records[1] = dataclasses.replace(verifications.records[1], judgements=(True,), is_aligned=False)
+    so_far = so_far_of(solutions, verifications, Evidence(right_steps=1e12, wrong=1e12))
+    assert judged_steps_credit(so_far).labels == [[(True, True), None]]
+    strict = strict_steps_credit(so_far)
+    assert strict.labels == [[(True, True), (False, False)]]
+    # Step rewards 1/2 1/2 -1/2 -1/2 have mean 0 and std 1/sqrt(3): a token gets the sum of those still to come.
+    size = 0.5 * math.sqrt(3)
+    np.testing.assert_allclose(strict.terms[1].value, [[2 * size] * 2 + [size] * 2 + [0],
+                                                       [-2 * size] * 2 + [-size] * 2 + [0]], rtol=1e-4)  # fmt: skip
