@@ -238,7 +238,7 @@ def choose_adapters(
     try:
         set_batches(settings, models, machine, Mistakes())
         job = sized_job(settings.config, models, machine)
-        fits = all(rows_fit(job, role, kind, machine) for role in ROLES for kind in PHASES_OF)
+        fits = planned_peak(job, machine) <= machine.memory
     except ValueError:  # not even the states fit, or some other mistake, which is found again
         fits = False
     rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in models.values()))
@@ -297,10 +297,14 @@ def has_room(job: Job, config: ConfigDict, role: str, kind: str, machine: Machin
     return rows_fit(job, role, kind, machine)
 
 
+def planned_peak(job: Job, machine: Machine) -> float:
+    """Bytes of a device at the fullest moment of the run, by arithmetic."""
+    return max(phase.peak for role in ROLES for kind in PHASES_OF
+               for phase in estimated_phases(job, role, kind, machine.platform))  # fmt: skip
+
+
 def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
-    job = sized_job(config, models, machine)
-    planned = max(phase.peak for role in ROLES for kind in PHASES_OF
-                  for phase in estimated_phases(job, role, kind, machine.platform))
+    planned = planned_peak(sized_job(config, models, machine), machine)
     sizes = dict.fromkeys(f"{num_parameters(model) / 1e6:.3g} M parameters" for model in models.values())
     rl = config.rl
     decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)

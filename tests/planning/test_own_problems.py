@@ -285,8 +285,11 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
     for config in (large, small):
         validate(config)
     message = r"take 4\.0 GiB of each device, which has 3\.0 GiB: choose a smaller model"
+    in_full = [f"{role}.model.lora.rank=0" for role in ROLES]
     with pytest.raises(SettingsError, match=message):
-        fitted(folder, problems, Machine("cpu", 1, 3 * GIB))
+        fitted(folder, problems, Machine("cpu", 1, 3 * GIB), *in_full)
+    adapted = fitted(folder, problems, Machine("cpu", 1, 3 * GIB))
+    assert adapted.generator.model.lora.rank == adapted.verifier.model.lora.rank == 32
     fitted(folder, problems, Machine("cpu", 1, 3 * GIB), "generator.loss.kl_coef=0.0", "verifier.loss.kl_coef=0.0",
            "generator.mesh.offload=True")  # fmt: skip
 

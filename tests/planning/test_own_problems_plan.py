@@ -64,10 +64,26 @@ def test_the_target_is_what_settings_are_fitted_to(folder, tmp_path, monkeypatch
 
 def test_less_memory_of_the_target_means_fewer_rows(folder, tmp_path):
     problems = write_problems(tmp_path / "problems.jsonl", 200)
-    large, small = (planned("Qwen/Qwen2.5-1.5B", problems, target) for target in ("h100:8", "tpu-v5e:4"))
+    in_full = [f"--config.{role}.model.lora.rank=0" for role in ROLES]
+    large, small = (planned("Qwen/Qwen2.5-1.5B", problems, target, *in_full) for target in ("h100:8", "tpu-v5e:4"))
     assert large.generator.row_buckets[-1] > small.generator.row_buckets[-1]
     with pytest.raises(SettingsError, match="take 46.0 GiB of each device, which has 15.8 GiB: choose a smaller model"):
-        planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1")
+        planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1", *in_full)
+
+
+def test_where_full_training_does_not_fit_adapters_are_trained(tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    config = planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1")
+    assert [config[role].model.lora.rank for role in ROLES] == [32, 32]
+    assert "adapters of rank 32 on frozen models (model.lora.rank): training all parameters of both" in config.notes
+    assert "a checkpoint of 0.9 GB" in config.notes  # 36.9 M parameters of 12 bytes in each role
+    roomy = planned("Qwen/Qwen2.5-1.5B", problems, "h100:8")
+    assert roomy.generator.model.lora.rank == 0 and "adapters" not in roomy.notes
+    ranks = (f"--config.{role}.model.lora.rank=8" for role in ROLES)
+    chosen = planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1", *ranks)
+    assert chosen.verifier.model.lora.rank == 8 and "adapters" not in chosen.notes
+    with pytest.raises(SettingsError, match="GiB of each device, which has 15.8 GiB: choose a smaller model"):
+        planned("Qwen/Qwen2.5-7B", problems, "tpu-v5e:1")
 
 
 def test_a_config_of_ones_own_is_fitted_to_the_target_too(folder, tmp_path):

@@ -203,7 +203,7 @@ def test_comparison_is_for_a_whole_turn(tiny_plan):
 
 
 @pytest.mark.parametrize("argument, message", [
-    ("--target=b200:8", "choose one of a100-80gb, h100, h200, a100-40gb, l4, a10g, rtx-4090, tpu-v5p, tpu-v5e, tpu-v6e, cpu"),
+    ("--target=b200:8", f"choose one of {', '.join(TARGETS)}, cpu"),
     ("--target=a100-80gb:12", "a machine has 8 devices, and 12 are no multiple"),
     ("--target=tpu-v5p:24", "comes in slices of 4, 8, 16, 32"),
     ("--target=a100-80gb:x", "with a number of devices, 1 or more, after a colon"),
