@@ -26,7 +26,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.peft_folder import read_adapter
 from tango_jax.weights.to_hf import export_hf
-from tango_jax.weights.workdir import open_workdir
+from tango_jax.weights.workdir import open_workdir, read_adapters, read_config, start_source
 
 SILENT = Console(enabled=False)
 RANK = 4
@@ -46,20 +46,22 @@ def config_of(model, *overrides: str):
 
 
 @pytest.fixture(scope="module")
-def whole(model, tmp_path_factory):
+def policies(model):
+    """Compiled once for all runs with these settings."""
+    return make_policies(config_of(model))
+
+
+@pytest.fixture(scope="module")
+def whole(model, policies, tmp_path_factory):
     """A run that nothing interrupted."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    run.run_or_resume(config_of(model), workdir, SILENT)
+    run.run_or_resume(config_of(model), workdir, SILENT, policies)
     return workdir
 
 
 def adapters_in(workdir, role="generator"):
-    policy = make_policies(config_of(open_config(workdir)["generator.checkpoint"]))[role]
-    return read_state(workdir / "checkpoints", policy.abstract_state().params, part=(role, "params")).state
-
-
-def open_config(workdir):
-    return json.loads((workdir / "config.json").read_text())
+    config = read_config(workdir)
+    return read_adapters(workdir, role, start_source(config, role).model_config)
 
 
 def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
@@ -88,12 +90,13 @@ def test_a_run_trains_its_adapters_and_saves_nothing_else(whole):
         read_state(whole / "checkpoints", {}, part=("generator", "base"))
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(model, whole, tmp_path):
+def test_a_resumed_run_is_the_same_to_the_bit(model, policies, whole, tmp_path):
+    """Stopped in stage 1 and between two turns."""
     workdir = tmp_path / "stopped"
-    for turns in (3, 4):
+    for turns in (3, 7):
         with pytest.raises(hosts.Preempted):
-            run.run_or_resume(config_of(model), workdir, SILENT, preemption=StopAfter(turns))
-    run.run_or_resume(config_of(model), workdir, SILENT)
+            run.run_or_resume(config_of(model), workdir, SILENT, policies, preemption=StopAfter(turns))
+    run.run_or_resume(config_of(model), workdir, SILENT, policies)
     assert repeatable_rows(workdir / "metrics.jsonl") == repeatable_rows(whole / "metrics.jsonl")
     jax.tree.map(np.testing.assert_array_equal, adapters_in(workdir), adapters_in(whole))
 
@@ -102,12 +105,13 @@ def test_another_base_is_refused(model, tmp_path):
     folder, workdir = tmp_path / "model", tmp_path / "run"
     write_tiny_folder(folder)
     config = config_of(folder, "generator.sft.steps=0", "verifier.sft.steps=0")
+    policies = make_policies(config)
     with pytest.raises(hosts.Preempted):
-        run.run_or_resume(config, workdir, SILENT, preemption=StopAfter(8))
+        run.run_or_resume(config, workdir, SILENT, policies, preemption=StopAfter(8))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: 1.01 * value for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"generator\.checkpoint=.* has changed since the checkpoint of turn"):
-        run.run_or_resume(config, workdir, SILENT)
+        run.run_or_resume(config, workdir, SILENT, policies)
 
 
 def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
@@ -264,17 +268,17 @@ def test_both_roles_can_be_one_policy(model, tmp_path, rank):
     settings = ["verifier.adapter=generator", "verifier.sft.start=generator", "generator.optimizer.lr=1e-3",
                 "verifier.optimizer.lr=1e-3", *(f"{role}.model.lora.rank={rank}" for role in ROLES)]  # fmt: skip
     config = config_of(model, *settings)
-    run.run_or_resume(config, tmp_path / "whole", SILENT)
-    for turns in (8, 5):
-        with pytest.raises(hosts.Preempted):
-            run.run_or_resume(config, tmp_path / "stopped", SILENT, preemption=StopAfter(turns))
-    run.run_or_resume(config, tmp_path / "stopped", SILENT)
+    policies = make_policies(config)
+    run.run_or_resume(config, tmp_path / "whole", SILENT, policies)
+    with pytest.raises(hosts.Preempted):
+        run.run_or_resume(config, tmp_path / "stopped", SILENT, policies, preemption=StopAfter(9))
+    run.run_or_resume(config, tmp_path / "stopped", SILENT, policies)
     rows = repeatable_rows(tmp_path / "whole/metrics.jsonl")
     assert repeatable_rows(tmp_path / "stopped/metrics.jsonl") == rows
     trained = [row for row in rows if row["phase"] != "eval"]
     assert all(row[f"{role}/logprob_gap_max"] < 1e-4 for row in trained for role in ROLES
                if f"{role}/logprob_gap_max" in row)  # fmt: skip
-    policy = make_policies(config)["verifier"]
+    policy = policies["verifier"]
     with pytest.raises(CheckpointError, match=r"has no part 'verifier/'; its top-level names are generator"):
         read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("verifier",))
     steps = read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("generator",)).state.step

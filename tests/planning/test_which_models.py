@@ -45,7 +45,13 @@ def test_what_an_l4_has_room_for(on_l4):
     assert all(fit.peak <= 0.95 * 23.58e9 for fit in on_l4.values() if fit.fits)
 
 
-def test_the_command(capsys):
+@pytest.fixture
+def few_models(monkeypatch):
+    names = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-Math-7B")
+    monkeypatch.setattr("tango_jax.planning.which_models.CONFIG_JSON", {name: CONFIG_JSON[name] for name in names})
+
+
+def test_the_command(capsys, few_models):
     plan.main(["--target=h100:1", "--json"])
     found = {(fit["name"], fit["rank"]): fit for fit in json.loads(capsys.readouterr().out)}
     seven = found["Qwen/Qwen2.5-Math-7B", 32]
@@ -53,7 +59,7 @@ def test_the_command(capsys):
     assert not found["Qwen/Qwen2.5-Math-7B", 0]["fits"]
 
 
-def test_the_table(capsys):
+def test_the_table(capsys, few_models):
     plan.main(["--target=tpu-v5e:1"])
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "Qwen2.5-0.5B" in line)
