@@ -1,0 +1,35 @@
+"""The quickstart with adapters: all parameters in stage 1, then adapters on its result. Ranks and learning rates.
+
+Command:   python -m tango_jax.ablate --config=configs/last_letter_lora.py --workdir=runs/lora
+           and :rates for the learning rates on development starts, from which the one below was chosen.
+Hardware:  any CPU with two cores and 4 GiB of memory.
+Time:      about half a minute a run on one core, after a stage 1 of two minutes for each start and rank.
+Expected:  configs/README.md, Adapters.
+"""
+
+from ml_collections import ConfigDict
+
+from tango_jax.cli.config_file import load_shipped
+
+RATE = 1e-3  # ten times that of all parameters
+
+
+def with_rank(rank: int, rate: float = RATE) -> dict:
+    """The settings of a cell of the grid."""
+    return {f"{role}.{key}": value for role in ("generator", "verifier")
+            for key, value in (("model.lora.rank", rank), ("optimizer.lora_lr", rate), ("sft.full", True))}  # fmt: skip
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    """`argument`: empty, or rates."""
+    if argument not in ("", "rates"):
+        raise ValueError(f"there is no part {argument!r}: write rates, or nothing")
+    config = load_shipped("last_letter")
+    config.rollouts.every = 0
+    config.ablation.arms, config.ablation.seeds = ("grpo", "tango"), (0, 1, 2)
+    config.ablation.grid = {"rank": {str(rank): with_rank(rank) for rank in (1, 8, 32)}, "task.data_seed": [20]}
+    if argument:
+        config.ablation.arms, config.ablation.seeds = ("grpo",), (0,)
+        rates = {f"{rate:g}": with_rank(8, rate) for rate in (3e-4, 1e-3, 3e-3)}
+        config.ablation.grid = {"rate": rates, "task.data_seed": [4, 5]}
+    return config
