@@ -12,8 +12,6 @@ import jax
 import numpy as np
 from flax import struct
 
-from tango_jax.models.lora import join
-
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -162,6 +160,13 @@ class Batch:
     num_micro: Any  # int32[], number of micro-batches in use; the rest of N is padding that is never computed
 
 
+def with_base(base: dict | None, params: dict) -> dict:
+    """What forward passes take: the base with the trained parameters in it. Nothing is copied."""
+    if not base:
+        return params
+    return {**base, "layers": {**base["layers"], **params["layers"]}}
+
+
 @struct.dataclass
 class TrainState:
     """The state that an update (rl/update.py) reads and writes; its buffers are donated to the update. Sampling and
@@ -177,7 +182,7 @@ class TrainState:
     @property
     def weights(self) -> dict:
         """What forward passes take."""
-        return join(self.base, self.params)
+        return with_base(self.base, self.params)
 
 
 States = dict[str, TrainState]  # by role

@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import heldout_batch, pack_pairs, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
-from tango_jax.models.lora import is_adapter_tree, join
-from tango_jax.records import Batch, TrainState
+from tango_jax.models.lora import is_adapter_tree
+from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
@@ -120,8 +120,8 @@ def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
     if not policy.model_config.lora:
         return params
     if is_adapter_tree(params):
-        return join(_base_of(policy, bases), params)
-    return join(policy.freeze(params), policy.init(rng.step_key(seed, "init", policy.role)).params)
+        return with_base(_base_of(policy, bases), params)
+    return with_base(policy.freeze(params), policy.init(rng.step_key(seed, "init", policy.role)).params)
 
 
 def _base_of(policy: Policy, bases: dict) -> dict:
@@ -239,7 +239,7 @@ def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
 
 def _usable_loss(run: SftRun, step: int, state: TrainState, base: dict, heldout: Batch) -> float:
     """The held-out loss in nats per response token, for a state worth saving. Raises FloatingPointError."""
-    loss = float(run.jitted.loss(join(base, state.params), heldout))
+    loss = float(run.jitted.loss(with_base(base, state.params), heldout))
     limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
     if not loss <= limit:  # also true for NaN
         raise _breakdown(run, step, f"led to a held-out loss of {loss:.3g} per token ({DIVERGED} times the loss of "

@@ -2,20 +2,18 @@
 
 In: the frozen base, a parameter tree of `transformer.init_params`; out: the tree that forward passes take, with
 `<name>_lora_a` and `<name>_lora_b` beside the matrix `<name>` of the layers. Stage: wherever parameters are made,
-loaded, trained or laid out for sampling. Without adapters, everything is trained and the base is empty.
+loaded, trained or laid out for sampling. Without adapters, everything is trained and the base is empty. `config` is a
+ModelConfig of transformer.py, which imports this file.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tango_jax.models.int8 import quantize
-
-if TYPE_CHECKING:
-    from tango_jax.models.transformer import ModelConfig
 
 LORA_A, LORA_B = "_lora_a", "_lora_b"  # what follows the name of a matrix
 # Input and output axes of the layers' matrices. A maps the inputs to r, B maps r to the outputs.
@@ -39,13 +37,13 @@ class LoraConfig:
         return tuple(name for name in MATRICES if not self.targets or name in self.targets)
 
 
-def narrowest_side(config: "ModelConfig", names: tuple[str, ...] = tuple(MATRICES)) -> int:
+def narrowest_side(config: Any, names: tuple[str, ...] = tuple(MATRICES)) -> int:
     """The fewest inputs or outputs of these matrices, above which no adapter's rank is."""
     sizes = _axis_sizes(config)
     return min(int(np.prod([sizes[axis] for axis in axes])) for name in names for axes in MATRICES[name])
 
 
-def check_lora(config: "ModelConfig") -> None:
+def check_lora(config: Any) -> None:
     """Raises ValueError where a matrix is narrower than the rank."""
     narrowest = narrowest_side(config, config.lora.names)
     if config.lora.rank > narrowest:
@@ -53,7 +51,7 @@ def check_lora(config: "ModelConfig") -> None:
                          "an adapter: lower it, or choose other lora.targets")
 
 
-def init_adapters(config: "ModelConfig", key: jax.Array) -> dict:
+def init_adapters(config: Any, key: jax.Array) -> dict:
     """Fresh adapters, {"layers": {"q_lora_a": [L, D, r], "q_lora_b": [L, r, H, E], ...}}, float32.
 
     B is zero, so that the model is that of the base. A has the variance of `peft`'s, 1 / (3 x inputs).
@@ -67,7 +65,7 @@ def init_adapters(config: "ModelConfig", key: jax.Array) -> dict:
     return {"layers": leaves}
 
 
-def freeze(config: "ModelConfig", params: dict) -> dict:
+def freeze(config: Any, params: dict) -> dict:
     """The base as it is kept: in `lora.base_dtype`. With int8, matrices of the layers have `<name>_scale` beside them,
     one scale for each output, and all else is in the compute dtype."""
     dtype = config.lora.base_dtype or config.compute_dtype
@@ -79,15 +77,8 @@ def freeze(config: "ModelConfig", params: dict) -> dict:
     return frozen
 
 
-def join(base: dict | None, params: dict) -> dict:
-    """What forward passes take: the base with the trained parameters in it. Nothing is copied."""
-    if not base:
-        return params
-    return {**base, "layers": {**base["layers"], **params["layers"]}}
-
-
 def split(weights: dict) -> tuple[dict, dict]:
-    """(trained parameters, base) of what `join` returned; (weights, {}) where it got no base."""
+    """(trained parameters, base) of what `records.with_base` returned; (weights, {}) where it got no base."""
     adapters = {name: leaf for name, leaf in weights["layers"].items() if name.endswith((LORA_A, LORA_B))}
     if not adapters or is_adapter_tree(weights):
         return weights, {}
@@ -100,7 +91,7 @@ def is_adapter_tree(params: dict) -> bool:
     return params.keys() == {"layers"}
 
 
-def merge(config: "ModelConfig", weights: dict) -> dict:
+def merge(config: Any, weights: dict) -> dict:
     """The parameters of a model without adapters that computes the same, float32: W + (alpha / r) A B."""
     adapters, base = split(weights)
     layers = {name: leaf.astype(jnp.float32) for name, leaf in base["layers"].items() if not name.endswith("_scale")}
@@ -117,7 +108,7 @@ def merge(config: "ModelConfig", weights: dict) -> dict:
     return {**{name: leaf.astype(jnp.float32) for name, leaf in base.items() if name != "layers"}, "layers": layers}
 
 
-def join_adapters(config: "ModelConfig", layers: dict, joined: str, names: tuple[str, ...]) -> dict:
+def join_adapters(config: Any, layers: dict, joined: str, names: tuple[str, ...]) -> dict:
     """The adapters of matrices that read the same input, for their joined matrix: A side by side, B as blocks on a
     diagonal. Those of `names` are taken out of the stacked `layers`."""
     sizes, (num_layers, rank) = _axis_sizes(config), (config.num_layers, config.lora.rank)
@@ -141,6 +132,6 @@ def _inputs_of(name: str) -> tuple[int, ...]:
     return tuple(range(1, 1 + len(MATRICES[name][0])))
 
 
-def _axis_sizes(config: "ModelConfig") -> dict[str, int]:
+def _axis_sizes(config: Any) -> dict[str, int]:
     return {"D": config.width, "F": config.mlp_width, "H": config.num_heads, "K": config.num_kv_heads,
             "E": config.head_dim}  # fmt: skip

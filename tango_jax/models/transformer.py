@@ -31,8 +31,8 @@ from tango_jax.models.lora import (
     check_lora,
     freeze,
     init_adapters,
-    join,
 )
+from tango_jax.records import with_base
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
@@ -284,7 +284,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 def init_weights(config: ModelConfig, key: jax.Array) -> dict:
     """What forward passes take: the result of `init_params`; with adapters, frozen and with fresh adapters in it."""
     params = init_params(config, key)
-    return join(freeze(config, params), init_adapters(config, key)) if config.lora else params
+    return with_base(freeze(config, params), init_adapters(config, key)) if config.lora else params
 
 
 def in_compute_dtype(config: ModelConfig, layers: dict) -> dict:

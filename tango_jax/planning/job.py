@@ -19,12 +19,12 @@ from tango_jax.config import ROLES, role_config
 from tango_jax.models import decode_layers
 from tango_jax.models.attention import capability_of, resolve_attention
 from tango_jax.models.decode_attention import resolve_decode_attention
-from tango_jax.models.lora import join, split
+from tango_jax.models.lora import split
 from tango_jax.models.transformer import ModelConfig, init_weights
 from tango_jax.planning.machines import Machine
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import Devices
-from tango_jax.records import Batch, TrainState
+from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import (
     BatchShape,
@@ -91,7 +91,7 @@ class SizedPolicy:
     @property
     def weights(self) -> dict:
         """What forward passes take."""
-        return join(self.base, self.state.params)
+        return with_base(self.base, self.state.params)
 
     @functools.cached_property
     def stage_one_state(self) -> TrainState:

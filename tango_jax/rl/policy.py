@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.models.attention import attention_of
 from tango_jax.models.decode_attention import decode_attention_of
-from tango_jax.models.lora import freeze, init_adapters, join, split
+from tango_jax.models.lora import freeze, init_adapters, split
 from tango_jax.models.transformer import ModelConfig, check_head_precision, init_params, init_weights
-from tango_jax.records import Batch, TrainState
+from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.own_method import load_loss_term
 from tango_jax.rl.score import make_score
@@ -101,7 +101,7 @@ class Policy:
         between two calls, all but a base, which the policy itself needs as well."""
         params, base = split(weights)
         kept = offload(params) if self.config.mesh.offload else params
-        return lambda: join(base, fetch(kept, self.shardings.params))
+        return lambda: with_base(base, fetch(kept, self.shardings.params))
 
     def updated(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, list[dict]]:
         """The state after `loss.epochs` passes over the batches, and the metrics of every update.

@@ -16,9 +16,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tango_jax.models.lora import join
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.records import Batch, TrainState
+from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl import losses
 from tango_jax.rl.packing import MAX_SEGMENTS
 from tango_jax.rl.score import micro_batch, token_logps
@@ -113,7 +112,7 @@ def make_update(
 
     def update(state: TrainState, batch: Batch, base: dict | None = None) -> tuple[TrainState, dict]:
         def loss_of(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
-            return loss_fn(join(base, params), micro)
+            return loss_fn(with_base(base, params), micro)
 
         value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
 

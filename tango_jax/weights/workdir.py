@@ -12,8 +12,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten, read_settings
-from tango_jax.models.lora import freeze, init_adapters, join, merge
+from tango_jax.models.lora import freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
+from tango_jax.records import with_base
 from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.sharding.layouts import param_shardings, with_shardings
@@ -88,7 +89,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             start = read_full_stage_one(config, workdir, role, shapes)
             start = base.load_params(shardings) if start is None else start
             adapters = read_adapters(workdir, role, saved, shardings)
-            params = merge(saved, join(freeze(saved, start), adapters))
+            params = merge(saved, with_base(freeze(saved, start), adapters))
             params = params if shardings is None else jax.device_put(params, shardings)
         else:
             params = read_state(directory, shapes, part=part).state

@@ -19,6 +19,7 @@ from tango_jax.loop import run
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
+from tango_jax.records import with_base
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import CheckpointError, read_state
@@ -135,7 +136,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     policy = make_policies(config)["generator"]
     stage_one = read_state(workdir / "sft/generator/checkpoints", policy.abstract_full_params(), part=("params",)).state
     adapters = read_state(workdir / "checkpoints", policy.abstract_state().params, part=("generator", "params")).state
-    expected = lora.merge(policy.model_config, lora.join(stage_one, adapters))
+    expected = lora.merge(policy.model_config, with_base(stage_one, adapters))
     merged = open_workdir(workdir, "generator").load_params()
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7), merged, expected)
     with pytest.raises(ValueError, match=r"belong to the result of its stage 1, which is no published checkpoint"):

@@ -12,6 +12,7 @@ from support import tiny_sampler, update_cases
 from tango_jax.models import decode_layers, lora, transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.models.lora import LoraConfig
+from tango_jax.records import with_base
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.sampling.buckets import SamplerConfig
@@ -30,7 +31,7 @@ def random_weights(model, params):
     """The base in place, and adapters of which neither A nor B is zero."""
     rng, adapters = np.random.default_rng(2), lora.init_adapters(model, jax.random.key(0))
     adapters = jax.tree.map(lambda leaf: (0.3 * rng.normal(size=leaf.shape)).astype(np.float32), adapters)
-    return lora.join(lora.freeze(model, jax.tree.map(jnp.asarray, params)), adapters)
+    return with_base(lora.freeze(model, jax.tree.map(jnp.asarray, params)), adapters)
 
 
 def logits(model, weights):
@@ -56,7 +57,7 @@ def test_sizes_by_hand():
 
 def test_a_fresh_adapter_changes_nothing():
     model, params = with_lora(tiny_sampler.MODEL), tiny_sampler.random_params()
-    weights = lora.join(lora.freeze(model, params), lora.init_adapters(model, jax.random.key(0)))
+    weights = with_base(lora.freeze(model, params), lora.init_adapters(model, jax.random.key(0)))
     np.testing.assert_array_equal(logits(model, weights), logits(tiny_sampler.MODEL, params))
     spread = float(weights["layers"]["down_lora_a"].std())
     assert spread == pytest.approx((3 * tiny_sampler.MODEL.mlp_width) ** -0.5, rel=0.2)
@@ -128,7 +129,7 @@ def test_the_next_sample_follows_a_changed_adapter():
     model = with_lora(tiny_sampler.MODEL)
     weights = random_weights(model, tiny_sampler.random_params())
     adapters, base = lora.split(weights)
-    changed = lora.join(base, jax.tree.map(lambda leaf: 1.5 * leaf, adapters))
+    changed = with_base(base, jax.tree.map(lambda leaf: 1.5 * leaf, adapters))
     before, after = (np.concatenate(sampled(model, now).logps) for now in (weights, changed))
     assert len(before) != len(after) or np.abs(before - after).max() > 1e-3
 
@@ -163,7 +164,7 @@ def test_the_gradient_is_that_of_the_merged_model(remat, base_dtype):
     loss_fn = make_policy_loss(update_cases.MODEL, LOSS)
 
     def merged_loss(adapters):
-        params = lora.merge(model, lora.join(base, adapters))
+        params = lora.merge(model, with_base(base, adapters))
         micros = [jax.tree.map(lambda leaf, i=i: leaf[i] if np.ndim(leaf) else leaf, batch)
                   for i in range(int(batch.num_micro))]  # fmt: skip
         return sum(loss_fn(params, micro)[0] for micro in micros)
