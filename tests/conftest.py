@@ -39,6 +39,7 @@ def pytest_addoption(parser):
 # The files that take longest, in part because their processes wait for each other: begun first, they leave no worker
 # without work at the end.
 LONGEST = ("loop/test_mesh.py", "commands/test_ablate.py", "evaluation/test_evaluate_models.py", "loop/test_resume.py",
+           "loop/test_adapters.py",
            "torture/test_runs.py", "notebook/test_notebooks.py", "viewer/test_report.py", "torture/test_faults.py",
            "tasks/test_math_task.py", "test_readme.py", "planning/test_measured.py",
            "evaluation/test_evaluate_resume.py", "commands/test_sft.py", "commands/test_train.py")  # fmt: skip

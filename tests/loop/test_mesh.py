@@ -160,6 +160,21 @@ def test_a_mesh_changes_no_number(layout, laid_out, base, abstract_states):
     assert_same_run(laid_out(layout), base, abstract_states)
 
 
+def test_a_mesh_changes_no_number_of_adapters(mesh_train, base, tmp_path):
+    """On the parameters of stage 1; matrices are split over fsdp and tensor, decoding weights over two devices. One
+    base is float32, the other int8."""
+    adapters = [f"{role}.{setting}" for role in ROLES for setting in (
+        "model.lora.rank=4", "sft.full=True", "optimizer.lora_lr=3e-3")]  # fmt: skip
+    settings = [*from_base(base), *adapters, "verifier.model.lora.base_dtype=int8"]
+    for layout in ("one_device", "2x2x2"):
+        mesh_train.run(layout, tmp_path / layout, *settings)
+    config = load_config(str(CONFIGS / "tiny.py"), [*mesh_train.settings(LAYOUTS["one_device"]), *settings])
+    states = {role: policy.abstract_state() for role, policy in make_policies(config).items()}
+    assert_same_run(tmp_path / "2x2x2", tmp_path / "one_device", states)
+    after = read_state(tmp_path / "2x2x2/checkpoints", states).state
+    assert all(np.abs(leaf).max() > 1e-3 for role in ROLES for leaf in jax.tree.leaves(after[role].params))
+
+
 def second_turn_of(run: Path, workdir: Path, abstract_states: dict) -> Path:
     """A copy of a finished run as it was when its second turn was saved."""
     shutil.copytree(run, workdir)
