@@ -100,7 +100,7 @@ def run_stage_one(
                 console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             ended[role] = _fresh_params(policy, config.seed)
         weights[role] = _with_base(policy, ended[role], config.seed, bases)
-    if policies["verifier"].is_shared:
+    if len(weights) > 1 and policies["verifier"].is_shared:
         weights["generator"] = weights["verifier"]
     return weights
 

@@ -22,6 +22,7 @@ from tango_jax.planning.times import turn_times
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.typed_command import typed_command
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 from tango_jax.weights.source import fields_of
 
@@ -96,5 +97,5 @@ def show_models(found: list[Fit], target: Target, machine: Machine, console: Con
     console.table(title, columns, [(name, *cell(full), *cell(adapted)) for name, (full, adapted) in by_name.items()])
     rl = _config(next(iter(by_name)), 0, machine).rl
     console.log(f"assumed: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn, problems of up "
-                f"to {PROMPT} tokens, solutions of up to {RESPONSE}; python -m tango_jax.plan --config=own_problems "
+                f"to {PROMPT} tokens, solutions of up to {RESPONSE}; {typed_command('plan')} --config=own_problems "
                 "plans for your file")

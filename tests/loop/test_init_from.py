@@ -130,10 +130,10 @@ def test_what_is_finished_is_looked_at_again_when_it_is_loaded(source):
     policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
     params = jax.tree.map(lambda leaf: np.full(leaf.shape, 1.0, leaf.dtype), policy.abstract_state().params)
     checkpointer = Checkpointer(workdir / "sft/generator/checkpoints", keep=1)
-    checkpointer.save(5, {"params": params}, {"heldout_loss": 0.4})
+    checkpointer.save(5, {"params": params}, {"heldout_loss": 0.4, "is_full": True})
     with pytest.raises(ValueError, match="unfinished, at step 5 of 6"):
         stage_one.load_sft(policy, str(workdir))
-    checkpointer.save(6, {"params": params}, {"heldout_loss": 0.4})
+    checkpointer.save(6, {"params": params}, {"heldout_loss": 0.4, "is_full": True})
     assert stage_one.load_sft(policy, str(workdir)).step == 6
 
 

@@ -45,7 +45,7 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
         return rollout
 
     monkeypatch.setattr(turns, "_sample", sample)
-    states = {"verifier": types.SimpleNamespace(params=None)}
+    states = {"verifier": types.SimpleNamespace(weights=None)}
     sampling = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
     policy = types.SimpleNamespace(role="verifier", tokenizer=None, config=sampling)
     shown = []

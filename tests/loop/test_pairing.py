@@ -1,5 +1,7 @@
 """Arms with the same seed are paired: the same problems at the same generator step, and the same random numbers."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -44,7 +46,7 @@ def asked(monkeypatch):
         method = load_method(config)
         method = method._replace(rewards=dict.fromkeys(method.rewards, reward),
                                  credits=dict.fromkeys(method.credits, no_credit))  # fmt: skip
-        policies = {"generator": None, "verifier": None}
+        policies = {role: types.SimpleNamespace(roles=(role,)) for role in ("generator", "verifier")}
         context = RunContext(config, make_task(config, {}), policies, {}, PhaseTimer(), method)
         counters, states, seen = Counters(), {"generator": None, "verifier": None}, {}
         for turn in make_schedule(config).turns():

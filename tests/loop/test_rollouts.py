@@ -22,7 +22,7 @@ def test_a_role_that_cannot_be_sampled_from_is_named(monkeypatch):
     text = RoleText(lambda policy, parents: ([[30]] * len(parents), {}), None, "verify", "verify", "verify", "", "")
     monkeypatch.setitem(ROLE_TEXTS, "verifier", text)
     context = RunContext(None, None, {"verifier": policy}, {}, PhaseTimer())
-    states = {"verifier": types.SimpleNamespace(params=jnp.ones(1))}
+    states = {"verifier": types.SimpleNamespace(weights=jnp.ones(1))}
     with pytest.raises(Broken, match="cannot sample from the verifier: the logits are NaN or infinite") as found:
         respond(context, states, "verifier", ["a solution"], 1, step_key(0), is_greedy=True)
     assert found.value.role == "verifier"

@@ -47,7 +47,7 @@ class Scripted:
             weight, step = np.float32([weight]), np.int32(step)
             return TrainState({"weight": jax.device_put(weight, place)}, (), jax.device_put(step, place))
 
-        def update(state, batch):
+        def update(state, batch, base):
             step = int(state.step) + 1
             self.steps.append(step)
             loss, weight = (script.get(step, 1.0) for script in (self.losses, self.weights))

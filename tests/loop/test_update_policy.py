@@ -1,14 +1,13 @@
 """What a role's policy is updated with: minibatches, epochs, and the log-probs that they need."""
 
 import dataclasses
-import types
 
 import numpy as np
 import pytest
 
 from support.update_cases import LENGTHS, MODEL, PARAMS, PROMPTS, RESPONSES, make_data, random_params, tiny_role
 from tango_jax.loop.turn import RunContext, action_mask, update_policy
-from tango_jax.records import Responses, Rollout
+from tango_jax.records import Responses, Rollout, TrainState
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.text.tokenizer import Tokenizer
@@ -29,9 +28,10 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
     seen = [{"tokens": tokens, "kl": np.float32(kl), "logprob_gap_max": gap}
             for tokens, kl, gap in zip((14, 7, 14, 7), kls, gaps, strict=True)]
 
-    def record(state, batch):
+    def record(state, batch, base):
         calls.append((state, batch))
-        return types.SimpleNamespace(params=random_params(8)), {"loss": np.float32(len(calls)), **seen[len(calls) - 1]}
+        assert base == {}
+        return TrainState(random_params(8), (), np.int32(0)), {"loss": np.float32(len(calls)), **seen[len(calls) - 1]}
 
     reference = random_params(9)
     # A fourth prompt, so that both minibatches hold whole groups, every second one; response 2 ran into the limit.
@@ -43,7 +43,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
         decode_steps=6,
         row_steps=48,
     )
-    state = types.SimpleNamespace(params=PARAMS)
+    state = TrainState(PARAMS, (), np.int32(0))
     policy = dataclasses.replace(policy, update=record)
     references = {"generator": lambda: reference}
     context = RunContext(None, None, {"generator": policy}, references, PhaseTimer())
@@ -58,7 +58,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
         "generator/kl_first": 0.0, "generator/logprob_gap_max": 9e-6,
     })  # fmt: skip
     first, second = calls[0][1], calls[1][1]
-    assert calls[0][0] is state and calls[1][0] is not state
+    assert calls[0][0].params is PARAMS and calls[1][0].params is not PARAMS
     assert calls[2][1] is first and calls[3][1] is second
     assert [int(batch.is_action_NZRT.sum()) for batch in (first, second)] == [4 + 2 + 3 + 5, 0 + 1 + 4 + 2]
     for batch in (first, second):

@@ -76,7 +76,7 @@ def main() -> None:
     examples = zeros(shapes.stage_one).replace(num_micro=jnp.int32(1))
 
     def stage_one():
-        states[0], metrics = compiled["sft"](states[0], examples)
+        states[0], metrics = compiled["sft"](states[0], examples, {})
         return states[0].step, metrics
 
     measure("sft", stage_one)
@@ -94,7 +94,7 @@ def main() -> None:
     measure("score", lambda: compiled["score"](references[0], batch))
 
     def update():
-        states[0], metrics = compiled["update"](states[0], batch)
+        states[0], metrics = compiled["update"](states[0], batch, {})
         return states[0].step, metrics
 
     measure("update", update)
