@@ -1,10 +1,10 @@
 """The quickstart with adapters: all parameters in stage 1, then adapters on its result. Ranks and learning rates.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_lora.py --workdir=runs/lora
-           and :rates for the learning rates on development starts, from which the one below was chosen.
+           and :rates for the learning rates on development starts, by grpo alone.
 Hardware:  any CPU with two cores and 4 GiB of memory.
 Time:      about half a minute a run on one core, after a stage 1 of two minutes for each start and rank.
-Expected:  configs/README.md, Adapters.
+Expected:  not run so far. The learning rate is ten times the quickstart's, and is still to be chosen by :rates.
 """
 
 from ml_collections import ConfigDict
