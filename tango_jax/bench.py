@@ -40,7 +40,8 @@ from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
-from tango_jax.models.transformer import HEAD_PRECISIONS, REMAT_MODES, ModelConfig, init_params
+from tango_jax.models.head_precision import HEAD_PRECISIONS
+from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
 from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
 from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
 from tango_jax.records import Rollout

@@ -32,8 +32,16 @@ from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.peft_folder import write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
+from tango_jax.weights.source import kind_of
 from tango_jax.weights.to_hf import export_hf, model_card
-from tango_jax.weights.workdir import newest_checkpoints, open_workdir, read_adapters, read_config, start_source
+from tango_jax.weights.workdir import (
+    full_stage_one,
+    newest_checkpoints,
+    open_workdir,
+    read_adapters,
+    read_config,
+    start_source,
+)
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
@@ -77,18 +85,18 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
     """Write the newest adapters of a role as a PEFT folder, and return its path.
 
     Raises:
-        ValueError: the run trains no adapters, or on the result of its own stage 1, which is published nowhere; or see
-            `export`.
+        ValueError: the run trains no adapters, or these belong to the result of a stage 1 or to another run, which are
+            no published checkpoints; or see `export`.
     """
     settings = read_config(workdir)
     model = start_source(settings, role).model_config
     if not model.lora:
         raise ValueError(f"{workdir} trains all parameters of the {role}: export it without --adapter")
-    own = settings[role]
-    if own.sft.full or not own.checkpoint:
-        raise ValueError(f"the {role}'s adapters in {workdir} belong to the result of its stage 1, which is no "
+    base = full_stage_one(settings, workdir, role) or settings[role].checkpoint
+    if isinstance(base, Path) or kind_of(base) == "workdir":
+        raise ValueError(f"the {role}'s adapters in {workdir} belong to what a run trained ({base}), which is no "
                          "published checkpoint: export it without --adapter, merged")
-    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model)), own.checkpoint)
+    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model)), base)
 
 
 def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:

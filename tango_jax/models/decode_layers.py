@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from tango_jax.models.attention import AttendFn
 from tango_jax.models.int8 import quantize_matrices
 from tango_jax.models.lora import join_adapters
-from tango_jax.models.transformer import Block, ModelConfig, Rope, head_matrix, in_compute_dtype
+from tango_jax.models.transformer import Block, ModelConfig, Rope, head_matrix
 
 
 def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
@@ -29,7 +29,7 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
     and a tied table is both.
     """
-    cast = in_compute_dtype(config, params["layers"])
+    cast = _in_compute_dtype(config, params["layers"])
     for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
         cast[joined] = jnp.concatenate(flat, axis=-1)
@@ -47,6 +47,12 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
         "final_norm": params["final_norm"].astype(config.compute_dtype),
         "head_DV": head_matrix(config, params),
     }
+
+
+def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
+    """The layers' parameters in the compute dtype, except for int8 matrices and their scales."""
+    return {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
+            for name, leaf in layers.items()}  # fmt: skip
 
 
 def apply_split_layers(

@@ -21,26 +21,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from tango_jax.models.attention import ATTENTION_KINDS, AttendFn, capability_of
+from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
+from tango_jax.models.head_precision import HEAD_PRECISIONS
 from tango_jax.models.int8 import SAMPLE_DTYPES
-from tango_jax.models.lora import (
-    LORA_A,
-    LORA_B,
-    LoraConfig,
-    check_lora,
-    freeze,
-    init_adapters,
-)
+from tango_jax.models.lora import LORA_A, LORA_B, LoraConfig, check_lora, freeze, init_adapters
 from tango_jax.records import with_base
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
-# How a head of float32 is multiplied. "highest": to all 24 bits; on GPUs without tensor cores, on TPUs in six passes.
-# "bfloat16_x3": as high x high + high x low + low x high, where each number is the sum of two of bfloat16: 16 bits, by
-# tensor cores or in three passes. CPUs multiply float32 to all its bits in either case.
-HEAD_PRECISIONS = {"highest": lax.Precision.HIGHEST, "bfloat16_x3": lax.DotAlgorithmPreset.BF16_BF16_F32_X3}
-LEAST_CAPABILITY = 8.0  # compute capability from which NVIDIA GPUs multiply bfloat16, and XLA splits float32 into it
 REMAT_MODES = ("none", "dots", "full")
 
 Rope = tuple[jax.Array, jax.Array]  # sine and cosine of every position
@@ -106,14 +95,6 @@ class ModelConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")
         if self.lora:
             check_lora(self)
-
-
-def check_head_precision(precision: str, device: jax.Device) -> None:
-    """Raises ValueError where XLA refuses a head's `head_precision` on the device."""
-    capability = capability_of(device)
-    if precision == "bfloat16_x3" and capability is not None and capability < LEAST_CAPABILITY:
-        raise ValueError(f"head_precision={precision} needs an NVIDIA GPU of compute capability {LEAST_CAPABILITY} or "
-                         f"more, and this one has {capability}: set model.head_precision=highest")
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -285,12 +266,6 @@ def init_weights(config: ModelConfig, key: jax.Array) -> dict:
     """What forward passes take: the result of `init_params`; with adapters, frozen and with fresh adapters in it."""
     params = init_params(config, key)
     return with_base(freeze(config, params), init_adapters(config, key)) if config.lora else params
-
-
-def in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
-    """The layers' parameters in the compute dtype, except for int8 matrices and their scales."""
-    return {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
-            for name, leaf in layers.items()}  # fmt: skip
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tango_jax.models.transformer import HEAD_PRECISIONS, ModelConfig
+from tango_jax.models.head_precision import HEAD_PRECISIONS
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
 from tango_jax.planning.bench_work import PhaseWork, sampling_work, training_work
 from tango_jax.planning.costs import micro_batch_shape, num_parameters

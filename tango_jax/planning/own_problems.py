@@ -17,8 +17,9 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key
+from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
-from tango_jax.models.transformer import LEAST_CAPABILITY, ModelConfig
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.choices import halved
 from tango_jax.planning.costs import num_parameters, num_trained
 from tango_jax.planning.estimates import estimated_phases, rows_fit

@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.models.attention import attention_of
 from tango_jax.models.decode_attention import decode_attention_of
+from tango_jax.models.head_precision import check_head_precision
 from tango_jax.models.lora import freeze, init_adapters, split
-from tango_jax.models.transformer import ModelConfig, check_head_precision, init_params, init_weights
+from tango_jax.models.transformer import ModelConfig, init_params, init_weights
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.own_method import load_loss_term

@@ -86,8 +86,8 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         if shardings is not None:
             shapes = with_shardings(shapes, shardings)
         if has_adapters:
-            start = read_full_stage_one(config, workdir, role, shapes)
-            start = base.load_params(shardings) if start is None else start
+            stage_one = full_stage_one(config, workdir, role)
+            start = read_state(stage_one, shapes, part=("params",)).state if stage_one else base.load_params(shardings)
             adapters = read_adapters(workdir, role, saved, shardings)
             params = merge(saved, with_base(freeze(saved, start), adapters))
             params = params if shardings is None else jax.device_put(params, shardings)
@@ -110,9 +110,12 @@ def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict 
     return read_state(directory, adapters, part=part).state
 
 
-def read_full_stage_one(config: ConfigDict, workdir: Path, role: str, abstract: dict) -> dict | None:
-    """The parameters of a stage 1 that trained all of them, which are the base of a run's adapters; None: there is
-    none."""
+def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
+    """The checkpoints of a stage 1 that trained all parameters, which are the base of a run's adapters; None: the base
+    is the role's checkpoint."""
+    if shares_policy(config):  # the verifier's stage 1, where it has one, continues from the generator's
+        verifier = config.verifier
+        role = "verifier" if verifier.init_from or verifier.sft.steps else "generator"
     own = config[role]
     if not own.init_from and not (own.sft.steps and own.sft.full):
         return None
@@ -121,7 +124,7 @@ def read_full_stage_one(config: ConfigDict, workdir: Path, role: str, abstract: 
     if found is None:
         raise ValueError(f"{directory} is gone, the stage 1 on whose result the adapters in {workdir} rest: put it "
                          "back")
-    return read_state(directory, abstract, part=("params",)).state if found.meta["is_full"] else None
+    return directory if found.meta["is_full"] else None
 
 
 def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) -> Source:

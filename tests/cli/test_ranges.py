@@ -12,7 +12,7 @@ from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
 from tango_jax.defaults import KEYS
-from tango_jax.models import attention, decode_attention, int8, lora, transformer
+from tango_jax.models import attention, decode_attention, head_precision, int8, lora, transformer
 from tango_jax.rl import losses, optimizer, schedule, update
 from tango_jax.runtime.keys import LARGEST_INT, OneOf, Range
 
@@ -38,7 +38,7 @@ def test_every_number_has_a_range_and_every_key_a_meaning():
     ("generator.model.attention", attention.ATTENTION_KINDS),
     ("generator.model.decode_attention", decode_attention.DECODE_ATTENTION_KINDS),
     ("generator.model.sample_cache_dtype", int8.SAMPLE_DTYPES), ("generator.model.remat", transformer.REMAT_MODES),
-    ("generator.model.head_precision", transformer.HEAD_PRECISIONS), ("generator.loss.kl_kind", losses.KL_KINDS),
+    ("generator.model.head_precision", head_precision.HEAD_PRECISIONS), ("generator.loss.kl_kind", losses.KL_KINDS),
     ("generator.loss.aggregation", losses.WEIGHT_KINDS), ("generator.loss.ratio", update.RATIO_LEVELS),
     ("generator.model.lora.targets", lora.MATRICES), ("generator.model.lora.base_dtype", lora.BASE_DTYPES),
     ("generator.optimizer.schedule", optimizer.SCHEDULES), ("rl.alpha_schedule", schedule.ALPHA_KINDS),

@@ -27,7 +27,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.peft_folder import read_adapter
 from tango_jax.weights.to_hf import export_hf
-from tango_jax.weights.workdir import open_workdir, read_adapters, read_config, start_source
+from tango_jax.weights.workdir import full_stage_one, open_workdir, read_adapters, read_config, start_source
 
 SILENT = Console(enabled=False)
 RANK = 4
@@ -139,13 +139,29 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     expected = lora.merge(policy.model_config, with_base(stage_one, adapters))
     merged = open_workdir(workdir, "generator").load_params()
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7), merged, expected)
-    with pytest.raises(ValueError, match=r"belong to the result of its stage 1, which is no published checkpoint"):
+    with pytest.raises(ValueError, match=r"what a run trained \(.*sft/generator/checkpoints\), which is no"):
         export.export_adapter(workdir, "generator", tmp_path / "out")
     taken = load_config(str(CONFIGS / "tiny.py"), [*settings, *(f"{role}.init_from={workdir}" for role in ROLES)])
     policies = make_policies(taken)
     task = make_task(taken, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, taken, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["generator"])[1], stage_one)
+
+
+def test_the_base_of_adapters_that_were_trained_on_another_runs_stage_one(model, tmp_path):
+    """It is that run's result, also where a checkpoint is named, and of one policy in both roles the verifier's."""
+    full = config_of(model, *(f"{role}.model.lora.rank=0" for role in ROLES))
+    policies = make_policies(full)
+    task = make_task(full, {role: policy.tokenizer for role, policy in policies.items()})
+    run_stage_one(policies, full, task, tmp_path / "full", SILENT, hosts.Preemption(is_watching=False))
+    taken = config_of(model, *(f"{role}.init_from={tmp_path / 'full'}" for role in ROLES))
+    shared = config_of(model, *(f"{role}.sft.full=True" for role in ROLES), "verifier.adapter=generator")
+    of_generator, of_verifier = (tmp_path / "full/sft" / role / "checkpoints" for role in ROLES)
+    assert full_stage_one(taken, tmp_path / "run", "generator") == of_generator
+    assert full_stage_one(shared, tmp_path / "full", "generator") == of_verifier
+    shared.verifier.sft.steps = 0
+    assert full_stage_one(shared, tmp_path / "full", "verifier") == of_generator
+    assert full_stage_one(config_of(model), tmp_path / "full", "generator") is None
 
 
 # -------------------------------------------------------------------------------------------------------- in and out

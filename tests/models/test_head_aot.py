@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from support.absent_devices import absent_devices
-from tango_jax.models.transformer import HEAD_PRECISIONS, ModelConfig, logits_from_hidden
+from tango_jax.models.head_precision import HEAD_PRECISIONS
+from tango_jax.models.transformer import ModelConfig, logits_from_hidden
 
 D, V, T = 3584, 32768, 1024
 # How a compiled program names three products of bfloat16.

@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
-from tango_jax.models import decode_layers, transformer
+from tango_jax.models import decode_layers, head_precision
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.job import sized
 from tango_jax.planning.sources import blank_tokenizer
@@ -129,9 +129,9 @@ def test_float16_is_refused(override, message):
 def test_a_gpu_that_cannot_split_a_heads_products_is_an_error():
     refused = {}
     for capability in ("7.5", "8.0", "gfx942", ""):  # a T4, an A100, an AMD GPU, no GPU
-        for precision in transformer.HEAD_PRECISIONS:
+        for precision in head_precision.HEAD_PRECISIONS:
             try:
-                transformer.check_head_precision(precision, types.SimpleNamespace(compute_capability=capability))
+                head_precision.check_head_precision(precision, types.SimpleNamespace(compute_capability=capability))
             except ValueError as error:
                 refused[capability, precision] = str(error)
     assert list(refused) == [("7.5", "bfloat16_x3")]
