@@ -41,6 +41,7 @@ from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import ATTENTION_KINDS
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.head_precision import HEAD_PRECISIONS
+from tango_jax.models.lora import BASE_DTYPES
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
 from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
 from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
@@ -83,9 +84,9 @@ RANGES = {"runs": Range(1, 10_000)}
 DTYPES = ("float32", "bfloat16")
 # Options of --model. The second of `new` is the first that decode makes.
 NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
-           "micro_rows": COUNT, "logp_chunk": COUNT}  # fmt: skip
+           "micro_rows": COUNT, "logp_chunk": COUNT, "lora_rank": COUNT}  # fmt: skip
 MODEL_OPTIONS = ("dtype", "head_dtype", "head_precision", "sample_cache_dtype", "sample_weight_dtype", "attention",
-                 "decode_attention", "remat", "mesh", *NUMBERS)  # fmt: skip
+                 "decode_attention", "remat", "base_dtype", "mesh", *NUMBERS)  # fmt: skip
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -256,6 +257,8 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")
     group.add_argument("--decode_attention", choices=DECODE_ATTENTION_KINDS, help="of decode steps; default: xla")
     group.add_argument("--remat", choices=REMAT_MODES, help="what an update computes again; default: full")
+    group.add_argument("--base_dtype", choices=BASE_DTYPES[1:], help="of the frozen base of --lora_rank; default: "
+                       "--dtype")
     group.add_argument("--mesh", metavar="AXIS:SIZE,...", help=f"of {', '.join(MESH_AXES)}; default: fsdp:-1, which "
                        "is all devices")
     for name, what in (
@@ -266,6 +269,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
         ("samples", "responses to a prompt, which share its cache"),
         ("micro_rows", "responses in a micro-batch of an update"),
         ("logp_chunk", "tokens of a micro-batch whose logits exist at a time"),
+        ("lora_rank", "rank of adapters on a frozen base, which alone are trained; default: all parameters are"),
     ):
         group.add_argument(f"--{name}", metavar="N", type=int, help=what)
     options = parser.parse_args(argv)
@@ -273,6 +277,8 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     if options.model is None and others:
         raise ValueError(f"--{others[0]} is an option of --model, and the reference shapes are fixed: name a model, or "
                          "leave it out")
+    if options.base_dtype and options.lora_rank is None:
+        raise ValueError(f"--base_dtype={options.base_dtype} is that of a base with adapters: add --lora_rank=N")
     known = BENCHES if options.model is None else PHASES
     names = known if options.only is None else tuple(options.only.split(","))
     if not set(names) <= set(known):

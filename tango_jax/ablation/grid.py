@@ -107,9 +107,13 @@ def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
     """All that the result of stage 1 depends on; None if there is no role for which to run it."""
     if not any(config[role].sft.steps and not config[role].init_from for role in ROLES):
         return None
+    patterns = list(NOT_IN_STAGE_ONE)
+    for role in ROLES:
+        if config[role].sft.full or not config[role].model.lora.rank:  # it trains all parameters
+            patterns += [f"{role}.model.lora.*", f"{role}.sft.full"]
     facts = {
         key: json.dumps(value, default=list) for key, value in flatten(config).items()
-        if not any(fnmatch.fnmatchcase(key, pattern) for pattern in NOT_IN_STAGE_ONE)
+        if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
     }  # fmt: skip
     if any(not config[role].checkpoint for role in ROLES):  # the sizes of all problems decide on its symbols
         facts["tokenizer"] = hashlib.sha256(tokenizer_model(config)).hexdigest()[:12]

@@ -19,10 +19,11 @@ import jax
 import numpy as np
 
 from tango_jax.models.head_precision import HEAD_PRECISIONS
-from tango_jax.models.transformer import ModelConfig
+from tango_jax.models.lora import split
+from tango_jax.models.transformer import ModelConfig, init_weights
 from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
 from tango_jax.planning.bench_work import PhaseWork, sampling_work, training_work
-from tango_jax.planning.costs import micro_batch_shape, num_parameters
+from tango_jax.planning.costs import micro_batch_shape, num_parameters, num_trained
 from tango_jax.planning.job import device_bytes
 from tango_jax.planning.machines import GIB
 from tango_jax.records import Batch, TrainState
@@ -108,6 +109,8 @@ def describe_model(policy: Policy) -> dict:
     return {
         "layers": model.num_layers,
         "parameters": num_parameters(model),
+        "trained_parameters": num_trained(model),
+        "lora_rank": model.lora.rank if model.lora else 0,
         "compute_dtype": model.compute_dtype,
         "head_dtype": model.head_dtype,
         "head_precision": model.head_precision,
@@ -210,11 +213,25 @@ class BenchTimer(NamedTuple):
 
 def timed_phases(policy: Policy, sizes: Sizes, batch: Batch, timer: BenchTimer) -> Iterator[tuple[str, Timed]]:
     """The phases that are asked for, in the order of a turn."""
-    state = policy.init(step_key(0, "bench"))
+    state = fresh_state(policy)
     if set(timer.names) & set(SAMPLING_PHASES):
         yield from timed_sampling(policy, sizes, state, timer)
     if set(timer.names) & set(TRAINING_PHASES):
         yield from timed_training(policy, batch, state, timer)
+
+
+def fresh_state(policy: Policy) -> TrainState:
+    """Random parameters; with adapters, fresh ones on a random base."""
+    key_data, model = step_key(0, "bench"), policy.model_config
+    state = policy.init(key_data)
+    if not model.lora:
+        return state
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, split(policy.abstract_weights())[1])
+
+    def make_base(key_data: jax.Array) -> dict:
+        return split(init_weights(model, jax.random.wrap_key_data(key_data)))[1]
+
+    return state.replace(base=jax.jit(make_base, out_shardings=shardings)(key_data))
 
 
 def timed_sampling(
@@ -223,7 +240,7 @@ def timed_sampling(
     """Prefill and decode, apart."""
     sampler = policy.sampler
     beside = device_bytes(state)  # waits for its update, as in a run
-    weights = jax.block_until_ready(sampler.layout(state.params))
+    weights = jax.block_until_ready(sampler.layout(state.weights))
     prompts, sampling = prompt_batch(policy.model_config, sizes), sampling_params(1.0)
     prefill = timer.compile("prefill", sampler.driver.prefill_fn.lower(weights, prompts, sampling), beside)
     if "prefill" in timer.names:
@@ -251,15 +268,16 @@ def timed_training(
     placed = jax.tree.map(lambda leaf: jax.device_put(leaf, batch_sharding(policy.placement, leaf)), batch)
     if "score" in timer.names:
         beside = device_bytes(state.opt_state)
-        score = timer.compile("score", policy.score.lower(state.params, placed), beside)
-        yield "score", timer.time(score, lambda _: score.fn(state.params, placed))
+        score = timer.compile("score", policy.score.lower(state.weights, placed), beside)
+        yield "score", timer.time(score, lambda _: score.fn(state.weights, placed))
     if not {"update", "optimizer"} & set(timer.names):
         return
-    update = timer.compile("update", policy.update.lower(state, placed))
+    state, base = state.replace(base={}), state.base  # a base is not donated
+    update = timer.compile("update", policy.update.lower(state, placed, base))
 
     def step(batch: Batch) -> dict:
         nonlocal state
-        state, metrics = update.fn(state, batch)
+        state, metrics = update.fn(state, batch, base)
         return metrics
 
     if "update" in timer.names:

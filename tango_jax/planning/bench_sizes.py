@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import default_config, role_config
 from tango_jax.models.attention import capability_of
 from tango_jax.models.decode_attention import attention_names
+from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.choices import halved
 from tango_jax.planning.estimates import estimated_phases, rows_fit
@@ -45,6 +46,7 @@ class BenchOptions(NamedTuple):
     attention: str = "auto"
     decode_attention: str = "xla"
     remat: str = "full"
+    base_dtype: str = ""  # of the frozen base of adapters
     mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
     layers: int = 0  # 0: all
     rows: int = 0
@@ -53,6 +55,7 @@ class BenchOptions(NamedTuple):
     samples: int = 0
     micro_rows: int = 0
     logp_chunk: int = 0
+    lora_rank: int = 0  # 0: all parameters are trained
 
 
 class Sizes(NamedTuple):
@@ -96,7 +99,8 @@ def open_model(options: BenchOptions) -> ModelConfig:
     """The model that the options name, cut to `layers`. Nothing is downloaded.
 
     Raises:
-        ValueError: there is no such model, this project cannot run it, or it has fewer layers.
+        ValueError: there is no such model, this project cannot run it, or it has fewer layers, or a matrix that is
+            narrower than the rank of its adapter.
     """
     known = short_names()
     name = known.get(options.model, options.model)
@@ -109,7 +113,12 @@ def open_model(options: BenchOptions) -> ModelConfig:
     if options.layers > model.num_layers:
         raise ValueError(f"--layers={options.layers} is more than the {model.num_layers} of {cut(name)}: choose at "
                          f"most {model.num_layers}, or leave the option out for all of them")
-    return dataclasses.replace(model, num_layers=options.layers or model.num_layers)
+    rank, alpha = options.lora_rank, role_config().model.lora.alpha
+    lora = LoraConfig(rank, alpha, base_dtype=options.base_dtype) if rank else None
+    try:
+        return dataclasses.replace(model, num_layers=options.layers or model.num_layers, lora=lora)
+    except ValueError as error:
+        raise ValueError(f"--lora_rank={rank}: {error}") from error
 
 
 def parse_mesh(text: str) -> ConfigDict:
@@ -258,9 +267,10 @@ def describe_sizes(policy: Policy, sizes: Sizes) -> str:
     tokens = sizes.micro_rows * (sizes.new + 1) + sizes.micro_prompts * sizes.prompt
     dtypes = {"weights": model.sample_weight_dtype, "cache": model.sample_cache_dtype}
     split = ", as three products of bfloat16" if model.head_precision == "bfloat16_x3" else ""
+    lora = f"adapters of rank {model.lora.rank} on a frozen base, " if model.lora else ""
     small = "".join(f", {name} in {dtype}" for name, dtype in dtypes.items() if dtype)
     return (
-        f"sizes: {model.num_layers} layers in {model.compute_dtype}, head in {model.head_dtype}{split}, "
+        f"sizes: {model.num_layers} layers in {model.compute_dtype}, {lora}head in {model.head_dtype}{split}, "
         f"attention {attention_names(model)}, mesh {mesh}, decoding weights on "
         f"{policy.config.mesh.decode_tensor} device(s) each; sampling {sizes.rows} rows ({sizes.prompts} prompts of "
         f"{sizes.prompt} tokens x {sizes.samples} samples of {sizes.new}{small}); "

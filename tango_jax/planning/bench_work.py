@@ -46,11 +46,12 @@ def training_work(policy: Policy, batch: Batch, tokens: int) -> dict[str, PhaseW
     micro, state = micro_batch_shape(batch), policy.abstract_state()
     params = device_bytes(state.params)
     score, update = (scaled(flops, count) for flops in function_flops(policy, micro))
+    needed = scaled(costs.needed_flops(model, micro, tensor, model.attention), count)
     step = costs.optimizer_bytes(device_bytes(state), params)
     none = Flops(0.0, 0.0)
     return {
         "score": PhaseWork(tokens, score, count * costs.weight_bytes(model, tensor), score),
-        "update": PhaseWork(tokens, update, costs.update_bytes(model, count, tensor, params) + step, scaled(score, 3)),
+        "update": PhaseWork(tokens, update, costs.update_bytes(model, count, tensor, params) + step, needed),
         "optimizer": PhaseWork(0, none, step, none),
     }
 

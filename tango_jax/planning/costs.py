@@ -114,20 +114,26 @@ def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attent
     return Flops(layers, head_flops(model, tokens.scored) / head_parts(model, tensor))
 
 
+def needed_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
+    """Forward and backward pass of one micro-batch, without what is computed again."""
+    forward = score_flops(model, tokens, tensor, attention)
+    if not model.lora:
+        return Flops(3 * forward.layers, 3 * forward.head)
+    # Of frozen matrices no gradient is made: one product less.
+    frozen = layer_flops(model, tokens.total, 0) - 3 * adapter_flops(model, tokens.total)
+    return Flops(3 * forward.layers - frozen / tensor, 2 * forward.head)
+
+
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
     """Forward and backward pass of one micro-batch, with what is computed again."""
     forward = score_flops(model, tokens, tensor, attention)
-    # Of frozen matrices no gradient is made: one product less.
-    frozen = Flops(0.0, 0.0)
-    if model.lora:
-        frozen = Flops(layer_flops(model, tokens.total, 0) / tensor, forward.head)
-        frozen = frozen._replace(layers=frozen.layers - 3 * adapter_flops(model, tokens.total) / tensor)
+    needed = needed_flops(model, tokens, tensor, attention)
     attended = layer_flops(model, 0, tokens.pairs(attention)) / tensor
     last = model.num_layers * 2 * tokens.total * model.width * model.mlp_width / tensor
     again = {"none": 0.0, "dots": attended, "full": forward.layers - last}[model.remat]
     if attention in SKIPPING:  # the kernel's backward pass computes the scores again
         again += attended / 2
-    return Flops(3 * forward.layers + again - frozen.layers, (3 + is_chunked) * forward.head - frozen.head)
+    return Flops(needed.layers + again, needed.head + is_chunked * forward.head)
 
 
 def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> Flops:

@@ -11,7 +11,7 @@ from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.config_file import stored_config, with_settings
 from tango_jax.cli.validation import validate
-from tango_jax.config import default_config, flatten
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
@@ -66,6 +66,19 @@ def test_cells_share_a_stage_one_where_nothing_that_it_depends_on_differs():
     assert set(stage_ones.values()) == {f"verifier={verifier},data_seed={seed}"
                                         for verifier in ("weak", "strong") for seed in "01"}  # fmt: skip
     assert stage_ones["words=2,verifier=same,data_seed=1"] == "verifier=weak,data_seed=1"
+
+
+def test_adapters_share_a_stage_one_that_trains_all_parameters():
+    def adapters(rank: int, is_full: bool) -> dict:
+        return {f"{role}.{key}": value for role in ROLES
+                for key, value in (("model.lora.rank", rank), ("sft.full", is_full))}  # fmt: skip
+
+    def stage_ones(is_full: bool) -> list[str | None]:
+        labels = {"full": {}, "2": adapters(2, is_full), "1": adapters(1, True)}
+        return [cell.stage_one for cell in make_cells(tiny({"rank": labels}))]
+
+    assert stage_ones(is_full=True) == ["shared"] * 3
+    assert stage_ones(is_full=False) == ["rank=full", "rank=2", "rank=full"]
 
 
 def test_problems_that_need_other_symbols_need_another_stage_one():

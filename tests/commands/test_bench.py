@@ -78,6 +78,23 @@ def test_each_phase_with_work_by_hand(model, capsys):
     assert gradients == 2 * (3 * weights + 2 * params)
 
 
+def test_adapters_on_a_frozen_base_by_hand(model, capsys):
+    sizes = ("--layers=1", "--rows=4", "--samples=2", "--prompt=3", "--new=3", "--micro_rows=2", "--mesh=fsdp:1")
+    bench.main([model(TINY), *sizes, "--lora_rank=2", "--base_dtype=int8", "--runs=1", "--json"])
+    said = capsys.readouterr()
+    assert said.err.startswith("sizes: 1 layers in bfloat16, adapters of rank 2 on a frozen base, head in float32, ")
+    report, phases = json.loads(said.out), json.loads(said.out)["phases"]
+    # Inputs and outputs of the matrices: q 4 + 4, k and v 4 + 2, o 4 + 4, gate, up and down 4 + 6, which is 58.
+    assert report["model"]["trained_parameters"] == 2 * 58 and report["model"]["lora_rank"] == 2
+    layers, head, adapters = 2 * (11 * 240 + 65 * 16), 2 * 8 * 80, 2 * 11 * (2 * 2 * 58)
+    # No gradients of the frozen matrices, 240 a token, or of the head; with remat=full, all but the last product again.
+    needed = 3 * layers - 2 * 11 * 240 + 3 * adapters
+    assert phases["update"]["flops"] == needed + layers - 2 * 11 * 48 + 2 * head
+    assert phases["update"]["mfu"] * phases["update"]["seconds"] == pytest.approx(needed / 1000 + 2 * head / 500)
+    state = 4 * 3 * (2 * 58)  # A and B with both moments; counters come on top
+    assert 2 * state + 2 * state / 3 < phases["optimizer"]["bytes"] < 2 * state + 2 * state / 3 + 100
+
+
 def test_a_mesh_of_eight_devices_and_text(model, capsys, monkeypatch):
     monkeypatch.setattr(bench_phases, "peak_memory", lambda: 2**29)
     sizes = ("--rows=8", "--prompt=3", "--new=3", "--micro_rows=1", "--dtype=float32", "--remat=none")
@@ -143,6 +160,8 @@ def test_mistakes_end_in_one_line(model, capsys, monkeypatch):
         ([tiny, "--mesh=fsdp:1,tensor:2"], "does not divide the model's num_kv_heads=1"),
         ([tiny, "--mesh=fsdp:1", "--attention=splash"], "runs on a tpu, and the devices are of platform cpu"),
         ([tiny, "--mesh=fsdp:1", "--decode_attention=paged"], "runs on a tpu, and the devices are of platform cpu"),
+        ([tiny, "--mesh=fsdp:1", "--lora_rank=7"], "--lora_rank=7: lora.rank=7 is above 2, the narrowest side of a "),
+        ([tiny, "--base_dtype=int8"], "--base_dtype=int8 is that of a base with adapters: add --lora_rank=N"),
         ([big, "--mesh=fsdp:1"], "an update takes at least 23.0 GiB of each device (17.3 of parameters and moments, "),
         ([big, "--mesh=fsdp:1", "--layers=1", "--rows=8192", "--new=4096"],
          "sampling 8192 rows of 64 + 4096 tokens takes at least "),

@@ -16,6 +16,9 @@ from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, m
 KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
 SIGKILLED = -9
+ADAPTERS = tuple(f"{role}.{key}" for role in ROLES for key in ("model.lora.rank=2", "sft.full=true"))
+ONE_POLICY = ("verifier.adapter=generator", "verifier.sft.start=generator")
+TRAINED = ((), ADAPTERS, ONE_POLICY, ADAPTERS + ONE_POLICY)  # two policies in full, or what takes their place
 
 
 def kills(count: int, seed: int, folder: Path) -> Outcome:
@@ -43,7 +46,7 @@ def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
             f"{loss}.kl_coef={rng.choice([0.0, 0.001])}",
             f"{role}.share_prompts={rng.choice([True, False])}",
         ]
-    return tuple(settings)
+    return (*settings, *TRAINED[rng.integers(len(TRAINED))])
 
 
 def killed_run(undisturbed: Undisturbed, number: int, rng: np.random.Generator) -> str:

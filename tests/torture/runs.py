@@ -126,5 +126,6 @@ def _repeatable_rows(path: Path) -> list[dict]:
 
 def shapes_of(policies: dict) -> dict:
     """What a checkpoint of stage 2 holds, for `difference`."""
-    states = {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
+    own = {role: policy for role, policy in policies.items() if policy.roles[0] == role}  # each state is saved once
+    states = {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in own.items()}
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)  # on one device
