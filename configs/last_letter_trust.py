@@ -1,9 +1,9 @@
 """The quickstart's setting after warm-ups of 0 to 20 turns, with and without trust in the verifier: trust.md.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_trust.py:trusted --workdir=runs/trust
-           and the same for baselines, published and left_alone; --config.ablation.workers=2 for two cores.
+           and the same for the other PARTS; --config.ablation.workers=2 for two cores.
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about half a minute a run on one core, 150 runs, after a stage 1 of two minutes for each start.
+Time:      about half a minute a run on one core, 180 runs, after a stage 1 of two minutes for each start.
 Expected:  trust.md.
 """
 
@@ -19,6 +19,7 @@ PARTS = {
     "published": (("tango",), False, WARM_UPS),
     "trusted": (("tango",), True, WARM_UPS),
     "left_alone": (("fixed_verifier_warm",), True, WARM_UPS[1:]),  # without a warm-up nothing would train it
+    "published_left_alone": (("fixed_verifier_warm",), False, WARM_UPS[1:]),
 }
 
 
