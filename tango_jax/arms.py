@@ -19,6 +19,8 @@ class Call:
 
     role: str
     samples: str  # key of `config.rl` with the number of responses to each prompt; empty: one
+    labels: str = ""  # what solutions are labelled by: a name in rl/labels.py LABELS; empty: the grade
+    about: str = ""  # which records of the previous call it answers: a name in rl/labels.py ABOUT; empty: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Arm:
     turns: dict[str, TurnPlan]  # role -> TurnPlan
     is_interleaved: bool = True  # False: the verifier is trained only in its warm-up
     needs_gold_steps: bool = False  # the task must provide step labels
+    is_one_policy: bool = False  # both roles are one policy, as with verifier.adapter=generator
 
     @property
     def asks_verifier(self) -> bool:
@@ -82,6 +85,14 @@ SOLVE_AND_BE_JUDGED = TurnPlan(
 SOLVE_CURRICULUM = TurnPlan((_SOLVE,), reward="outcome_reward", credit="outcome_credit", problems="curriculum")
 JUDGE = TurnPlan(
     (Call("generator", ""), Call("verifier", "samples_per_prompt")),
+    reward="verdict_reward", credit="class_balanced_credit", problems="verifier",
+)  # fmt: skip
+_SOLVE_BY_MAJORITY = Call("generator", "samples_per_prompt", labels="majority")
+SOLVE_WITHOUT_LABELS = TurnPlan(
+    (_SOLVE_BY_MAJORITY, Call("verifier", "")), reward="outcome_reward", credit="verified_majority_credit"
+)
+JUDGE_WITHOUT_LABELS = TurnPlan(
+    (_SOLVE_BY_MAJORITY, Call("verifier", "samples_per_prompt", about="one_of_either_label")),
     reward="verdict_reward", credit="class_balanced_credit", problems="verifier",
 )  # fmt: skip
 
@@ -113,6 +124,19 @@ ARMS = {
     "grpo_curriculum": Arm(
         "generator alone, on problems that are also as short as the verifier's", "GRPO with a curriculum",
         Look(BLACK, ":", "x"), {"generator": SOLVE_CURRICULUM},
+    ),
+    # One policy learns to solve and to verify its own solutions, in turns, after Self-Verification (arXiv 2506.01369)
+    # and Learning to Self-Verify (arXiv 2602.07594); RISE (arXiv 2505.13445) has both kinds of rows in one batch.
+    "self_verify": Arm(
+        "one policy that solves and learns to verify its own solutions", "one policy, self-verified",
+        Look(GREY, "-", "diamond"), {"generator": SOLVE_ALONE, "verifier": JUDGE}, is_one_policy=True,
+    ),
+    # No gold answer in training: the majority's answer is taken for it where the verifier confirms it. After CoVerRL
+    # (arXiv 2603.17775), which has one policy for both roles; evaluations and metrics keep the grade.
+    "no_labels": Arm(
+        "answers of the majority in place of gold answers, where the verifier confirms them", "no labels",
+        Look(GREY, "-.", "cross"), {"generator": SOLVE_WITHOUT_LABELS, "verifier": JUDGE_WITHOUT_LABELS},
+        is_one_policy=True,
     ),
 }  # fmt: skip
 DEFAULT_ARM = next(iter(ARMS))

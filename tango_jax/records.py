@@ -49,6 +49,12 @@ class Solution:
     gold_steps: tuple[bool, ...] | None  # step labels from the task, if it provides them
     token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
     is_truncated: bool = False
+    label: bool | None = None  # what training takes for the grade (rl/labels.py); None: the grade
+
+    @property
+    def is_right(self) -> bool:
+        """Whether training takes it for right."""
+        return self.is_correct if self.label is None else self.label
 
 
 @dataclasses.dataclass(frozen=True)

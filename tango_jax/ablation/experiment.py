@@ -27,6 +27,7 @@ from tango_jax.tracking.evaluations import Evaluation, evaluations_of, sources_o
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
+from tango_jax.weights.workdir import shares_policy
 
 TABLE = "ablation.csv"
 
@@ -155,4 +156,4 @@ def _roles_key(config: ConfigDict) -> str:
     roles = {key: value for key, value in settings.items()
              if key.split(".")[0] in ROLES and not key.endswith(".init_from")}  # fmt: skip
     tokenizer = hashlib.sha256(tokenizer_model(config)).hexdigest()
-    return json.dumps([roles, tokenizer], sort_keys=True, default=list)
+    return json.dumps([roles, tokenizer, shares_policy(config)], sort_keys=True, default=list)

@@ -19,7 +19,7 @@ from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes, differences
-from tango_jax.tasks.own_arm import arm_name
+from tango_jax.tasks.own_arm import arm_name, load_arm
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -94,15 +94,10 @@ def make_plan(config: ConfigDict, workdir: Path) -> Plan:
     for cell in cells:
         _validate(cell)
     stage_ones, runs = {}, []
-    for cell in cells:
-        if cell.stage_one is not None and cell.stage_one not in stage_ones:
-            own_folder = bool(config.ablation.grid)
-            stage_ones[cell.stage_one] = _stage_one(cell, workdir) if own_folder else StageOne(workdir, config)
     for seeds in itertools.zip_longest(*(cell.config.ablation.seeds for cell in cells)):
         for cell, seed in zip(cells, seeds, strict=True):
             if seed is not None:
-                stage_one = stage_ones.get(cell.stage_one)
-                runs += [_planned(cell, arm, seed, workdir, stage_one) for arm in cell.config.ablation.arms]
+                runs += [_planned(cell, arm, seed, workdir, stage_ones) for arm in cell.config.ablation.arms]
     return Plan(config, workdir, cells, runs)
 
 
@@ -137,8 +132,15 @@ def _validate(cell: Cell) -> None:
     mistakes.raise_all()
 
 
-def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_one: StageOne | None) -> PlannedRun:
-    config = _of_a_run(cell.config, arm, seed)
+def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:
+    """`stage_ones` holds those of the runs that were planned before, by their names; a new one is added to it."""
+    config, stage_one = _of_a_run(cell.config, arm, seed), None
+    if cell.stage_one is not None:
+        # One policy has a stage 1 of its own, in which it learns both texts.
+        stage_name = cell.stage_one + ",one_policy" * load_arm(arm).is_one_policy
+        if stage_name not in stage_ones:
+            stage_ones[stage_name] = _stage_one(cell, arm, stage_name, workdir)
+        stage_one = stage_ones[stage_name]
     for role in stage_one.roles if stage_one else ():
         config[role].init_from = str(stage_one.folder)
     name = arm_name(arm)
@@ -152,16 +154,21 @@ def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
     return run
 
 
-def _stage_one(cell: Cell, workdir: Path) -> StageOne:
-    """A stage 1 in a folder of its own, with the settings that it was begun with, or else those of the cell.
+def _stage_one(cell: Cell, arm: str, name: str, workdir: Path) -> StageOne:
+    """A stage 1 with the settings that it was begun with, or else those of the cell; without a grid, in the
+    experiment's own folder.
 
     Cells share it that differ in settings which it does not depend on, and which cell is the first may change.
 
     Raises:
         ValueError: it was begun with others on which it depends.
     """
-    folder = workdir / "stage_one" / cell.stage_one
-    config, path = _of_a_run(cell.config, cell.config.arm, cell.config.seed), folder / "config.json"
+    is_own_kind = name != cell.stage_one  # that of one policy
+    if not cell.config.ablation.grid and not is_own_kind:
+        return StageOne(workdir, cell.config)
+    folder = workdir / "stage_one" / name
+    config = _of_a_run(cell.config, arm if is_own_kind else cell.config.arm, cell.config.seed)
+    path = folder / "config.json"
     if not path.exists() or not any(folder.glob("sft/*/metrics.jsonl")):
         return StageOne(folder, config)
     stored = stored_config(str(path))

@@ -16,6 +16,7 @@ from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import read_lora_config
 from tango_jax.weights.source import kind_of, sized_model
+from tango_jax.weights.workdir import shares_policy
 
 # Numbers of a role that its lengths and batches are worked out from.
 SIZES = (
@@ -52,7 +53,7 @@ def validate(config: ConfigDict) -> None:
         same = ("model", "checkpoint")
         mistakes.require(all(config.generator[name] == config.verifier[name] for name in same),
                          "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
-    if config.verifier.adapter == "generator":
+    if shares_policy(config):
         _check_one_policy(config, mistakes)
     with mistakes.collected():
         load_method(config)
@@ -63,13 +64,9 @@ def validate(config: ConfigDict) -> None:
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     names = ("model", "checkpoint", "mesh", "init_from")
     different = [name for name in names if config.generator[name] != config.verifier[name]]
-    mistakes.require(not different, "verifier.adapter=generator makes both roles one policy, and generator and "
-                     f"verifier differ in {', '.join(different)}: give both the same")
-    mistakes.require(
-        config.verifier.sft.steps == 0 or bool(config.verifier.init_from) or config.verifier.sft.start == "generator",
-        f"verifier.adapter=generator with verifier.sft.steps={config.verifier.sft.steps} needs "
-        "verifier.sft.start=generator: its stage 1 continues from the generator's",
-    )
+    said = "verifier.adapter=generator" if config.verifier.adapter == "generator" else f"arm={config.arm}"
+    mistakes.require(not different, f"{said} makes both roles one policy, and generator and verifier differ in "
+                     f"{', '.join(different)}: give both the same")
 
 
 def _check_watching(loggers: ConfigDict, compare_with: str, mistakes: Mistakes) -> None:

@@ -62,11 +62,26 @@ def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: 
     return place_batch(placement, batch)
 
 
-def heldout_batch(policy: Policy, task: Task) -> Batch:
+def sft_batch(
+    policy: Policy, task: Task, split: str, start: int, count: int, rehearsed: Policy | None = None
+) -> tuple[Batch, int]:
+    """The examples start .. start + count of a split, packed, and how many of them were left out. Of a `rehearsed`
+    generator, those of the same numbers are added, as far as they fit into a row."""
+    pairs = sft_pairs(policy, task, split, start, count)
+    most = count * (2 if rehearsed else 1)
+    if rehearsed:
+        row_length = sft_pack_shape(policy.config).row_length
+        others = sft_pairs(rehearsed, task, split, start, count)
+        pairs += [pair for pair in others if sum(map(len, pair)) <= row_length]
+    return pack_pairs(policy, pairs, most), most - len(pairs)
+
+
+def heldout_batch(policy: Policy, task: Task, rehearsed: Policy | None = None) -> Batch:
+    """The held-out examples. Raises ValueError if none fits."""
     role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
-    pairs = sft_pairs(policy, task, "heldout", 0, count)
-    if not pairs:
+    batch, left_out = sft_batch(policy, task, "heldout", 0, count, rehearsed)
+    if left_out == count * (2 if rehearsed else 1):
         raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits within its limits "
                          f"({role}.max_prompt={policy.config.max_prompt}, rows of {row_length} tokens): raise "
                          f"{role}.max_prompt or {role}.sft.pack_length")
-    return pack_pairs(policy, pairs, count)
+    return batch

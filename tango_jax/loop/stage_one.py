@@ -2,7 +2,8 @@
 
 Takes policies, a task with text to imitate, and a workdir; returns the parameters that reinforcement learning starts
 from and writes checkpoints of each role under WORKDIR/sft. Checkpoints of another run can be used instead
-(`init_from`).
+(`init_from`). One policy in both roles learns the generator's text first, and then both in each batch, so that it does
+not forget how to solve while it learns to judge.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax.loop.imitation import heldout_batch, pack_pairs, sft_pairs
+from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
 from tango_jax.models.lora import is_adapter_tree
 from tango_jax.records import Batch, TrainState, with_base
@@ -55,6 +56,12 @@ class SftRun(NamedTuple):
     task: Task
     checkpointer: Checkpointer
     made_from: dict[str, str]  # see `_made_from`
+    rehearsed: Policy | None  # the generator's, if the policy is one with it: its examples are in every batch as well
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of a batch."""
+        return self.policy.config.sft.batch_size * (2 if self.rehearsed else 1)
 
 
 def run_stage_one(
@@ -88,11 +95,14 @@ def run_stage_one(
             base = _base_of(policy, bases) if policy.trains_adapters else {}
             # Moved to where the verifier's are: the roles' meshes may take different devices.
             places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
-            start = fetch(ended["generator"], places) if sft.start == "generator" else None
+            is_next = role == "verifier" and (policy.is_shared or sft.start == "generator")
+            start = fetch(ended["generator"], places) if is_next else None
+            rehearsed = policies["generator"] if is_next and policy.is_shared else None
             if start is None and config[role].adapter:
                 start = _fresh_params(policy, config.seed)
             title = f"Stage 1.{number}: SFT of the {role}"
-            ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base)
+            ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base,
+                                  rehearsed)
         elif policy.is_shared and role == "verifier":
             ended[role] = ended["generator"]
         else:
@@ -136,13 +146,13 @@ def _base_of(policy: Policy, bases: dict) -> dict:
 def run_sft(
     policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str,
     preemption: hosts.Preemption, start_params: Any = None, provenance: Provenance | None = None,
-    base: dict | None = None,
+    base: dict | None = None, rehearsed: Policy | None = None,
 ) -> Any:
     """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters: adapters of
     the frozen `base`, if there is one.
 
     Training starts from `start_params` (which are not modified), from the policy's checkpoint, or from a fresh
-    initialisation.
+    initialisation. Examples of a `rehearsed` generator, with which the policy is one, are in every batch as well.
 
     Raises:
         ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint was made from other examples,
@@ -153,7 +163,8 @@ def run_sft(
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
     jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
     checkpointer = Checkpointer(directory / "checkpoints", keep=config.checkpoint.keep)
-    run = SftRun(policy, jitted, task, checkpointer, _made_from(policy, task, start_params))
+    rehearsed = rehearsed if "generator" in task.sft_roles else None
+    run = SftRun(policy, jitted, task, checkpointer, _made_from(policy, task, start_params), rehearsed)
     restored = run.checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
     done, offset = SftProgress(), 0
     if restored is not None:
@@ -177,9 +188,9 @@ def run_sft(
         ):
             state, done = _make_updates(run, state, base or {}, done, writer, bar, preemption)
     if done.left_out:
-        console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * sft.batch_size} examples were left "
-                    f"out, because their prompt or response would have been truncated (raise {policy.role}.max_prompt "
-                    f"or {policy.role}.sft.pack_length in a new run to include them)")
+        console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * run.num_examples} examples were "
+                    "left out, because their prompt or response would have been truncated (raise "
+                    f"{policy.role}.max_prompt or {policy.role}.sft.pack_length in a new run to include them)")
     if not passes_gate(sft.max_heldout_loss, done.heldout_loss):
         raise ValueError(
             f"stage 1 of the {policy.role} ended at a held-out loss of {done.heldout_loss:.3f} per token; the gate is "
@@ -194,16 +205,16 @@ def _make_updates(
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
     """Return (state, progress) after `sft.steps`; every saved state has a finite loss and finite parameters."""
-    policy, jitted, task, checkpointer, _ = run
+    policy, jitted, checkpointer = run.policy, run.jitted, run.checkpointer
     sft, role = policy.config.sft, policy.role
-    heldout = heldout_batch(policy, task)
+    heldout = heldout_batch(policy, run.task, run.rehearsed)
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
     for step in range(done.step + 1, sft.steps + 1):
-        pairs = sft_pairs(policy, task, "train", (step - 1) * sft.batch_size, sft.batch_size)
-        state, metrics = jitted.update(state, pack_pairs(policy, pairs, sft.batch_size), base)
+        batch, unfit = sft_batch(policy, run.task, "train", (step - 1) * sft.batch_size, sft.batch_size, run.rehearsed)
+        state, metrics = jitted.update(state, batch, base)
         if pending is not None:  # read the previous step's loss while this step runs
             train_loss = _finite_loss(run, step - 1, pending)
-        pending, left_out = metrics["loss"], done.left_out + sft.batch_size - len(pairs)
+        pending, left_out = metrics["loss"], done.left_out + unfit
         preemption.unsaved()
         is_last, must_stop = step == sft.steps, preemption.is_due()
         is_logged = step % sft.eval_every == 0 or is_last

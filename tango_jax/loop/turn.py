@@ -22,6 +22,7 @@ from tango_jax.loop.responses import ROLE_TEXTS
 from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import TurnSoFar
+from tango_jax.rl.labels import ABOUT, LABELS
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -113,13 +114,18 @@ def make_calls(
     The random stream depends on the role that learns and the number of its turns so far, which do not differ between
     arms: arms with the same seed see the same problems at the same generator step, and draw the same random numbers.
     """
-    answers = {}
+    answers, previous = {}, ""
     for call in calls:
         path = (ROLE_TEXTS[call.role].stream, turn.role, turn.role_step, batch)
         samples = context.config.rl[call.samples] if call.samples else 1
         key_data = rng.step_key(context.config.seed, *path)
-        answers[call.role] = respond(context, states, call.role, parents, samples, key_data)
-        parents = answers[call.role].records
+        places = ABOUT[call.about](answers[previous]) if call.about else None
+        about = parents if places is None else [parents[place] for place in places]
+        said = respond(context, states, call.role, about, samples, key_data)
+        if call.labels:
+            said = LABELS[call.labels](said, context.task)
+        answers[call.role], previous = dataclasses.replace(said, places=places), call.role
+        parents = said.records
     return answers
 
 

@@ -198,11 +198,12 @@ def turn_times(job: Job, programs: dict[str, Program], target: Target, role: str
 
 def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     """{role that samples: (prompts, responses of each)} in the turn in which `role` is updated."""
-    rl, prompts, is_generator = job.config.rl, job.prompts, role == "generator"
-    M = rl.samples_per_prompt
-    requests = {"generator": (prompts, M if is_generator else 1)}
-    if "verifier" in {call.role for call in arm_of(job.config).turns[role].calls}:
-        requests["verifier"] = (prompts * M, rl.verifications_per_solution) if is_generator else (prompts, M)
+    requests, parents = {}, job.prompts
+    for call in arm_of(job.config).turns[role].calls:
+        parents = job.prompts if call.about else parents  # one of each problem
+        samples = job.config.rl[call.samples] if call.samples else 1
+        requests[call.role] = (parents, samples)
+        parents *= samples
     return requests
 
 

@@ -122,7 +122,7 @@ def step_reward_BT(
 def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     """The generator's: whether the grader accepts the answer, and the format score (arXiv 2505.15034)."""
     solutions = answers["generator"].records
-    is_correct_B = np.array([solution.is_correct for solution in solutions])
+    is_correct_B = np.array([solution.is_right for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
     reward_B = generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
     metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
@@ -134,7 +134,7 @@ def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     """The verifier's: whether its verdict agrees with the grader, and the format score (arXiv 2505.15034)."""
     judged = answers["verifier"]
-    is_correct_B = np.array([solution.is_correct for solution in judged.owners])
+    is_correct_B = np.array([solution.is_right for solution in judged.owners])
     format_B = np.array([verification.format_score for verification in judged.records])
     verdicts = [verification.verdict for verification in judged.records]
     reward_B, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
@@ -148,6 +148,29 @@ def outcome_credit(so_far: TurnSoFar) -> Credit:
     """The generator's reward is shared by all tokens of a response."""
     adv_BT = so_far.outcome_advantages("generator")
     return Credit(adv_BT, so_far.counters, {"generator/alpha": 0.0}, (Term("outcome", 1.0, adv_BT),))
+
+
+def verified_majority_credit(so_far: TurnSoFar) -> Credit:
+    """The outcome by labels, in groups whose labels the verifier confirms (after CoVerRL, arXiv 2603.17775).
+
+    A group counts if at least half of the verdicts on its solutions that are labelled right are CORRECT; the others
+    have no advantage. Here a verifier of its own says so, in all turns, from one verdict on each solution.
+    """
+    solved, judged = so_far.answers["generator"], so_far.answers["verifier"]
+    is_right_B = np.array([solution.is_right for solution in solved.records])
+    is_accepted_B = np.array([verification.verdict == "CORRECT" for verification in judged.records])
+    is_accepted_B = is_accepted_B.reshape(len(is_right_B), -1).mean(axis=1)
+    right_P, accepted_P = ((values_B * is_right_B).reshape(-1, solved.group_size).sum(axis=1)
+                           for values_B in (np.ones(len(is_right_B)), is_accepted_B))  # fmt: skip
+    is_kept_P = (right_P > 0) & (2 * accepted_P >= right_P)
+    credit, is_kept_B = outcome_credit(so_far), np.repeat(is_kept_P, solved.group_size)
+    adv_BT = (credit.adv_BT * is_kept_B[:, None]).astype(np.float32)
+    agrees_B = np.array([solution.is_right == solution.is_correct for solution in solved.records])
+    metrics = credit.metrics | {"generator/confirmed_groups": is_kept_P.mean()}
+    if is_kept_P.any():
+        metrics["generator/confirmed_label_accuracy"] = agrees_B[is_kept_B].mean()
+    terms = (dataclasses.replace(credit.terms[0], weight=is_kept_B.astype(np.float32)),)
+    return credit._replace(adv_BT=adv_BT, metrics=metrics, terms=terms)
 
 
 def judged_steps_credit(so_far: TurnSoFar) -> Credit:
@@ -183,7 +206,7 @@ def judged_labels(so_far: TurnSoFar, rejects_unmatched: bool = False) -> list[li
 
 def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     """The verifier's reward, weighted against the class of solutions that is more frequent (arXiv 2505.15034)."""
-    is_correct_B = np.array([solution.is_correct for solution in so_far.answers["verifier"].owners])
+    is_correct_B = np.array([solution.is_right for solution in so_far.answers["verifier"].owners])
     adv_outcome_BT = so_far.outcome_advantages("verifier")
     counters, decay = so_far.counters, so_far.config.rl.label_count_decay
     label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, decay)
@@ -226,7 +249,7 @@ def steps_credit(
         total.append(reward_BT.sum(axis=1).mean())
     # The grades and not the rewards: a term that varies in every group, such as a length, would hide that the outcomes
     # of a group are all the same.
-    is_correct_B = np.array([solution.is_correct for solution in solved.records], np.float32)
+    is_correct_B = np.array([solution.is_right for solution in solved.records], np.float32)
     one_outcome = float(1 - algorithm.has_signal_P(is_correct_B, solved.group_size).mean())
     step = so_far.turn.generator_step
     alpha = alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, one_outcome)
@@ -245,4 +268,5 @@ def steps_credit(
 
 REWARDS = {function.__name__: function for function in (outcome_reward, verdict_reward)}
 CREDITS = {function.__name__: function for function in (
-    outcome_credit, judged_steps_credit, strict_steps_credit, gold_steps_credit, class_balanced_credit)}  # fmt: skip
+    outcome_credit, verified_majority_credit, judged_steps_credit, strict_steps_credit, gold_steps_credit,
+    class_balanced_credit)}  # fmt: skip

@@ -116,7 +116,7 @@ def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> As
     rl = config.rl
     if rl.judge == "all" and not rl.trust:
         return None
-    is_correct_B = np.array([solution.is_correct for solution in solved.records])
+    is_correct_B = np.array([solution.is_right for solution in solved.records])
     algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
     has_signal_P = algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
     num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
@@ -156,7 +156,7 @@ def with_verdicts(counters: Counters, rl: ConfigDict, role: str, answers: Answer
     judged, evidence = answers["verifier"], Evidence(*counters.evidence)
     pairs = [(solution, verification.judgements) for solution, verification
              in zip(judged.owners, judged.records, strict=True) if verification.is_aligned]  # fmt: skip
-    is_correct_B = np.array([solution.is_correct for solution, _ in pairs], bool)
+    is_correct_B = np.array([solution.is_right for solution, _ in pairs], bool)
     num_steps_B = np.array([len(solution.steps) for solution, _ in pairs], int)
     rejected_B = np.array([sum(approved is False for approved in judgements) for _, judgements in pairs], int)
     after_fn = evidence.after_solving if role == "generator" else evidence.after_practice

@@ -23,6 +23,9 @@ from tango_jax.runtime.user_code import is_user_code, load_object
 from tango_jax.tasks.task import STREAMS
 
 SAMPLES = ("", "samples_per_prompt", "verifications_per_solution")
+# Names of functions of rl/labels.py, by the role that is called.
+LABELS = {"generator": ("", "majority"), "verifier": ("",)}
+ABOUT = {"generator": ("",), "verifier": ("", "one_of_either_label")}
 
 
 def arm_name(text: str) -> str:
@@ -78,6 +81,8 @@ def _check(shown: str, name: str, arm: Arm) -> None:
                          f"{role} among them, and are {shortened(plan.calls)}")
         for call in calls:
             mistakes.one_of(f"{place}, samples of the {call.role}", call.samples, SAMPLES)
+            mistakes.one_of(f"{place}, labels of the {call.role}", call.labels, LABELS[call.role])
+            mistakes.one_of(f"{place}, about of the {call.role}", call.about, ABOUT[call.role])
         mistakes.one_of(f"{place}, problems", plan.problems, STREAMS)
         for kind in ("reward", "credit"):
             value = getattr(plan, kind)
@@ -112,7 +117,7 @@ def read_arm(stored: Mapping[str, Any]) -> Arm:
     try:
         turns = {role: TurnPlan(**plan | {"calls": tuple(Call(**call) for call in plan["calls"])})
                  for role, plan in stored["turns"].items()}  # fmt: skip
-        others = {field.name: stored[field.name] for field in dataclasses.fields(Arm)}
+        others = {field.name: stored[field.name] for field in dataclasses.fields(Arm) if field.name in stored}
         return Arm(**others | {"look": Look(**stored["look"]), "turns": turns})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the stored record of an arm is damaged ({error!r})") from error

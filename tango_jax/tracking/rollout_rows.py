@@ -94,9 +94,10 @@ def _generator_rows(result: TurnResult, written: list[dict], said: list[dict]) -
 
 def _verifier_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
     """The rows of a verifier turn; see `_generator_rows`."""
-    rows = []
+    rows, judged = [], result.answers["verifier"]
     for b, verification in enumerate(said):
-        place = b * len(written) // len(said)  # of the solution that it judges
+        parent = b // judged.group_size
+        place = parent if judged.places is None else judged.places[parent]  # of the solution that it judges
         rows.append({"problem": _problem(result.solutions[place]), "solution": written[place],
                      "verifications": [verification], "step_rewards": [], "step_formula": ""})  # fmt: skip
     return rows

@@ -18,6 +18,7 @@ from tango_jax.records import with_base
 from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.sharding.layouts import param_shardings, with_shardings
+from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
@@ -149,7 +150,8 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
 
 def shares_policy(config: ConfigDict) -> bool:
     """Whether one policy has both roles."""
-    return config.verifier.adapter == "generator"
+    arm = arm_or_none(config)
+    return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
 
 
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:

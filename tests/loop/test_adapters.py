@@ -16,6 +16,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.loop import run
+from tango_jax.loop.imitation import sft_batch, sft_pairs
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
@@ -279,11 +280,13 @@ def test_other_sizes_than_the_base_are_refused(model, whole, tmp_path):
 # ---------------------------------------------------------------------------------------------- one policy, two roles
 
 
-@pytest.mark.parametrize("rank", [0, RANK])
-def test_both_roles_can_be_one_policy(model, tmp_path, rank):
+@pytest.mark.parametrize("said, rank", [
+    ("verifier.adapter=generator", 0), ("verifier.adapter=generator", RANK), ("arm=self_verify", RANK),
+    ("arm=no_labels", 0)])  # fmt: skip
+def test_both_roles_can_be_one_policy(model, tmp_path, said, rank):
     """Turns of either role change what both sample with; a resumed run is the same; a checkpoint holds it once."""
-    settings = ["verifier.adapter=generator", "verifier.sft.start=generator", "generator.optimizer.lr=1e-3",
-                "verifier.optimizer.lr=1e-3", *(f"{role}.model.lora.rank={rank}" for role in ROLES)]  # fmt: skip
+    settings = [said, "generator.optimizer.lr=1e-3", "verifier.optimizer.lr=1e-3",
+                *(f"{role}.model.lora.rank={rank}" for role in ROLES)]  # fmt: skip
     config = config_of(model, *settings)
     policies = make_policies(config)
     run.run_or_resume(config, tmp_path / "whole", SILENT, policies)
@@ -304,10 +307,30 @@ def test_both_roles_can_be_one_policy(model, tmp_path, rank):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
+    config = load_config(str(CONFIGS / "tiny.py"), ["arm=self_verify"])
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    generator, verifier = policies.values()
+    count = verifier.config.sft.batch_size
+    alone, left_out = sft_batch(verifier, task, "train", 0, count)
+    both, _ = sft_batch(verifier, task, "train", 0, count, generator)
+    assert left_out == 0
+
+    def responses(batch) -> int:
+        is_first = np.diff(np.asarray(batch.segment_NZRT), axis=-1, prepend=0) > 0
+        return int((is_first[: int(batch.num_micro)]).sum())
+
+    assert (responses(alone), responses(both)) == (count, 2 * count)
+    pairs = [pair for policy in (generator, verifier) for pair in sft_pairs(policy, task, "train", 0, count)]
+    assert int((np.asarray(both.weight_NZRT) > 0).sum()) == sum(len(response) for _, response in pairs)
+    np.testing.assert_allclose(np.asarray(both.weight_NZRT).sum(), 1.0, rtol=1e-5)  # a mean over the tokens of both
+
+
 @pytest.mark.parametrize("settings, message", [
     (["verifier.adapter=generator", "verifier.model.width=64"],
      "makes both roles one policy, and generator and verifier differ in model: give both the same"),
-    (["verifier.adapter=generator"], r"with verifier\.sft\.steps=6 needs verifier\.sft\.start=generator"),
+    (["arm=self_verify", "verifier.model.width=64"], "arm=self_verify makes both roles one policy, and generator and "),
     (["generator.adapter=generator"], r"generator\.adapter=generator: only the verifier can be the generator's policy"),
 ])  # fmt: skip
 def test_roles_that_cannot_be_one_policy(settings, message):

@@ -17,7 +17,7 @@ KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings nee
 SAVE_S = 0.03  # about what a save of so small a state takes
 SIGKILLED = -9
 ADAPTERS = tuple(f"{role}.{key}" for role in ROLES for key in ("model.lora.rank=2", "sft.full=true"))
-ONE_POLICY = ("verifier.adapter=generator", "verifier.sft.start=generator")
+ONE_POLICY = ("verifier.adapter=generator",)
 TRAINED = ((), ADAPTERS, ONE_POLICY, ADAPTERS + ONE_POLICY)  # two policies in full, or what takes their place
 
 

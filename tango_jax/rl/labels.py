@@ -1,0 +1,48 @@
+"""Labels of solutions without gold answers, and which solutions the verifier then learns from.
+
+In: the graded solutions of a call; out: the same with labels, or the places of those that are asked about. Stage: after
+the generator's call of an arm whose plan says so (arms.py). Training takes a label for the grade; evaluations and
+metrics keep the grade, which tells how often a label is wrong.
+"""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+
+from tango_jax.grading import answer_of
+from tango_jax.records import Responses
+from tango_jax.tasks.own_grader import Graded, grade_solutions
+
+
+def majority_labels(solved: Responses, graded: Graded) -> Responses:
+    """A solution is right if its answer is that of most samples of its problem (TTRL, arXiv 2504.16084).
+
+    Answers are counted by their text, the first of several as frequent; all that the task's comparison finds equal to
+    the most frequent one are right, and none is where no sample has an answer.
+    """
+    answers = [(answer_of(solution.text) or "").strip() for solution in solved.records]
+    counts = [Counter(filter(None, answers[first : first + solved.group_size]))
+              for first in range(0, len(answers), solved.group_size)]  # fmt: skip
+    majorities = [count.most_common(1)[0][0] if count else "" for count in counts for _ in range(solved.group_size)]
+    answered = [b for b, majority in enumerate(majorities) if majority]
+    problems = [dataclasses.replace(solved.records[b].problem, answer=majorities[b]) for b in answered]
+    equal = grade_solutions(graded, problems, [solved.records[b].text for b in answered]).correct if answered else ()
+    label_of = dict(zip(answered, map(bool, equal), strict=True))
+    records = [dataclasses.replace(solution, label=label_of.get(b, False))
+               for b, solution in enumerate(solved.records)]  # fmt: skip
+    accuracy = np.mean([solution.label == solution.is_correct for solution in records])
+    return dataclasses.replace(solved, records=records, metrics=solved.metrics | {"generator/label_accuracy": accuracy})
+
+
+def one_of_either_label(solved: Responses) -> np.ndarray:
+    """Places of one solution of each problem, in turn one that is labelled right and one that is labelled wrong, as far
+    as a problem has such a one: a verifier that saw the majority's answers alone would learn to accept."""
+    label_PM = np.array([solution.is_right for solution in solved.records]).reshape(-1, solved.group_size)
+    is_wanted_P = np.arange(len(label_PM)) % 2 == 0
+    sample_P = np.argmax(label_PM == is_wanted_P[:, None], axis=1)  # the first; sample 0 where there is none
+    return np.arange(len(label_PM)) * solved.group_size + sample_P
+
+
+LABELS = {"majority": majority_labels}
+ABOUT = {"one_of_either_label": one_of_either_label}
