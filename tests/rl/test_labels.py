@@ -88,8 +88,8 @@ def test_groups_count_whose_majority_the_verifier_confirms():
     config = default_config()
     reward_B = outcome_reward({"generator": labelled}, config.rl).reward_B
     answers, is_action_BT = {"generator": labelled, "verifier": judged}, np.ones((12, 2), bool)
-    credit = verified_majority_credit(
-        TurnSoFar(config, Turn(0, "generator", "generator", 0), answers, reward_B, is_action_BT, Counters()))  # fmt: skip
+    turn = Turn(0, "generator", "generator", 0)
+    credit = verified_majority_credit(TurnSoFar(config, turn, answers, reward_B, is_action_BT, Counters()))
     kept_B = np.repeat([False, True, False, True], 3)
     expected_B = np.where(kept_B, grpo_outcome_B(reward_B, 3), 0.0)
     np.testing.assert_allclose(credit.adv_BT, np.repeat(expected_B[:, None], 2, axis=1), rtol=1e-6)
