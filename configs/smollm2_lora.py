@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct on last-letter concatenation, all parameters or adapters, with and without trust: smollm2_lora.md.
 
 Command:   python -m tango_jax.ablate --config=configs/smollm2_lora.py:weights --workdir=runs/smollm2_lora
-           and :published and :trusted in the same folder, which use the same stage 1. Offline, see
+           and :published and :trusted in one other folder: they have a verifier's stage 1 as well. Offline, see
            smollm2_last_letter.py; --config.ablation.workers=2 for two cores.
 Hardware:  a CPU with two cores and 24 GiB of memory.
 Time:      smollm2_lora.md.
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from tango_jax.cli.config_file import load_shipped
 
 TRUST = {"rl.trust": (0.4, 0.55), "rl.judge": "failed"}
-RANK, TENFOLD = 16, 10
+RANK, RATIO = 16, 7  # of the learning rates of adapters and of all parameters, chosen on last_letter
 # Arms, and cells: all parameters or adapters, trust or none.
 PARTS = {
     "weights": (("grpo",), ("full", "adapters"), ("off",)),
@@ -28,13 +28,14 @@ def get_config(argument: str = "") -> ConfigDict:
     if part not in PARTS:
         raise ValueError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
     config = load_shipped("smollm2_last_letter")
-    config.verifier.sft.steps = 140  # of 60, its verifier read too badly to be of use
+    # Of 60 steps, its verifier read too badly to be of use; grpo asks none.
+    config.verifier.sft.steps = 0 if part == "weights" else 140
     config.rl.generator_steps = 18
     config.rollouts.every = 0
     arms, weights, trust = PARTS[part]
     roles = ("generator", "verifier")
     adapters = {f"{role}.{key}": value for role in roles for key, value in (
-        ("model.lora.rank", RANK), ("optimizer.lora_lr", TENFOLD * config[role].optimizer.lr), ("sft.full", True),
+        ("model.lora.rank", RANK), ("optimizer.lora_lr", RATIO * config[role].optimizer.lr), ("sft.full", True),
     )}  # fmt: skip
     settings = {"full": {}, "adapters": adapters}
     config.ablation.arms, config.ablation.seeds = arms, (0, 1)

@@ -95,6 +95,9 @@ RL: Group = {
     "trust": Key((), SHARE, "How far the verifier is believed: F1 scores of its acceptance of solutions up to which "
                  "step rewards have no weight, and from which on all of it, such as (0.4,0.55). Empty: they always "
                  "have all of it, as published (rl/trust.py)."),
+    "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all, as published; "
+                    "half_right: of four times as many, those of which the generator should get half right, by what it "
+                    "got right of that size so far (rl/practice.py)."),
     "dynamic_sampling": Key(0, COUNT_OR_NONE, "Groups without signal (all samples have the same reward) are replaced "
                             "by those of further problems, from this many further batches at most (DAPO, arXiv "
                             "2503.14476). The next turn begins behind all of them, drawn or not, so that arms get the "

@@ -124,6 +124,7 @@ class Counters:
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
     evidence: tuple[float, ...] = ()  # fields of rl/trust.py Evidence; empty: none so far
+    passes: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # see rl/practice.py
 
     def take(self, stream: str, count: int) -> "Counters":
         """The counters after `count` more problems of a stream."""

@@ -75,6 +75,12 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
         draws_J = share_draws(correct)
     if sampled:
         metrics += _selection(solve_set.name, sampled, by_claim)
+        tokens = {"sample_tokens": [row.num_tokens for row in sampled]}
+        if judged:
+            tokens["verification_tokens"] = [
+                sum(vote.num_tokens for vote in by_claim[row.number, row.sample]) for row in sampled]  # fmt: skip
+        metrics += [_without_interval(solve_set.name, name, len(sampled), float(np.mean(counts)))
+                    for name, counts in tokens.items()]  # fmt: skip
     described = greedy or sampled
     solutions = [claim.solution for claim in claims_of(solve_set, described)]
     scores = generator_scores(solutions, [row.is_truncated for row in described])

@@ -220,7 +220,12 @@ def _samples(result: SetResult) -> list[str]:
     head = ["accuracy with k samples", *(f"k = {k}" for k in ks), *[f"k = {ks[-1]}, minus majority"] * has_gains]
     rows = [[LABELS[name], *(percent(value_of(result, name, k)) for k in ks), *[percent(gains[name])] * has_gains]
             for name in names]  # fmt: skip
-    return [f"## {title_of(result.name)}, sampled: {result.count} problems", table(head, rows)]
+    parts = [f"## {title_of(result.name)}, sampled: {result.count} problems", table(head, rows)]
+    if is_judged := value_of(result, "verification_tokens"):
+        sample, judged = value_of(result, "sample_tokens").value, is_judged.value
+        parts.append(f"A sample takes {sample:.0f} tokens and its verification {judged:.0f}, so that a rule with a "
+                     f"verifier costs {1 + judged / sample:.1f} times as much as one without.")
+    return parts
 
 
 def _verifier_details(results: Sequence[SetResult]) -> list[str]:
@@ -259,8 +264,8 @@ def _digits(value: float) -> str:
 
 
 def plot_samples(results: Sequence[SetResult], path: Path) -> bool:
-    """Plot accuracy against the number of samples, a panel for each set that has several; write no file and return
-    False if there are none."""
+    """Plot accuracy against the tokens that both roles sample for a problem, a panel for each set that has several
+    samples; write no file and return False if there are none."""
     curves = {result.name: _curves(result) for result in results}
     curves = {name: by_rule for name, by_rule in curves.items() if by_rule}
     if not curves:
@@ -275,23 +280,32 @@ def plot_samples(results: Sequence[SetResult], path: Path) -> bool:
     return True
 
 
-def _draw(axes: Axes, title: str, by_rule: dict[str, list[tuple[int, float, float, float]]]) -> None:
+def _draw(axes: Axes, title: str, by_rule: dict[str, list[tuple[float, float, float, float]]]) -> None:
     for rule, points in by_rule.items():
         label, look = LOOKS[rule]
-        ks, values, lows, highs = np.array(points).T
-        draw_line(axes, Series(ks, values), look, label)
+        tokens, values, lows, highs = np.array(points).T
+        draw_line(axes, Series(tokens, values), look, label)
         if rule == "majority":  # one band: six of them would hide each other
-            axes.fill_between(ks, lows, highs, color=look.colour, alpha=0.12, linewidth=0, label="its 95 % interval")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, [f"{k:g}" for k in ks])
+            axes.fill_between(tokens, lows, highs, color=look.colour, alpha=0.12, linewidth=0,
+                              label="its 95 % interval")
+    every = sorted({tokens for points in by_rule.values() for tokens, *_ in points})
+    ticks = [float(f"{tokens:.2g}") for tokens in np.geomspace(every[0], every[-1], 4)]
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tokens:,.0f}" for tokens in ticks])
+    axes.minorticks_off()
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("samples of a problem")
+    axes.set_xlabel("tokens of a problem, of both roles")
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.25)
 
 
-def _curves(result: SetResult) -> dict[str, list[tuple[int, float, float, float]]]:
-    """Return (k, percent, low, high) by rule, without rules that have fewer than two numbers of samples."""
-    curves = {rule: [(m.k, *(100 * part for part in m.estimate)) for m in result.metrics if m.name == rule]
-              for rule in LOOKS}
+def _curves(result: SetResult) -> dict[str, list[tuple[float, float, float, float]]]:
+    """Return (tokens of k samples, percent, low, high) by rule, without rules that have fewer than two numbers of
+    samples. A rule that asks the verifier also takes the tokens of k verifications."""
+    tokens = {name: value_of(result, name) for name in ("sample_tokens", "verification_tokens")}
+    alone, judged = (found.value if found else 0.0 for found in tokens.values())
+    curves = {}
+    for rule in LOOKS:
+        cost = alone + judged * ("_by_" in rule)
+        curves[rule] = [(m.k * cost, *(100 * part for part in m.estimate)) for m in result.metrics if m.name == rule]
     return {rule: points for rule, points in curves.items() if len(points) > 1}

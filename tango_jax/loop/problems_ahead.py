@@ -37,7 +37,7 @@ def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule) -> Iterat
     for index in range(schedule.num_turns):
         stream = arm.turns[turn_at(schedule, index).role].problems
         problem_fn = task.stream(stream)
-        for _ in range(problems_of_a_turn(config.rl)):
+        for _ in range(problems_of_a_turn(config.rl, stream)):
             place = (problem_fn, taken[stream])
             if place not in seen:  # two streams may have the same problems
                 yield problem_fn(taken[stream])

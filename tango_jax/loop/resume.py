@@ -71,7 +71,7 @@ def start_or_resume(
         return RunState(with_shared(policies, states))
     meta = restored.meta
     counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
-                        tuple(meta["evidence"]))
+                        tuple(meta["evidence"]), {key: tuple(counts) for key, counts in meta["passes"].items()})
     states = {role: policies[role].offloaded(state).replace(base=bases[role])
               for role, state in restored.state.items()}  # fmt: skip
     states = with_shared(policies, states)

@@ -26,6 +26,7 @@ from tango_jax.rl.labels import ABOUT, LABELS
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
+from tango_jax.rl.practice import candidates_of, half_right, with_passes
 from tango_jax.rl.schedule import Turn, problems_of_a_turn
 from tango_jax.rl.trust import Asked, asked_about, with_verdicts
 from tango_jax.runtime import hosts, rng
@@ -62,7 +63,8 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     asked = asked_about(context.config, answers[role], counters) if rest else None
     answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
     is_action_BT = action_mask(context.policies[role], answers[role].rollout)
-    counters = with_verdicts(counters.take(plan.problems, problems_of_a_turn(rl)), rl, role, answers)
+    counters = counters.take(plan.problems, problems_of_a_turn(rl, plan.problems))
+    counters = with_passes(with_verdicts(counters, rl, role, answers), rl, answers["generator"].records)
     trust_P = None if asked is None else asked.trust_P
     so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P)
     credit = context.method.credits[role](so_far)
@@ -80,10 +82,13 @@ def sample_and_reward(
     role, rl = turn.role, context.config.rl
     plan = context.method.arm.turns[role]
     taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
+    drawn = rl.prompts_per_step * candidates_of(rl, plan.problems)
 
     def sample_batch(number: int) -> tuple[Answers, Rewards]:
-        start = taken + number * rl.prompts_per_step
-        problems = [problem_fn(index) for index in range(start, start + rl.prompts_per_step)]
+        start = taken + number * drawn
+        problems = [problem_fn(index) for index in range(start, start + drawn)]
+        if drawn > rl.prompts_per_step:
+            problems = half_right(problems, rl.prompts_per_step, counters.passes)
         answers = make_calls(context, states, plan.calls_until(role), problems, turn, number)
         with context.timer("grade"):
             return answers, context.method.rewards[role](answers, rl)

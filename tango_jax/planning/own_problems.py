@@ -220,7 +220,7 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
     rl, saved = config.rl, sum(12 * num_trained(model) for model in models.values())
-    whole, may = math.ceil(training / problems_of_a_turn(rl)), "may " if rl.dynamic_sampling else ""
+    whole, may = math.ceil(training / problems_of_a_turn(rl, "train")), "may " if rl.dynamic_sampling else ""
     return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
             f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of "
             f"{saved / 1e9:.1f} GB every {config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")

@@ -150,10 +150,10 @@ def make_schedule(config: ConfigDict) -> Schedule:
     )
 
 
-def problems_of_a_turn(rl: ConfigDict) -> int:
-    """The most problems that a turn may draw. They are all set apart for it, whatever dynamic sampling draws of them:
-    otherwise arms that draw differently would get other problems from then on."""
-    return (1 + rl.dynamic_sampling) * rl.prompts_per_step
+def problems_of_a_turn(rl: ConfigDict, stream: str) -> int:
+    """The most problems that a turn may draw from a stream. They are all set apart for it, whatever dynamic sampling
+    draws of them: otherwise arms that draw differently would get other problems from then on."""
+    return (1 + rl.dynamic_sampling) * rl.prompts_per_step * candidates_of(rl, stream)
 
 
 def generator_steps_after(schedule: Schedule, index: int) -> int:

@@ -29,6 +29,7 @@ class Limits(NamedTuple):
     # Share of the right verdicts that come with a wrong judgement of a step; raised only if balanced accuracy is at
     # least the limit before. For tasks with step labels.
     wrong_steps: float = 0.5
+    wrong_labels: float = 0.25  # share of labels that differ from the grade whose place they take
     misaligned: float = 0.3  # share of the verifications whose judgements are more or fewer than the steps
     truncation: float = 0.1  # share of responses that reach the length limit
     shortened: float = 0.1  # share of solutions that are cut to fit the verifier's prompt
@@ -241,6 +242,19 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
     )
 
 
+def _labels(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
+    mean = recent_mean(rows, "generator/label_accuracy", limits.window, least=limits.window)
+    if mean is None or 1 - mean <= limits.wrong_labels * ease:
+        return None
+    return (
+        f"{1 - mean:.1%} of the labels differ from the grade: the majority's answers are taken for right, and often are "
+        "not",
+        f"{limits.wrong_labels}",
+        "labels of a majority that is mostly wrong teach its mistakes: begin with a better stage 1 or with easier "
+        "problems, or raise rl.samples_per_prompt",
+    )
+
+
 def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
     errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
@@ -305,6 +319,7 @@ RULES: dict[str, Rule] = {
     "verifier/one_verdict": _one_verdict,
     "verifier/wrong_steps": _wrong_steps,
     "verifier/misaligned": _misaligned,
+    "generator/labels": _labels,
     "verifier/shortened": _shortened,
     "generator/steps": _steps,
     "grader/failures": _grader,

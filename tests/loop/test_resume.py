@@ -42,7 +42,7 @@ def assert_same_results(workdir: Path, expected: Path, abstract_states: dict) ->
     assert summaries[0] | {"wall_seconds": 0} == summaries[1] | {"wall_seconds": 0}
     saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]
     assert saved[0].step == saved[1].step == LAST_TURN
-    for name in ("turn", "cursors", "label_counts", "evidence", "source_fingerprint"):
+    for name in ("turn", "cursors", "label_counts", "evidence", "passes", "source_fingerprint"):
         assert saved[0].meta[name] == saved[1].meta[name]
     for (path, array), other in zip(jax.tree_util.tree_leaves_with_path(saved[0].state),
                                     jax.tree.leaves(saved[1].state), strict=True):

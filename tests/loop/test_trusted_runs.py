@@ -8,6 +8,7 @@ from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import run
 from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
@@ -63,3 +64,16 @@ def test_the_dump_says_who_was_asked(folder):
               if row["phase"] == "generator"]  # fmt: skip
     judged = [row for row in rows if row["verifications"]]
     assert np.mean(shares) == pytest.approx(len(judged) / len(rows))
+
+
+def test_practice_goes_on_with_what_was_counted(folder):
+    config = config_of("rl.practice=half_right", "task.verifier_words=(1,2)", "rl.generator_steps=9")
+    run.run_or_resume(config, folder / "practice", SILENT)
+    with pytest.raises(hosts.Preempted):
+        run.run_or_resume(config, folder / "practice_stopped", SILENT, preemption=StopAfter(7))
+    run.run_or_resume(config, folder / "practice_stopped", SILENT)
+    rows = [repeatable_rows(folder / name / "metrics.jsonl") for name in ("practice", "practice_stopped")]
+    assert rows[0] == rows[1]
+    saved = peek_meta(folder / "practice/checkpoints").meta
+    # Two turns of warm-up and three more, each of which looks at four times four problems.
+    assert saved["passes"] and saved["cursors"] == {"train": 9 * 4, "verifier": 5 * 16}

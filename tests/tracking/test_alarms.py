@@ -74,6 +74,8 @@ CASES = [
      {"verifier/right_verdict_wrong_steps": 0.9, "verifier/outcome_balanced_accuracy": 0.59}),  # verdicts tell nothing
     ("verifier/misaligned", {"verifier/live_rate_misaligned": since(6, 0.61, 0.02)}, "61.0% of the verifications in",
      {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
+    ("generator/labels", {"generator/label_accuracy": 0.7}, "30.0% of the labels differ from the grade",
+     {"generator/label_accuracy": 0.76}),
     ("verifier/shortened", {"verifier/shortened_rate": 0.11}, "11.0% of the solutions",
      {"verifier/shortened_rate": 0.09}),
     ("generator/steps", {"generator/steps_mean": since(6, 6.1, 4.0)}, "from 4 to 6.1 steps (a factor of 1.5",

@@ -1,0 +1,57 @@
+"""Problems of which the generator should get half right, worked by hand."""
+
+import pytest
+
+from tango_jax.config import default_config
+from tango_jax.records import Counters, Problem, Solution
+from tango_jax.rl.practice import CANDIDATES, DECAY, candidates_of, half_right, with_passes
+from tango_jax.rl.schedule import problems_of_a_turn
+
+
+def settings(practice: str = "half_right"):
+    rl = default_config().rl
+    rl.practice, rl.prompts_per_step, rl.dynamic_sampling = practice, 3, 1
+    return rl
+
+
+def problem(number: int, size: int = 0) -> Problem:
+    return Problem(f"p{number}", "q", "a", size)
+
+
+def solved(of: Problem, is_right: bool, label: bool | None = None) -> Solution:
+    return Solution(of, "", (), (), 0.0, is_right, None, label=label)
+
+
+def test_problems_closest_to_half_right_are_taken_in_their_order():
+    # Expected to be right: 2 words (8 + .5) / 9, 3 words (3 + .5) / 7 = 1/2, 4 words (1 + .5) / 5 = .3, 5 words unknown.
+    passes = {"2": (8.0, 8.0), "3": (3.0, 6.0), "4": (1.0, 4.0)}
+    problems = [problem(number, size) for number, size in enumerate((2, 4, 3, 2, 5, 4, 3))]
+    assert [each.size for each in half_right(problems, 3, passes)] == [3, 5, 3]
+    assert [each.id for each in half_right(problems, 4, passes)] == ["p1", "p2", "p4", "p6"]  # the first of the fours
+    assert half_right(problems, 7, passes) == problems
+
+
+def test_problems_of_files_are_known_by_their_ids():
+    passes = {"id p0": (4.0, 4.0), "id p1": (2.0, 4.0)}
+    assert [each.id for each in half_right([problem(number) for number in range(3)], 2, passes)] == ["p1", "p2"]
+
+
+def test_counts_by_size_fade_and_those_by_id_are_replaced():
+    counters = Counters(passes={"2": (4.0, 8.0), "3": (1.0, 2.0), "id p7": (1.0, 1.0), "id p8": (1.0, 4.0)})
+    answers = [solved(problem(1, 2), True), solved(problem(2, 2), False), solved(problem(3, 5), False),
+               solved(problem(8), True), solved(problem(8), False)]  # fmt: skip
+    assert with_passes(counters, settings(), answers).passes == {
+        "2": pytest.approx((4 * DECAY + 1, 8 * DECAY + 2)), "3": pytest.approx((DECAY, 2 * DECAY)), "5": (0.0, 1.0),
+        "id p7": (1.0, 1.0), "id p8": (1.0, 2.0),
+    }  # fmt: skip
+    assert with_passes(Counters(), settings(), [solved(problem(1, 2), True, label=False)]).passes == {"2": (0.0, 1.0)}
+
+
+def test_as_published_all_problems_are_taken_and_nothing_is_counted():
+    assert with_passes(Counters(), settings("all"), [solved(problem(1, 2), True)]) == Counters()
+    assert candidates_of(settings("all"), "verifier") == candidates_of(settings(), "train") == 1
+
+
+def test_all_candidates_are_set_apart():
+    assert problems_of_a_turn(settings(), "verifier") == 2 * 3 * CANDIDATES
+    assert problems_of_a_turn(settings(), "train") == problems_of_a_turn(settings("all"), "verifier") == 2 * 3
