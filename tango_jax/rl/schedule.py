@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
+from tango_jax.rl.practice import candidates_of
 from tango_jax.tasks.own_arm import arm_of
 
 ALPHA_KINDS = ("exponential", "linear", "cosine", "none", "signal")

@@ -247,8 +247,8 @@ def _labels(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
     if mean is None or 1 - mean <= limits.wrong_labels * ease:
         return None
     return (
-        f"{1 - mean:.1%} of the labels differ from the grade: the majority's answers are taken for right, and often are "
-        "not",
+        f"{1 - mean:.1%} of the labels differ from the grade: the majority's answers are taken for right, and often "
+        "are not",
         f"{limits.wrong_labels}",
         "labels of a majority that is mostly wrong teach its mistakes: begin with a better stage 1 or with easier "
         "problems, or raise rl.samples_per_prompt",

@@ -23,7 +23,7 @@ def solved(of: Problem, is_right: bool, label: bool | None = None) -> Solution:
 
 
 def test_problems_closest_to_half_right_are_taken_in_their_order():
-    # Expected to be right: 2 words (8 + .5) / 9, 3 words (3 + .5) / 7 = 1/2, 4 words (1 + .5) / 5 = .3, 5 words unknown.
+    # Expected to be right: 2 words (8 + .5) / 9, 3 words (3 + .5) / 7 = 1/2, 4 words (1 + .5) / 5 = .3, 5 not known.
     passes = {"2": (8.0, 8.0), "3": (3.0, 6.0), "4": (1.0, 4.0)}
     problems = [problem(number, size) for number, size in enumerate((2, 4, 3, 2, 5, 4, 3))]
     assert [each.size for each in half_right(problems, 3, passes)] == [3, 5, 3]
