@@ -4,7 +4,8 @@ Command:   python -m tango_jax.ablate --config=configs/last_letter_lora.py --wor
            and :rates for the learning rates on development starts, by grpo alone.
 Hardware:  any CPU with two cores and 4 GiB of memory.
 Time:      about half a minute a run on one core, 24 runs, after a stage 1 of two minutes for each start.
-Expected:  not run so far. The learning rate is ten times the quickstart's, and is still to be chosen by :rates.
+Expected:  mean accuracy of `tango` 0.547 with all parameters, 0.531 with rank 32, 0.528 with 8 and 0.443 with 1:
+           configs/README.md, Adapters.
 """
 
 from ml_collections import ConfigDict
