@@ -16,7 +16,7 @@ from tango_jax.runtime import failures, hosts, termination
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.parent import end_with_parent
-from tango_jax.runtime.process import keep_freed_memory, use_compile_cache
+from tango_jax.runtime.process import set_allocator, use_compile_cache
 
 
 def configure(config: ConfigDict) -> str:
@@ -27,9 +27,9 @@ def configure(config: ConfigDict) -> str:
     """
     hosts.connect(config.distributed)
     hosts.check_devices()
-    # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
-    if jax.default_backend() == "cpu" and not (config.generator.checkpoint or config.verifier.checkpoint):
-        keep_freed_memory()
+    if jax.default_backend() == "cpu":
+        # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
+        set_allocator(keeps_freed_memory=not (config.generator.checkpoint or config.verifier.checkpoint))
     return use_compile_cache(config.compile_cache) if config.compile_cache else ""
 
 

@@ -11,22 +11,26 @@ import jax
 from tango_jax.runtime import failures
 
 # glibc's mallopt parameters (malloc.h).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
+KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28), (_M_ARENA_MAX, 1))
+RETURNING = ((_M_MMAP_THRESHOLD, 2**20), (_M_TRIM_THRESHOLD, 2**20))
 
 
-def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory instead of returning it to the system; returns whether that was possible.
+def set_allocator(keeps_freed_memory: bool) -> bool:
+    """Make glibc keep freed memory, or return it to the system; returns whether that was possible.
 
     On CPU, XLA allocates large temporaries in every step. With glibc's defaults each step takes a page fault for every
-    page of them, which can double its time. Results do not change. The equivalent environment variables
-    (MALLOC_MMAP_MAX_ ...) work only if set before the process starts; this works from inside.
+    page of them, which can double the time of a small model's step. For a large model that is nothing, and its memory
+    is what is short: by its defaults glibc holds on to arrays of up to 32 MiB, a fifth of the process in the end.
+    Results do not change. The equivalent environment variables (MALLOC_MMAP_MAX_ ...) work only if set before the
+    process starts; this works from inside.
     """
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return False
-    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28), (_M_ARENA_MAX, 1))
+    settings = KEEPING if keeps_freed_memory else RETURNING
     return all([libc.mallopt(parameter, value) == 1 for parameter, value in settings])
 
 
