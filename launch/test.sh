@@ -4,7 +4,7 @@
 set -euo pipefail
 # shellcheck source=launch/_env.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
-install_extras test notebooks tensorboard
+install_extras test notebooks tensorboard wandb
 
 say "ruff check (a second), lint-imports (a few seconds)"
 python -m ruff check .

@@ -22,6 +22,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from support.browser import open_browser  # noqa: E402
+from support.small_hub import small_hub  # noqa: E402
 from support.tiny_train import TinyRun, TinyTrain  # noqa: E402
 from tango_jax.grading import close_pool  # noqa: E402
 
@@ -101,6 +102,13 @@ def tiny_run(tiny_train, shared_folder) -> TinyRun:
             assert done.code == 0, done.stderr
             stdout.write_text(done.stdout)
     return TinyRun(workdir, stdout.read_text())
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path_factory):
+    """A hub on this machine, which is what a test downloads from."""
+    with small_hub(monkeypatch, tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
 
 
 @pytest.fixture(scope="module")

@@ -118,12 +118,13 @@ def test_the_wheel_asks_for_what_requirements_names(wheel):
     assert len(wanted) > 15
     assert [item.split("<")[0].split(">")[0].split("!")[0] for item in unconditional] == wanted
     assert {line for line in lines if line.startswith("Provides-Extra: ")} == {
-        "Provides-Extra: test", "Provides-Extra: notebooks", "Provides-Extra: tensorboard"
+        "Provides-Extra: test", "Provides-Extra: notebooks", "Provides-Extra: tensorboard", "Provides-Extra: wandb"
     }  # fmt: skip
 
 
 def test_a_missing_logger_is_installed_as_the_extra_says():
-    assert PROJECT["optional-dependencies"]["tensorboard"] == [PACKAGES["tensorboard"][1]]
+    for name, (_, requirement) in PACKAGES.items():
+        assert PROJECT["optional-dependencies"][name] == [requirement]
 
 
 def test_every_command_has_a_script(installed):

@@ -192,7 +192,7 @@ def _download(source: str) -> tuple[str, list[Path]]:
     is_file = rest.endswith(SUFFIXES)
     pattern = rest if is_file else f"{config or '*'}/{rest}/*.parquet"
     form = f"{HUB_PREFIX}{{}}{f':{config}' if config else ''}/{rest}"
-    folder = _fetch(source, hub.HubId(repo, revision), pattern, None if is_file else PARQUET_BRANCH, form)
+    folder = hub.download(hub.HubId(repo, revision), pattern, "dataset", None if is_file else PARQUET_BRANCH, form)
     paths = sorted(folder.glob(pattern))
     if not paths:
         pinned = f" (splits are on the branch {PARQUET_BRANCH}: pin a commit of it)" if revision and not is_file else ""
@@ -202,14 +202,3 @@ def _download(source: str) -> tuple[str, list[Path]]:
     if not is_file and len(configs) > 1:
         raise ValueError(f"{source}: {repo} has the configs {', '.join(configs)}; write hub:{repo}:CONFIG/{rest}")
     return f"{repo.split('/')[1]}-{Path(rest).stem}", paths
-
-
-def _fetch(source: str, hub_id: hub.HubId, pattern: str, branch: str | None, form: str) -> Path:
-    try:
-        return hub.download(hub_id, pattern, "dataset", branch, form)
-    except (OSError, ValueError) as error:  # no network, no such dataset, no permission, not a valid name
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{source}: could not be fetched from the hub ({reason}); without a network, download the file elsewhere "
-            "and give its path"
-        ) from error

@@ -12,6 +12,19 @@ The parsers differ from the code published with the paper (arXiv 2505.15034) as 
    second step section follows that text.
 5. The answer block must be exactly one balanced box. The published code accepts anything that begins with `\boxed{`
    and ends with `}`.
+
+How often the comparison of answers agrees with labels, beside math-verify 0.9 alone, which does part of the work:
+
+| answers | rows | correct | grader: precision, recall | math-verify: the same |
+|---|---|---|---|---|
+| four models, GSM8K | 5,265 | 2,001 | 1.0000, 1.0000 | 1.0000, 1.0000 |
+| grading.jsonl | 66 | 46 | 1.0000, 1.0000 | 0.9189, 0.7391 |
+
+The first row is of answers that models of 6B and 175B parameters gave, with and without a verifier, published with
+their labels (openai/grade-school-math, MIT): numbers, which both get right. The second is of the fixture
+`tests/fixtures/grading.jsonl`, whose LaTeX was chosen and labelled with this grader in mind. Answers of models in LaTeX
+with independent labels were not at hand. `PYTHONPATH=tests python -m support.grader_table FILE` prints the table and
+every answer in dispute.
 """
 from tango_jax.grading.grader import (
     FAILURES,

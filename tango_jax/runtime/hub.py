@@ -5,6 +5,7 @@ or a branch (also refs/pr/N and refs/convert/NAME). Only a commit is immutable, 
 names the commit of the files and how to pin it. Runs before anything else that opens a checkpoint or data.
 """
 
+import errno
 import logging
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ REPO = r"[\w.-]+(?:/[\w.-]+)?"
 REVISION = r"(?:refs/(?:convert|pr)/)?[A-Za-z0-9][\w.-]*"
 _ID = re.compile(rf"(?P<repo>{REPO})(?:@(?P<revision>{REVISION}))?")
 _COMMIT = re.compile("[0-9a-f]{40}")
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _log = logging.getLogger(__name__)
 _told: set[str] = set()  # warnings that were given; a checkpoint is looked up more than once
 
@@ -47,30 +49,67 @@ def download(
 ) -> Path:
     """Download the matching files, or find them in the local cache. Warns in one line unless a commit is pinned.
 
+    A file enters the cache when it is whole: after an error, the next call fetches those that are missing.
+
     Args:
         repo_type: "dataset", or None for a model.
         fallback: the revision to use if `hub_id` has none; default: the main branch.
-        form: how the config writes the id, with {} for `owner/name@revision`; used in the warning.
+        form: how the config writes the id, with {} for `owner/name@revision`; used in the messages.
 
     Raises:
-        OSError, ValueError: raised by huggingface_hub: no such repository or revision, no network, no permission.
+        ValueError: the files cannot be had; the message names the repository, the reason and the fix.
     """
     import huggingface_hub  # imported here because most runs never contact the hub
 
     repo, revision = hub_id
-    kind = {} if repo_type is None else {"repo_type": repo_type}
-    folder = Path(huggingface_hub.snapshot_download(
-        repo, **kind, revision=revision or fallback, allow_patterns=patterns
-    ))  # fmt: skip
+    named = form.format(repo if revision is None else f"{repo}@{revision}")
+    try:
+        folder = Path(huggingface_hub.snapshot_download(
+            repo, repo_type=repo_type, revision=revision or fallback, allow_patterns=patterns
+        ))  # fmt: skip
+    except Exception as error:  # its own, its HTTP library's, hf_xet's or the disk's: they have no class in common
+        reason, fix = _explain(error, hub_id, repo_type, fallback)
+        raise ValueError(f"{named}: could not be fetched from the hub ({reason}): {fix}") from error
     if not _COMMIT.fullmatch(revision or ""):
         # The cache stores each commit in a folder named by it.
-        commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
-        named = form.format(repo if revision is None else f"{repo}@{revision}")
-        found = f"is now at commit {commit}" if commit else "may point to another commit next time"
-        pinned = form.format(f"{repo}@{commit or 'COMMIT'}")
-        warning = (f"warning: {named} is not pinned to a commit: it {found}; write "
+        pinned = form.format(f"{repo}@{folder.name}")
+        warning = (f"warning: {named} is not pinned to a commit: it is now at commit {folder.name}; write "
                    f"{pinned} for the same files every time")
         if warning not in _told:
             _told.add(warning)
             _log.warning("%s", warning)
     return folder
+
+
+def _explain(error: Exception, hub_id: HubId, repo_type: str | None, fallback: str | None) -> tuple[str, str]:
+    """Return (why a download failed, what to do about it)."""
+    from huggingface_hub import constants, errors
+
+    is_data = repo_type == "dataset"
+    page = f"{constants.ENDPOINT}/{'datasets/' * is_data}{hub_id.repo}"
+    here = "" if is_data else "no folder of that name is here, and "
+    log_in = "log in (hf auth login) or set HF_TOKEN"
+    elsewhere = "or download it elsewhere and give its path"
+    # What the client says where nothing is in its cache hides what happened before.
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    if isinstance(cause, errors.GatedRepoError):
+        return "its owner gives access on request", f"ask for it at {page} and {log_in}, {elsewhere}"
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return (f"{here}there is no such {'data set' if is_data else 'model'}, or it is private",
+                f"check the name and, for a private one, {log_in}, {elsewhere}")  # fmt: skip
+    if isinstance(cause, errors.RevisionNotFoundError):
+        other = ", or name one of its files" if is_data else ""
+        return f"it has no revision {hub_id.revision or fallback}", f"name a commit, tag or branch that it has{other}"
+    if status in (401, 403):
+        return f"error {status}: the hub does not accept the login", f"{log_in} to a valid token, {elsewhere}"
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return f"{here}HF_HUB_OFFLINE is set, and its files are not in the cache", f"unset it, {elsewhere}"
+    if isinstance(cause, OSError) and cause.errno in _DISK_FULL:
+        return cause.strerror, f"free space at {constants.HF_HUB_CACHE}, or set HF_HOME to a folder on a larger disk"
+    if isinstance(cause, OSError) and cause.filename is not None:
+        return text, f"set HF_HOME to a folder that can be written to, {elsewhere}"
+    if isinstance(cause, errors.HFValidationError):
+        return text, "check the name"
+    return f"{type(cause).__name__}: {text}", f"check the network and repeat the command, {elsewhere}"

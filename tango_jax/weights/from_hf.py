@@ -35,7 +35,7 @@ def resolve_folder(name: str) -> Path:
     and JSON: no pickled weights and no code.
 
     Raises:
-        ValueError: `name` is neither, or the hub cannot be reached and the files are not in its cache.
+        ValueError: `name` is neither, or the files cannot be had from the hub.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -45,17 +45,7 @@ def resolve_folder(name: str) -> Path:
     hub_id = hub.parse_hub_id(str(name))
     if hub_id is None:
         raise ValueError(f"{name} is neither a folder nor a hub id such as Qwen/Qwen2.5-1.5B")
-    # Imported here because most runs never contact the hub.
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return hub.download(hub_id, _DOWNLOADED)
-    except (OSError, HFValidationError) as error:  # the hub's own errors are OSErrors
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"{name} is not a local folder and could not be fetched from the hub ({first_line}): check the name, the "
-            "network and, for a gated model, the login (hf auth login), or download it elsewhere and give the folder"
-        ) from error
+    return hub.download(hub_id, _DOWNLOADED)
 
 
 def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:

@@ -86,47 +86,35 @@ def test_a_missing_file_says_what_may_be_given(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ hub
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub whose data set `team/sums` lies under tmp_path; the calls that were made."""
-    import huggingface_hub
-
-    calls = []
-
-    def snapshot_download(repo, repo_type, revision, allow_patterns):
-        calls.append((repo, repo_type, revision, allow_patterns))
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return calls
+def parquet(tmp_path, rows) -> bytes:
+    return write_parquet(tmp_path / "rows.parquet", rows).read_bytes()
 
 
 def test_a_split_is_read_from_the_converted_branch_in_order(hub, tmp_path):
-    for number in (1, 0):
-        write_parquet(tmp_path / f"easy/test/000{number}.parquet", [ROWS[number]])
-    write_parquet(tmp_path / "easy/train/0000.parquet", [{"question": "no", "answer": "no"}])
-    for source, pattern in {
-        "hub:team/sums/test": "*/test/*.parquet",
-        "hub:team/sums:easy/test": "easy/test/*.parquet",
-    }.items():
+    parts = {f"easy/test/000{number}.parquet": parquet(tmp_path, [ROWS[number]]) for number in (1, 0)}
+    others = {"easy/train/0000.parquet": b"not asked for", "README.md": b"not asked for"}
+    hub.add("datasets/team/sums", "c" * 40, parts | others, PARQUET_BRANCH)
+    hub.add("datasets/team/sums", "d" * 40, others, "main")
+    for source in ("hub:team/sums/test", "hub:team/sums:easy/test"):
         rows = read_rows(source)
         assert [row.fields["question"] for row in rows] == ["1+1?", "2+2?"]
         assert [row.id for row in rows] == ["sums-test/1", "sums-test/2"]
         assert rows[1].where == f"{source} (0001.parquet), row 1"
-        assert hub.pop() == ("team/sums", "dataset", PARQUET_BRANCH, pattern)
+    assert hub.fetched() == sorted(parts)
 
 
-def test_a_file_of_the_hub_is_read_as_it_is(hub, tmp_path):
-    write(tmp_path / "Sums.jsonl", "\n".join(LINES))
+def test_a_file_of_the_hub_is_read_as_it_is(hub):
+    hub.add("datasets/team/sums", "c" * 40, {"Sums.jsonl": "\n".join(LINES).encode(), "more.jsonl": b""}, "main")
     assert [row.id for row in read_rows("hub:team/sums/Sums.jsonl")] == ["sums-Sums/1", "sums-Sums/2"]
-    assert hub == [("team/sums", "dataset", None, "Sums.jsonl")]
+    assert hub.fetched() == ["Sums.jsonl"]
 
 
 def test_several_configs_or_none_are_errors(hub, tmp_path):
+    hub.add("datasets/team/sums", "c" * 40, {"README.md": b""}, PARQUET_BRANCH)
     with pytest.raises(ValueError, match=r"dataset team/sums has no files \*/test/\*.parquet; check the split"):
         read_rows("hub:team/sums/test")
-    for config in ("easy", "hard"):
-        write_parquet(tmp_path / f"{config}/test/0000.parquet", ROWS[:1])
+    files = dict.fromkeys(("easy/test/0000.parquet", "hard/test/0000.parquet"), parquet(tmp_path, ROWS[:1]))
+    hub.add("datasets/team/sums", "d" * 40, files, PARQUET_BRANCH)
     with pytest.raises(ValueError, match="team/sums has the configs easy, hard; write hub:team/sums:CONFIG/test"):
         read_rows("hub:team/sums/test")
 
@@ -135,7 +123,7 @@ def test_several_configs_or_none_are_errors(hub, tmp_path):
 def test_a_wrong_hub_id_shows_the_form(hub, source):
     with pytest.raises(ValueError, match=r"is not a hub id; write hub:owner/name\[:config\]/split"):
         read_rows(source)
-    assert hub == []
+    assert hub.requests == []
 
 
 def test_without_a_network_the_error_says_what_to_do():

@@ -201,7 +201,7 @@ def test_jobset_asks_for_its_platform(platform, resource):
     assert config.distributed.enabled and (config.compile_cache, str(workdir)) == ("/share/xla", "/share/7b")
 
 
-# The image. Docker itself is not needed here: what it would copy and run is read from the file.
+# The image. No builder of images is needed here: what it would copy and run is read from the file.
 
 
 def test_the_image_has_what_the_jobset_runs():
@@ -215,7 +215,7 @@ def test_the_image_has_what_the_jobset_runs():
         subprocess.run(["bash", "-n", "-c", command], check=True)
     accelerators = set(re.findall(r"ACCELERATOR=(\w+)", text))
     assert accelerators == {"tpu", "cuda12"} and accelerators <= set(metadata("jax").get_all("Provides-Extra"))
-    python = re.search(r"^FROM python:(3\.\d+)-slim$", instructions, flags=re.MULTILINE)[1]
+    python = re.search(r"^ARG BASE=python:(3\.\d+)-slim\nFROM \$BASE$", instructions, flags=re.MULTILINE)[1]
     wanted = re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text())
     assert int(wanted[1]) <= int(python.split(".")[1]) < int(wanted[2])
     command = json.loads(re.search(r"^CMD (.*)$", instructions, flags=re.MULTILINE)[1])

@@ -1,6 +1,5 @@
 """Checkpoints that are opened for sampling, without a run: which limits and numbers they take from where."""
 
-import huggingface_hub
 import pytest
 
 from support.paths import ROOT
@@ -45,11 +44,11 @@ def asked(name: str, role: str = "generator", **settings):
     return prompt, sampler.max_prompt, sampler.sampler.config.cache_buckets[-1], sampler.min_steps
 
 
-def test_an_export_is_asked_as_its_run_was(tmp_path, monkeypatch):
+def test_an_export_is_asked_as_its_run_was(tmp_path, hub):
     run = run_with_a_prompt_of_its_own(write_tiny_folder(tmp_path / "model"), tmp_path / "run")
     out = export.export(run, "generator", tmp_path / "out")
     assert asked(out) == asked(run) and asked(out)[1:] == (128, 48, 2)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *names, **settings: str(out))
+    hub.add("team/model", "c" * 40, out, "main")
     assert asked("team/model") == asked(run)  # and also once it is on the hub
     assert asked(out, template="Other: {problem}") == asked(run, template="Other: {problem}") != asked(run)
 
