@@ -123,7 +123,7 @@ def _with_shares(target: Target, devices: int, run: str) -> Target:
     if opened.target != target.name:
         raise ValueError(f"--shares={run} ran on {opened.target}, and --target is {target.name}: give "
                          f"--target={opened.target}, or a run of {target.name}")
-    return dataclasses.replace(target, reached=beside(opened).reached)
+    return dataclasses.replace(target, reached=beside(opened, target if opened.devices == devices else None).reached)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -48,8 +48,10 @@ class Fit(NamedTuple):
 
     def share(self, target: Target, name: str) -> float:
         """On one host: the target's own, or the mean of the others."""
-        own = self._known(generation(target.name), name)
-        return own or math.exp(np.mean(np.log(list(self.others(target, name).values()))))
+        if own := self._known(generation(target.name), name):
+            return own
+        others = list(self.others(target, name).values())
+        return math.exp(np.mean(np.log(others))) if others else getattr(Shares(), name)
 
     def others(self, target: Target, name: str) -> dict[str, float]:
         """{generation: share} of the targets of the same platform; for a CPU, of all."""
@@ -88,7 +90,7 @@ def fit(rows: Iterable[Row]) -> Fit:
     shares, decline = _fit_updates(by_name.pop("update"))
     for name in ("score", "prefill", "read"):  # sampling's products are known when it is asked how memory is read
         found: dict[str, list[float]] = {}
-        for row in by_name[name]:
+        for row in by_name.get(name, []):
             device = generation(row.device)
             known = Fit(shares, decline)
             others = {other: known._known(device, other) or 1.0 for other in Shares._fields if other != name}
@@ -161,7 +163,7 @@ def _ends(found: Fit, target: Target, name: str) -> tuple[float, float]:
             device = generation(row.device)
             if TELLS.get(row.kind) == kind is not None and device in devices:
                 quotients.append(ratio(row, found) * (like[device] / share if share and device in like else 1.0))
-    return min(1.0, *quotients), max(1.0, *quotients)
+    return float(min(1.0, *quotients)), float(max(1.0, *quotients))
 
 
 def published_as_json() -> dict:

@@ -21,6 +21,7 @@ from tango_jax.planning.estimates import as_programs, estimates_of
 from tango_jax.planning.fitted import reached, solved
 from tango_jax.planning.job import Job, sized_job
 from tango_jax.planning.plan_tables import between
+from tango_jax.planning.programs import Program
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import TARGETS, Reached, Shares, Target, machine_of, open_target
 from tango_jax.planning.times import turn_times
@@ -116,17 +117,18 @@ def _machine(workdir: Path) -> tuple[str, int, int]:
     return name, sum(facts["devices"].values()), facts["processes"]
 
 
-def beside(run: Run) -> Beside:
+def beside(run: Run, target: Target | None = None) -> Beside:
     """Predict a run's phases, and find the shares that it has reached.
+
+    Args:
+        target: the run's, with as many devices, whose rates were measured already if it is a CPU; None: open it.
 
     Raises:
         ValueError: a checkpoint of the run whose sizes are unknown here; see `plan_source`.
     """
-    target = open_target(run.target, run.devices)
+    target = target or open_target(run.target, run.devices)
     bound = reached(target, run.devices)
-    machine = machine_of(run.target, run.devices)._replace(local=run.per_process)
-    models = {role: plan_source(run.config, role).model_config for role in ROLES}
-    job = sized_job(run.config, models, machine)
+    job = job_of(run)
     each = [_predicted(run, job, target.with_shares(shares)) for shares in (bound.quick, bound.likely, bound.slow)]
     predicted = {turn: {phase: tuple(one[turn][phase] for one in each) for phase in phases}
                  for turn, phases in each[1].items()}  # fmt: skip
@@ -147,11 +149,22 @@ def _multiplied(shares: Shares, names: tuple[str, ...], factor: float) -> Shares
     return shares._replace(**{name: factor * getattr(shares, name) for name in names})
 
 
-def _predicted(run: Run, job: Job, target: Target) -> dict[str, dict[str, float]]:
-    programs = {}
-    for role in ROLES:
-        programs |= as_programs(role, estimates_of(job, role, target.platform), {})
+def job_of(run: Run) -> Job:
+    """Its roles on its machine, as shapes. Raises ValueError."""
+    machine = machine_of(run.target, run.devices)._replace(local=run.per_process)
+    return sized_job(run.config, {role: plan_source(run.config, role).model_config for role in ROLES}, machine)
+
+
+def programs_of(job: Job, target: Target) -> dict[str, Program]:
+    """Its functions, estimated."""
     found = {}
+    for role in ROLES:
+        found |= as_programs(role, estimates_of(job, role, target.platform), {})
+    return found
+
+
+def _predicted(run: Run, job: Job, target: Target) -> dict[str, dict[str, float]]:
+    programs, found = programs_of(job, target), {}
     for turn in run.turns:
         times = turn_times(job, programs, target, turn, 0.5, run.lengths[turn]).seconds
         found[turn] = {phase: sum(times.get(part, 0.0) for part in parts) for phase, parts in PHASES.items()}

@@ -231,7 +231,7 @@ def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is True
     plan.main(arguments)  # what the run would say of its settings comes first
     assert capsys.readouterr().out.startswith("mine\n")
-    options, is_search = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
+    options, is_search, *_ = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
     assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
     assert not is_search
 
