@@ -28,7 +28,7 @@ _GENERATIONS = {"a100-80gb": "a100", "a100-40gb": "a100", "h100": "h100", "h200"
 TELLS = {"update": "update", "score": "score", "prefill": "prefill", "sample": "read", "decode": "read"}
 _NEAREST = {"score": "update", "prefill": "score"}
 FEW = 5  # with fewer rows of a kind on a device, those of other devices bound its times, too
-LEAST_SHARE, MOST_SHARE = 0.01, 4.0
+LEAST_SHARE, MOST_SHARE = 1e-4, 4.0
 _NAMES = {"update": "updates", "score": "scores", "prefill": "prompts and products of decode steps",
           "read": "memory"}  # fmt: skip
 
@@ -118,7 +118,7 @@ def solved(seconds_fn: Callable[[float], float], seconds: float) -> float:
     """The share at which `seconds_fn`, which falls with it, gives these seconds; at most MOST_SHARE and at least
     LEAST_SHARE."""
     low, high = math.log(LEAST_SHARE), math.log(MOST_SHARE)
-    for _ in range(30):
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if seconds_fn(math.exp(middle)) > seconds else (low, middle)
     return math.exp((low + high) / 2)
