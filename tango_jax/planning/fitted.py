@@ -28,7 +28,7 @@ _GENERATIONS = {"a100-80gb": "a100", "a100-40gb": "a100", "h100": "h100", "h200"
 TELLS = {"update": "update", "score": "score", "prefill": "prefill", "sample": "read", "decode": "read"}
 _NEAREST = {"score": "update", "prefill": "score"}
 FEW = 5  # with fewer rows of a kind on a device, those of other devices bound its times, too
-LEAST_SHARE, MOST_SHARE = 1e-4, 4.0
+LEAST_SHARE, MOST_SHARE = 1e-4, 4.0  # between which one is looked for
 _NAMES = {"update": "updates", "score": "scores", "prefill": "prompts and products of decode steps",
           "read": "memory"}  # fmt: skip
 
@@ -126,6 +126,7 @@ def solved(seconds_fn: Callable[[float], float], seconds: float) -> float:
 
 @functools.cache
 def published_fit() -> Fit:
+    """That of published.csv."""
     return fit(published_rows())
 
 
@@ -139,8 +140,8 @@ def reached(target: Target, devices: int) -> Reached:
     found = published_fit()
     likely = found.of(target, max(1, devices // target.per_host))
     ends = {name: _ends(found, target, name) for name in Shares._fields}
-    quick, slow = (Shares(**{name: min(1.0, getattr(likely, name) * ends[name][at]) if at else
-                             getattr(likely, name) * ends[name][at] for name in Shares._fields}) for at in (1, 0))
+    slow = Shares(*(getattr(likely, name) * low for name, (low, _) in ends.items()))
+    quick = Shares(*(min(1.0, getattr(likely, name) * high) for name, (_, high) in ends.items()))
     lines = [f"{_NAMES[name]} {getattr(likely, name):.0%} ({getattr(slow, name):.0%} to {getattr(quick, name):.0%}"
              + (f"; {basis}" if (basis := found.basis(target, name)) else "") + ")" for name in Shares._fields]
     return Reached(likely, quick, slow, tuple(lines))
