@@ -10,8 +10,8 @@ Hardware:  the paper used 4 nodes of 8 A100; mesh and processes are those of qwe
            told by
                python -m tango_jax.plan --config=configs/llama3_1_8b.py --target=a100-80gb:32
            A checkpoint of both roles is 193 GB.
-Time:      by the plan, not measured: 19.5 hours on 32 A100, if the mean response has half the maximum length; 15 if
-           both roles sample in int8 (`model.sample_cache_dtype`, `model.sample_weight_dtype`).
+Time:      by the plan, not measured: 15 to 27 hours on 32 A100, if the mean response has half the maximum length; 11
+           to 21 if both roles sample in int8 (`model.sample_cache_dtype`, `model.sample_weight_dtype`).
 Expected:  not reproduced here; the paper's results are in its appendix E. The baseline is --config.arm=grpo, the
            generator alone.
 """

@@ -14,8 +14,8 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
            launch/slurm.sbatch ...): `row_buckets` count the rows of one process. What a device needs is told by
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
-Time:      by the plan, not measured: 14 hours on 32 A100, 11 hours on 32 chips of a TPU v5p, if the mean response has
-           half the maximum length; 12 and 9 if both roles sample in int8 (`model.sample_cache_dtype`,
+Time:      by the plan, not measured: 11 to 19 hours on 32 A100, 8 to 16 on 32 chips of a TPU v5p, if the mean response
+           has half the maximum length; 9 to 16 and 6 to 12 if both roles sample in int8 (`model.sample_cache_dtype`,
            `model.sample_weight_dtype`), and on the v5p share a mesh of fsdp 16 x tensor 2
            (tango_jax/planning/README.md). Meshes and remat are what its --search found for 32 A100 with int8.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four

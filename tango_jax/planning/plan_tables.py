@@ -1,5 +1,6 @@
 """A plan as tables for people and as JSON for programs."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tango_jax.models.decode_attention import attention_names
@@ -7,7 +8,7 @@ from tango_jax.planning import times
 from tango_jax.planning.costs import decode_flops, prefill_flops
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.job import SizedPolicy
-from tango_jax.planning.run_plan import RunPlan, comparison, run_seconds, seconds_with_narrow_head
+from tango_jax.planning.run_plan import RunPlan, bounds, comparison, run_seconds, seconds_with_narrow_head
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
 from tango_jax.planning.times import TurnTimes, function_flops, scores_of
 from tango_jax.planning.workload import SamplingWorkload
@@ -42,6 +43,7 @@ def as_json(plan: RunPlan) -> dict:
             kind: need for kind, (need, _) in comparison(plan, role).items()
         }
     first, narrow = next(iter(plan.turns.values())), seconds_with_narrow_head(plan)
+    ends = bounds(plan)
     return {
         "fits": plan.fits,
         "target": options.target.name,
@@ -54,10 +56,17 @@ def as_json(plan: RunPlan) -> dict:
         "functions": functions,
         "predicted_seconds": first.seconds,
         "predicted_seconds_by_turn": {role: turn.seconds for role, turn in plan.turns.items()},
+        "predicted_seconds_between": {
+            role: {phase: [end.turns[role].seconds[phase] for end in ends] for phase in turn.seconds}
+            for role, turn in plan.turns.items()
+        },
         "predicted_hours": run_seconds(plan) / 3600,
+        "predicted_hours_between": [run_seconds(end) / 3600 for end in ends],
         "predicted_hours_with_narrow_head": narrow and narrow / 3600,
         "stage_one": {role: {"steps": stage.steps, "seconds_of_a_step": stage.step_seconds,
-                             "hours": stage.seconds / 3600} for role, stage in plan.stage_one.items()},
+                             "hours": stage.seconds / 3600,
+                             "hours_between": [end.stage_one[role].seconds / 3600 for end in ends]}
+                      for role, stage in plan.stage_one.items()},
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
@@ -150,20 +159,33 @@ def show(plan: RunPlan, console: Console) -> None:
 
 
 def _show_times(plan: RunPlan, console: Console) -> None:
-    names = list(dict.fromkeys(name for turn in plan.turns.values() for name in turn.seconds))
-    rows = [(name, *(turn.seconds.get(name, 0.0) for turn in plan.turns.values())) for name in names]
-    rows.append(("a turn", *(turn.total for turn in plan.turns.values())))
-    console.table("Seconds, predicted", ("phase", *(f"turn of the {role}" for role in plan.turns)), rows)
+    names, ends = list(dict.fromkeys(name for turn in plan.turns.values() for name in turn.seconds)), bounds(plan)
+    rows = [(name, *(between(*(end.turns[role].seconds.get(name, 0.0) for end in ends)) for role in plan.turns))
+            for name in names]
+    rows.append(("a turn", *(between(*(end.turns[role].total for end in ends)) for role in plan.turns)))
+    console.table("Seconds, predicted: if all work is as quick as measurements of its kind allow, and as slow",
+                  ("phase", *(f"turn of the {role}" for role in plan.turns)), rows)
     turns = ", ".join(f"{plan.counts[role]} of the {role}" for role in plan.turns)
-    console.log(f"all turns ({turns}): {format_seconds(run_seconds(plan))}, without evaluation and stage 1")
+    console.log(f"all turns ({turns}): {_spans(run_seconds(end) for end in ends)}, most likely "
+                f"{format_seconds(run_seconds(plan))}, without evaluation and stage 1")
     first = next(iter(plan.job.policies.values()))
     if narrow := seconds_with_narrow_head(plan):
         console.log(f"with model.head_dtype={first.model_config.compute_dtype} of both roles, at some precision of "
-                    f"log-probs: {format_seconds(narrow)}")
+                    f"log-probs: most likely {format_seconds(narrow)}")
     for role, stage in plan.stage_one.items():
-        console.log(f"stage 1 of the {role}: {stage.steps} steps of {format_seconds(stage.step_seconds)}, "
-                    f"{format_seconds(stage.seconds)} in all, without evaluation")
+        console.log(f"stage 1 of the {role}: {stage.steps} steps, "
+                    f"{_spans(end.stage_one[role].seconds for end in ends)} in all, without evaluation")
     console.log("assumed:")
+
+
+def between(low: float, high: float) -> str:
+    """`12 to 18`, with two digits; one number where they are the same."""
+    texts = [f"{value:.0f}" if value >= 10 else f"{value:.2g}" for value in (low, high)]
+    return " to ".join(dict.fromkeys(texts))
+
+
+def _spans(ends: Iterable[float]) -> str:
+    return " to ".join(dict.fromkeys(map(format_seconds, ends)))
 
 
 def assumptions(plan: RunPlan) -> list[str]:
@@ -179,17 +201,16 @@ def assumptions(plan: RunPlan) -> list[str]:
     elif target.platform == "tpu":
         lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "
                      "update of the 7B config took a tenth more temporary memory")
+    highest = f"{times.SHARE_OF_FLOAT32:.0%}" if target.platform == "gpu" else "the same shares"
     lines += [
         "memory is for the longest prompts and responses, and the largest decode batch with a prompt for each row",
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
             _lengths(role, turn) for role, turn in plan.turns.items()),
-        f"products run at {times.SHARE_OF_FLOPS:.0%} of {target.flops / 1e12:.3g} TFLOP/s (float32 "
-        f"{target.flops_float32 / 1e12:.3g}), those of a float32 head "
-        f"in three bfloat16 products at a third, to all its bits at "
-        f"{times.TimeModel(target).share_of_highest:.0%} of {target.flops_highest / 1e12:.3g}, memory is read at "
-        f"{times.SHARE_OF_READ:.0%} of {target.read / 1e12:.3g} TB/s, links carry "
-        f"{times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, "
-        f"networks of {target.network / 1e9:.3g} GB/s a device",
+        f"shares of {target.flops / 1e12:.3g} TFLOP/s (float32 {target.flops_float32 / 1e12:.3g}) and of "
+        f"{target.read / 1e12:.3g} TB/s: {'; '.join(target.reached.basis)}",
+        f"a float32 head in three bfloat16 products takes three times as long as in bfloat16; to all its bits it runs "
+        f"at {highest} of {target.flops_highest / 1e12:.3g} TFLOP/s; links carry {times.SHARE_OF_LINK:.0%} of "
+        f"{target.link / 1e9:.3g} GB/s, networks of {target.network / 1e9:.3g} GB/s a device",
         "gathers and scatters of an update run beside its products, sums do not; a layer of a decode step takes "
         f"{times.STEP_OVERHEAD * 1e6:.0f} us beside its reads; parsing, grading and evaluation are not counted",
     ]

@@ -76,6 +76,22 @@ def plan_of(options: PlanOptions, job: Job, programs: dict[str, Program], is_tar
     return RunPlan(options, job, is_target, programs, found, turns, stage_one, counts, hints)
 
 
+def bounds(plan: RunPlan) -> tuple[RunPlan, RunPlan]:
+    """The same plan if all work is as quick as measurements allow, and as slow (`Reached`)."""
+    reached = plan.options.target.reached
+    targets = (plan.options.target.with_shares(shares) for shares in (reached.quick, reached.slow))
+    quick, slow = (_timed(plan, target) for target in targets)
+    return quick, slow
+
+
+def _timed(plan: RunPlan, target: Target) -> RunPlan:
+    """The same with times of another target."""
+    job, options = plan.job, plan.options._replace(target=target)
+    turns = {role: turn_times(job, plan.programs, target, role, options.filled) for role in plan.turns}
+    stage_one = {role: stage_one_times(job, plan.programs, target, role, options.filled) for role in plan.stage_one}
+    return plan._replace(options=options, turns=turns, stage_one=stage_one)
+
+
 def run_seconds(plan: RunPlan) -> float:
     """All turns of the run, without stage 1."""
     return sum(plan.counts[role] * turn.total for role, turn in plan.turns.items())

@@ -19,6 +19,24 @@ from tango_jax.runtime.checks import cut
 from tango_jax.runtime.machine import host_memory, machine_rates
 
 
+class Shares(NamedTuple):
+    """What work reaches of a data sheet's rates, by its kind."""
+
+    update: float = 0.5  # of the products' rate, in a forward and backward pass
+    score: float = 0.5  # in a forward pass over whole sequences
+    prefill: float = 0.5  # in sampling: of prompts, and of a decode step's products
+    read: float = 0.7  # of the memory's rate: weights and cache of a decode step, an optimizer's state
+
+
+class Reached(NamedTuple):
+    """The shares that times are predicted with, and those that bound them. published.py and measured.py make it."""
+
+    likely: Shares = Shares()
+    quick: Shares = Shares()
+    slow: Shares = Shares()
+    basis: tuple[str, ...] = ("shares are assumed, not measured",)
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """One kind of device, `per_host` of them in a machine. Rates are its data sheet's: dense, one direction."""
@@ -38,6 +56,11 @@ class Target:
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
     largest_host: int = 0  # chips of the largest TPU slice that is one machine
     capability: float | None = None  # compute capability of an NVIDIA GPU
+    reached: Reached = Reached()
+
+    def with_shares(self, shares: Shares) -> "Target":
+        """The same with times predicted by these."""
+        return dataclasses.replace(self, reached=self.reached._replace(likely=shares))
 
 
 # Planning for more takes hours: XLA compiles for every device.

@@ -1,10 +1,12 @@
-"""Seconds of every phase of a turn, predicted from counts and a data sheet's rates. Nothing here was timed.
+"""Seconds of every phase of a turn, predicted from counts, from a data sheet's rates, and from shares of these.
 
-In: the job, its compiled functions, what a turn does (workload.py). Out: {phase: seconds} for a turn of either role.
+In: the job, its compiled functions, what a turn does (workload.py), and a target with its shares, which fitted.py
+takes from published measurements. Out: {phase: seconds} for a turn of either role.
 
-    products    FLOPs at SHARE_OF_FLOPS of the dense rate of their type; of a float32 head to all its bits on a GPU,
-                without tensor cores to keep fed, at SHARE_OF_FLOAT32; of one in three bfloat16 products at a third
-    memory      bytes read at SHARE_OF_READ of the memory's rate
+    products    FLOPs at the share of their kind of work (`Shares`: update, score, prefill) of the dense rate of their
+                type; of a float32 head to all its bits on a GPU, without tensor cores to keep fed, at SHARE_OF_FLOAT32;
+                of one in three bfloat16 products at a third
+    memory      bytes read at the share `read` of the memory's rate
     sending     bytes received at SHARE_OF_LINK of the link's rate: between hosts, each device of a group has a network
                 card, and those of a host share what the host receives
 An update or a score takes the longer of its products and its gathers and scatters, which run beside them, and then its
@@ -35,6 +37,8 @@ from tango_jax.planning.job import Job, SizedPolicy, device_bytes
 from tango_jax.planning.programs import Program
 from tango_jax.planning.targets import Target
 from tango_jax.planning.workload import (
+    NOTHING,
+    Measured,
     SamplingWorkload,
     UpdateWorkload,
     sampling_workload,
@@ -45,11 +49,9 @@ from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
 from tango_jax.tasks.own_arm import arm_of
 
-SHARE_OF_FLOPS = 0.5
 # Products of 8,000 x 8,000 on an A100, as measured in github.com/bewantbe/busy-gemm-benchmark: 14.1 of 19.5 TFLOP/s in
 # float32, beside 153 of 312 in float16.
 SHARE_OF_FLOAT32 = 0.7
-SHARE_OF_READ = 0.7
 SHARE_OF_LINK = 0.8
 STEP_OVERHEAD = 10e-6  # seconds a layer of a decode step: starting kernels, and small ones
 SUM_LATENCY = 10e-6  # seconds of a sum of few bytes over the devices that share decoding weights
@@ -61,23 +63,20 @@ class TimeModel(NamedTuple):
 
     target: Target
 
-    def matmul_seconds(self, flops: Flops, model: ModelConfig) -> float:
-        target = self.target
-        layers = head = SHARE_OF_FLOPS * target.flops
+    def matmul_seconds(self, flops: Flops, model: ModelConfig, kind: str = "update") -> float:
+        """Of products in a kind of work, `update`, `score` or `prefill`."""
+        target, share = self.target, getattr(self.target.reached.likely, kind)
+        layers = head = share * target.flops
         if model.compute_dtype == "float32":
-            layers = SHARE_OF_FLOPS * target.flops_float32
+            layers = share * target.flops_float32
         if model.head_dtype == "float32":  # see transformer.logits_from_hidden
             is_exact = model.head_precision == "highest" or target.platform == "cpu"
-            head = self.share_of_highest * target.flops_highest if is_exact else head / 3
+            of_highest = SHARE_OF_FLOAT32 if target.platform == "gpu" else share
+            head = of_highest * target.flops_highest if is_exact else head / 3
         return flops.seconds(layers, head)
 
-    @property
-    def share_of_highest(self) -> float:
-        """Of `flops_highest`."""
-        return SHARE_OF_FLOAT32 if self.target.platform == "gpu" else SHARE_OF_FLOPS
-
     def read_seconds(self, size: float) -> float:
-        return size / (self.target.read * SHARE_OF_READ)
+        return size / (self.target.read * self.target.reached.likely.read)
 
     def transfer_seconds(self, item: Collective) -> float:
         return item.wire_bytes / (self.bandwidth(item.members) * SHARE_OF_LINK)
@@ -92,15 +91,17 @@ class TimeModel(NamedTuple):
             return self.target.link
         return min(self.target.link, self.target.network * max(hosts.count(host) for host in set(hosts)))
 
-    def training_seconds(self, policy: SizedPolicy, program: Program, flops: Flops, passes: UpdateWorkload) -> float:
-        """All micro-batches of an update or a score."""
+    def training_seconds(
+        self, policy: SizedPolicy, program: Program, flops: Flops, passes: UpdateWorkload, kind: str = "update"
+    ) -> float:
+        """All micro-batches of an update or a score (`kind`)."""
         model, count, calls = policy.model_config, passes.micro_batches, passes.calls
         overlapped = [item for item in program.collectives if item.kind in OVERLAPPED]
         inside = sum(self.transfer_seconds(item) for item in overlapped if item.in_pass)
         open_sums = [item for item in program.collectives if item.kind not in OVERLAPPED]
         sums = sum(self.transfer_seconds(item) * (count if item.in_pass else calls) for item in open_sums)
         outside = calls * sum(self.transfer_seconds(item) for item in overlapped if not item.in_pass)
-        return count * max(self.matmul_seconds(flops, model), inside) + outside + sums
+        return count * max(self.matmul_seconds(flops, model, kind), inside) + outside + sums
 
     def sampling_seconds(self, policy: SizedPolicy, done: SamplingWorkload) -> float:
         """All decode batches of a phase."""
@@ -110,25 +111,31 @@ class TimeModel(NamedTuple):
         seconds = 0.0
         for length, passes in Counter(done.pass_lengths).items():
             prefill = prefill_flops(model, prompts, length, tensor, model.attention)
-            seconds += passes * self.matmul_seconds(prefill, model)
+            seconds += passes * self.matmul_seconds(prefill, model, "prefill")
         for segment in done.segments:
             rows = segment.rows / groups
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
             prompt_read, read = done.columns(segment)
-            parts = decode_parts(model, prefixes, prompt_read, rows, read, tensor)
-            step = sum(self.part_seconds(part, model) for part in parts)
-            layers = model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor))
-            seconds += segment.steps * (step + layers + self._exchange(model, rows, tensor))
+            seconds += segment.steps * self.step_seconds(model, prefixes, prompt_read, rows, read, tensor)
         if done.saved:  # there and back, from one bucket of the cache to a larger one
             tokens = done.prompt_length + max(segment.cache for segment in done.segments)
             seconds += 2 * done.saved / groups * self.host_seconds(tokens * cached_token_bytes(model, tensor))
         return done.batches * seconds
 
+    def step_seconds(
+        self, model: ModelConfig, prefixes: float, prompt_read: float, rows: float, read: float, tensor: int
+    ) -> float:
+        """One decode step of `rows` rows, which read so many columns of `prefixes` prompts' caches and of their own."""
+        parts = decode_parts(model, prefixes, prompt_read, rows, read, tensor)
+        step = sum(self.part_seconds(part, model) for part in parts)
+        layers = model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor))
+        return step + layers + self._exchange(model, rows, tensor)
+
     def part_seconds(self, part: StepPart, model: ModelConfig) -> float:
         """The longer of its reads and its products."""
-        return max(self.read_seconds(part.read), self.matmul_seconds(part.flops, model))
+        return max(self.read_seconds(part.read), self.matmul_seconds(part.flops, model, "prefill"))
 
     def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
         """The two sums of a layer over the devices that share decoding weights."""
@@ -182,12 +189,14 @@ def stage_one_times(job: Job, programs: dict[str, Program], target: Target, role
     return StageOneTimes(policy.config.sft.steps, passes, flops, seconds)
 
 
-def turn_times(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> TurnTimes:
+def turn_times(
+    job: Job, programs: dict[str, Program], target: Target, role: str, filled: float, measured: Measured = NOTHING
+) -> TurnTimes:
     """The turn in which `role` is updated."""
     times = TimeModel(target)
     requests = sampled_requests(job, role)
-    sampled = {name: sampling_workload(job, name, *request, filled) for name, request in requests.items()}
-    passes = update_workload(job, role, filled)
+    sampled = {name: sampling_workload(job, name, *request, filled, measured) for name, request in requests.items()}
+    passes = update_workload(job, role, filled, measured)
     seconds = {"reshard": sum(reshard_seconds(times, programs[f"{name}/layout"]) for name in sampled)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
@@ -215,7 +224,7 @@ def trained_seconds(
     state = policy.state
     loss, is_offloaded = policy.config.loss, policy.config.mesh.offload
     score, update = function_flops(policy, passes.tokens)
-    score_s = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes)
+    score_s = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes, "score")
     step = loss.minibatches * times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
     update_s = loss.epochs * (times.training_seconds(policy, programs[f"{role}/update"], update, passes) + step)
     if is_offloaded:

@@ -5,6 +5,7 @@ Stage: `plan` without a configuration. Nothing is compiled: memory and times are
 in the sizes that own_problems chooses.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -16,6 +17,7 @@ from tango_jax.planning.job import sized_job
 from tango_jax.planning.machines import GIB, Machine
 from tango_jax.planning.memory import phases
 from tango_jax.planning.own_problems import ADAPTER_RANK, set_batches, set_turns
+from tango_jax.planning.plan_tables import between
 from tango_jax.planning.sources import OpenSettings
 from tango_jax.planning.targets import Target
 from tango_jax.planning.times import turn_times
@@ -37,6 +39,7 @@ class Fit(NamedTuple):
     rank: int  # of the adapters; 0: all parameters are trained
     peak: float  # bytes of a device at the fullest moment; 0: not even the states fit
     turn_seconds: float  # mean over the turns of both roles
+    turn_seconds_between: tuple[float, float]  # if all work is as quick as measurements of its kind allow, and as slow
     fits: bool
 
 
@@ -53,16 +56,20 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
     try:
         set_batches(OpenSettings(config, ()), models, machine, Mistakes())
     except ValueError:  # not even the states fit
-        return Fit(name, rank, 0.0, 0.0, False)
+        return Fit(name, rank, 0.0, 0.0, (0.0, 0.0), False)
     job = sized_job(config, models, machine, config.rl.samples_per_prompt)
     programs = {}
     for role in ROLES:
         estimates = sampling_estimates(job, role) | training_estimates(job, role, machine.platform)
         programs |= as_programs(role, estimates, {})
     peak = max(phase.peak for phase in phases(job, programs))
-    turns = [turn.role for turn in make_schedule(config).turns()]
-    seconds = {role: turn_times(job, programs, target, role, filled).total for role in set(turns)}
-    return Fit(name, rank, peak, sum(seconds[role] for role in turns) / len(turns), peak <= machine.memory)
+    turns, reached = Counter(turn.role for turn in make_schedule(config).turns()), target.reached
+    quick, likely, slow = (
+        sum(count * turn_times(job, programs, target.with_shares(shares), role, filled).total
+            for role, count in turns.items()) / turns.total()
+        for shares in (reached.quick, reached.likely, reached.slow)
+    )  # fmt: skip
+    return Fit(name, rank, peak, likely, (quick, slow), peak <= machine.memory)
 
 
 def _config(name: str, rank: int, machine: Machine) -> ConfigDict:
@@ -86,7 +93,8 @@ def show_models(found: list[Fit], target: Target, machine: Machine, console: Con
     def cell(fit: Fit) -> tuple[str, str]:
         if not fit.peak:
             return "no", ""
-        return f"{fit.peak / GIB:.1f}{'' if fit.fits else ' (no)'}", f"{fit.turn_seconds:.0f}" if fit.fits else ""
+        seconds = between(*fit.turn_seconds_between) if fit.fits else ""
+        return f"{fit.peak / GIB:.1f}{'' if fit.fits else ' (no)'}", seconds
 
     by_name: dict[str, list[Fit]] = {}
     for fit in found:

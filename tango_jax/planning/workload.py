@@ -3,11 +3,12 @@
 In: the job, and how long prompts and responses are. Out: counts of passes and tokens of the busiest process. Stage:
 `plan`, before times are predicted; memory does not depend on it.
 
-Lengths are spread evenly, with a mean of `filled` of the longest one allowed.
+Lengths are spread evenly, with a mean of `filled` of the longest one allowed, or as a run's metrics say (`Lengths`).
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,23 @@ class SamplingWorkload(NamedTuple):
         return segment.read or (self.prompt_length, segment.cache)
 
 
+class Lengths(NamedTuple):
+    """Tokens of a role's responses, as measured."""
+
+    longest: int
+    mean: float
+
+
+Measured = Mapping[str, Lengths]  # by role
+NOTHING: Measured = MappingProxyType({})
+
+
+def response_lengths(config: ConfigDict, count: int, filled: float, measured: Lengths | None) -> np.ndarray:
+    """Of `count` responses of a role, the longest first."""
+    longest, mean = measured or (config.max_response, filled * config.max_response)
+    return evenly_spaced_lengths(count, longest, mean / longest)
+
+
 def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray:
     """`count` lengths from 1 to `longest`, evenly spaced around a mean of `filled` x `longest`; the longest first."""
     half = min(filled, 1 - filled)
@@ -68,15 +86,18 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
     return np.maximum(1, np.ceil(longest * shares)).astype(int)
 
 
-def update_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
+def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
     policy, M = job.policies[role], job.config.rl.samples_per_prompt
-    return packed_workload(policy.config, job.minibatch_prompts(role), M, policy.placement.num_local_shards, filled)
+    shards, prompts = policy.placement.num_local_shards, job.minibatch_prompts(role)
+    return packed_workload(policy.config, prompts, M, shards, filled, measured.get(role))
 
 
-def packed_workload(config: ConfigDict, prompts: int, M: int, shards: int, filled: float) -> UpdateWorkload:
+def packed_workload(
+    config: ConfigDict, prompts: int, M: int, shards: int, filled: float, measured: Lengths | None = None
+) -> UpdateWorkload:
     """The same for a role's config, of `prompts` in a minibatch with M responses each."""
-    responses = shuffled(evenly_spaced_lengths(prompts * M, config.max_response, filled))
+    responses = shuffled(response_lengths(config, prompts * M, filled, measured))
     lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
     sequences = [
         TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))
@@ -104,15 +125,17 @@ def shuffled(lengths: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).permutation(lengths)
 
 
-def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, filled: float) -> SamplingWorkload:
+def sampling_workload(
+    job: Job, role: str, num_prompts: int, group_size: int, filled: float, measured: Measured = NOTHING
+) -> SamplingWorkload:
     """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
-    config, buckets = job.policies[role].config, job.policies[role].sampler_config
+    config, buckets, told = job.policies[role].config, job.policies[role].sampler_config, measured.get(role)
     if buckets.cache_tokens:
-        return _refilled_batch(buckets, config, num_prompts, group_size, filled)
+        return _refilled_batch(buckets, config, num_prompts, group_size, filled, told)
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))
     taken = math.ceil(num_prompts / batches)
     prompts = buckets.padded_prompts(taken, group_size)
-    lengths = evenly_spaced_lengths(taken * group_size, config.max_response, filled)
+    lengths = response_lengths(config, taken * group_size, filled, told)
     prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
     segments = decode_segments(lengths, prompts * group_size, buckets)
     prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
@@ -123,14 +146,14 @@ def sampling_workload(job: Job, role: str, num_prompts: int, group_size: int, fi
 
 
 def _refilled_batch(
-    buckets: SamplerConfig, config: ConfigDict, num_prompts: int, group_size: int, filled: float
+    buckets: SamplerConfig, config: ConfigDict, num_prompts: int, group_size: int, filled: float, told: Lengths | None
 ) -> SamplingWorkload:
     """What the schedule of continuous batching makes of responses whose lengths come in no order, to prompts that are
     read longest first."""
     prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
     prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
     limits = limits_of(buckets, prompt_bucket, group_size)
-    done = replay(limits, shuffled(evenly_spaced_lengths(num_prompts * group_size, config.max_response, filled)))
+    done = replay(limits, shuffled(response_lengths(config, num_prompts * group_size, filled, told)))
     return SamplingWorkload(
         batches=1,
         prompts=limits.chunk_prompts,

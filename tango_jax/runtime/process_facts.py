@@ -43,7 +43,7 @@ def process_facts() -> dict[str, Any]:
         "devices": dict(Counter(device.device_kind for device in jax.devices())),
         "processes": jax.process_count(),
         "hosts": list(dict.fromkeys(machines)),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
     }
 
 
@@ -85,7 +85,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -41,7 +41,7 @@ def no_devices_here(monkeypatch):
 
 
 def planned(model, problems, target: str, *arguments: str):
-    options, _ = plan.parse_options(["--config=own_problems", f"--model={model}", f"--problems={problems}",
+    options, *_ = plan.parse_options(["--config=own_problems", f"--model={model}", f"--problems={problems}",
                                      f"--target={target}", *arguments])  # fmt: skip
     return options.config
 
@@ -94,7 +94,7 @@ def test_a_config_of_ones_own_is_fitted_to_the_target_too(folder, tmp_path):
         "def get_config(argument=''):\n"
         f"    return load_shipped('own_problems', model={str(folder)!r}, problems={str(problems)!r})\n"
     )
-    options, _ = plan.parse_options([f"--config={mine}", "--target=h100:8"])
+    options, *_ = plan.parse_options([f"--config={mine}", "--target=h100:8"])
     assert "8 x gpu of 75.2 GiB" in options.config.notes
 
 

@@ -79,6 +79,8 @@ def test_json_has_what_programs_read(tiny_plan):
     )
     assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
     assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
+    low, high = report["predicted_hours_between"]
+    assert low == high == report["predicted_hours"]  # of a target whose shares are assumed, and bound by nothing
     assert report["predicted_hours"] == pytest.approx(sum(
         count * sum(report["predicted_seconds_by_turn"][role].values())
         for role, count in (("generator", 6), ("verifier", 4))  # 2 of warm-up, 1 after each 3 of the generator
@@ -154,7 +156,7 @@ def test_tables_for_people(tiny_plan):
     assert "8 x a100-80gb: 2 process(es) of 4" in text and "mesh data 1 x fsdp 8 x tensor 1" in text
     assert "compiled for virtual CPU devices, because a_package_that_is_not_there is not installed" in text
     for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU",
-                 "stage 1 of the verifier: 6 steps of"):
+                 "stage 1 of the verifier: 6 steps, ", "most likely"):
         assert word in text
 
 
@@ -231,7 +233,7 @@ def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is True
     plan.main(arguments)  # what the run would say of its settings comes first
     assert capsys.readouterr().out.startswith("mine\n")
-    options, is_search = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
+    options, is_search, *_ = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
     assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
     assert not is_search
 
