@@ -31,8 +31,8 @@ SPLIT = TINY | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_head
 def model(tmp_path, monkeypatch):
     """Writes a config.json and names its folder; nothing here is as slow as measuring a machine."""
     monkeypatch.setattr(bench, "configure", lambda config: "")
-    monkeypatch.setattr(bench_phases, "matmul_rate", lambda dtype, precision=None: 500.0 if precision else 1000.0)
-    monkeypatch.setattr(bench_phases, "copy_rate", lambda: 2000.0)
+    monkeypatch.setattr(bench_phases, "matmul_rate", lambda dtype, precision=None, size=0: 500.0 if precision else 1e3)
+    monkeypatch.setattr(bench_phases, "copy_rate", lambda size: 2000.0)
 
     def write(settings: dict) -> str:
         (tmp_path / "config.json").write_text(json.dumps(settings))
