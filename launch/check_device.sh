@@ -2,7 +2,8 @@
 # The first hour on a GPU or TPU: are its numbers right, how fast is it, is that what the plan expects. About ten minutes
 # on an accelerator, a few on a CPU, without a network once the environment is there. Arguments go to
 # `python -m tango_jax.bench --check`: `bash launch/check_device.sh --out=h100 --minutes=30`. What it finds is in
-# device_check/check.md, made to be pasted into an issue; a run that is cut off leaves what it had.
+# device_check/check.md, made to be pasted into an issue; a run that is cut off leaves what it had, and
+# `--only=models --out=models` does what the minutes did not reach.
 #
 # An NVIDIA GPU is found by nvidia-smi. On a TPU VM start it with TANGO_PLATFORM=tpu.
 set -euo pipefail

@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 
 import tango_jax
 from tango_jax.planning.device_report import markdown, outcome
-from tango_jax.planning.device_steps import RANK, SIZES
+from tango_jax.planning.device_steps import SIZES
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import FAILED, INTERRUPTED, leave
@@ -60,7 +60,7 @@ def later_steps(size: str, runs: int) -> list[Step]:
     """What follows the devices, the most telling first."""
     steps = [own_step("parity", "parity of attention, sampler, int8 and adapters", "parity", size),
              own_step("quickstart", "the quickstart, shortened", "quickstart", size)]  # fmt: skip
-    for rank in (0, min(RANK, SIZES[size].parity.rank)):
+    for rank in (0, SIZES[size].parity.rank):
         for timed in SIZES[size].models:
             title = f"{timed.name}, {f'adapters of rank {rank}' if rank else 'all parameters'}"
             steps.append(own_step("models", title, "model", size, timed.name, rank, runs))

@@ -264,15 +264,15 @@ def sampler_rows(name: str, model: ModelConfig, allowed: Allowed, sizes: ParityS
 
 
 def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
-    """Parameters whose distributions of tokens are far from uniform, and adapters that change them."""
+    """Fresh parameters, and adapters that add a third to what the matrices give."""
 
     def make(key: jax.Array) -> dict:
         params = init_params(sizes.model, key)
-        params["embed"] *= 2
         if not model.lora:
             return params
         # As they begin, adapters change nothing: every second matrix of theirs is zero.
-        adapters = {name: leaf if name.endswith(lora.LORA_A) else 0.3 * jax.random.normal(key, leaf.shape)
+        size = 0.3 * model.lora.rank**-0.5
+        adapters = {name: leaf if name.endswith(lora.LORA_A) else size * jax.random.normal(key, leaf.shape)
                     for name, leaf in lora.init_adapters(model, key)["layers"].items()}  # fmt: skip
         return with_base(lora.freeze(model, params), {"layers": adapters})
 

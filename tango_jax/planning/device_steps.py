@@ -68,7 +68,6 @@ SETTINGS = ("JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "XLA_PYTHON_
             "LIBTPU_INIT_ARGS")  # fmt: skip
 SMI_TIMEOUT_S = 20
 SMI_FIELDS = ("name", "driver_version", "memory.total", "clocks.max.sm", "power.limit")
-RANK = 32  # of adapters
 
 
 class TimedModel(NamedTuple):
