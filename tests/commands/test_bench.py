@@ -72,8 +72,8 @@ def test_each_phase_with_work_by_hand(model, capsys):
     assert [found["tokens"] for found in phases.values()] == [6, 8, 18, 18, 0]
     assert phases["update"]["mfu"] * phases["update"]["seconds"] == pytest.approx(
         3 * (layers["score"] / 1000 + heads["score"] / 500))  # fmt: skip
-    # Predicted: products at half of the measured rates, bytes at 0.7 of the copy rate, and 10 us a layer of a decode step;
-    # in all of its parts products take longer than reads.
+    # Predicted: products at half of the measured rates, bytes at 0.7 of the copy rate, and 10 us a layer of a decode
+    # step; in all of its parts products take longer than reads.
     predicted = {name: layers[name] / 500 + heads[name] / 250 for name in layers}
     predicted["decode"] += 2 * 10e-6
     predicted["optimizer"] = phases["optimizer"]["bytes"] / 1400

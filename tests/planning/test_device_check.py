@@ -201,7 +201,7 @@ def test_a_device_is_known_by_its_kind():
     (["--check", "--model=qwen2_5_0_5b"], "--check chooses its models and writes its files itself: leave out --model"),
     (["--check", "--json"], "leave out --json"),
     (["--check", "--only=decode"], "--only=decode: choose from devices, parity, quickstart, models"),
-    (["--check", "--minutes=0"], "--minutes=0.0 must be "),
+    (["--check", "--minutes=0"], "--minutes=0.0 must lie between 0.01 and "),
     (["--check", "--size=huge"], "huge"),
     (["--check", f"--out={LAUNCH / 'check_device.sh'}"], "is a file; name a folder"),
 ])  # fmt: skip
