@@ -2,6 +2,7 @@
 
     python -m tango_jax.bench [--json] [--only=R1,R2] [--runs=5]
     python -m tango_jax.bench --model=qwen2_5_1_5b [--dtype=bfloat16] [--layers=4] [--rows=256 ...] [--json]
+    python -m tango_jax.bench --check [--out=device_check] [--only=parity,models] [--minutes=10]
 
 Without --model, reference shapes: sampling, update, GRPO step, ragged sampling and Tango cycle of one small model.
 Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied head (4.07 M parameters), float32.
@@ -19,8 +20,15 @@ With --model, the phases of a turn at the model's own widths; nothing is downloa
     update, optimizer    gradients of the same batch and the optimizer's step; the step alone
 Each in seconds, tokens per second, and FLOP/s and bytes/s of a device, which are counted by arithmetic: products with
 what remat computes again; weights, caches, gradients and optimizer state, but no activations. Shares are of rates that
-are measured first on the same device: matmul in each dtype that the products have, and copy. Sizes that are not given
-follow from the device's memory and are printed before the first phase; sizes that do not fit are refused.
+are measured first on the same device: matmul in each dtype that the products have, and copy. Beside each stands what
+the plan's arithmetic predicts for this device. Sizes that are not given follow from the device's memory and are printed
+before the first phase; sizes that do not fit are refused.
+
+With --check, the first hour on a new device, in about ten minutes and without a network: devices and versions; whether
+attention, sampler, int8 and adapters compute in bfloat16 what float32 does; a short quickstart; the phases of three
+models (on a CPU of a small one), of all parameters and of adapters, measured and predicted. Each step is a process of
+its own: one that fails is a line of the table. check.md and check.json in --out are written anew after every row; the
+first is made to be pasted into an issue. Exit code 1 if a step failed or a difference is larger than allowed.
 """
 
 import argparse
@@ -45,6 +53,8 @@ from tango_jax.models.lora import BASE_DTYPES
 from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
 from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
 from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
+from tango_jax.planning.device_check import KINDS, MARKDOWN_NAME, CheckOptions, check_device, exit_code
+from tango_jax.planning.device_steps import SIZES
 from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
@@ -52,7 +62,7 @@ from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime import rng
-from tango_jax.runtime.checks import cut
+from tango_jax.runtime.checks import cut, folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.keys import COUNT, LARGEST_INT, Range
 from tango_jax.runtime.machine import (
@@ -80,7 +90,9 @@ MODEL = ModelConfig(
 P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
-RANGES = {"runs": Range(1, 10_000)}
+RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0)}
+# Options of --check and their defaults.
+CHECK_OPTIONS = {"out": "device_check", "size": "", "minutes": 10.0}
 DTYPES = ("float32", "bfloat16")
 # Options of --model. The second of `new` is the first that decode makes.
 NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
@@ -241,11 +253,24 @@ def run_model(options: argparse.Namespace, names: tuple[str, ...]) -> None:
         log(f"the most memory in use on a device: {report['peak_memory_gib']:.1f} of {memory / 2**30:.1f} GiB")
 
 
+def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
+    """Check the device, and return the exit code."""
+    given = {name: default if getattr(options, name) is None else getattr(options, name)
+             for name, default in CHECK_OPTIONS.items()}  # fmt: skip
+    out = folder_to_write("--out", given["out"])
+    report = check_device(CheckOptions(out, kinds, given["size"], given["minutes"], options.runs),
+                          functools.partial(print, flush=True))  # fmt: skip
+    print(f"written: {out / MARKDOWN_NAME}, made to be pasted into an issue, and the same as JSON")
+    return exit_code(report)
+
+
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
     """The options, and the names of what is to be timed. Raises ValueError on a mistake."""
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
-    parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --model, of {','.join(PHASES)}")
+    parser.add_flag("--check", "check this device: its numbers, its speed, and both against the plan")
+    parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --model, of {','.join(PHASES)}; with "
+                        f"--check, of {','.join(KINDS)}")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
     parser.add_argument("--model", metavar="NAME", help=f"{', '.join(short_names())}, or a folder with a config.json")
     group = parser.add_argument_group("options of --model")
@@ -272,18 +297,31 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
         ("lora_rank", "rank of adapters on a frozen base, which alone are trained; default: all parameters are"),
     ):
         group.add_argument(f"--{name}", metavar="N", type=int, help=what)
+    group = parser.add_argument_group("options of --check")
+    group.add_argument("--out", metavar="DIR", help=f"folder of the report; default: {CHECK_OPTIONS['out']}")
+    group.add_argument("--size", choices=tuple(SIZES), help="how much is done; default: device for a GPU or TPU, else "
+                       "cpu; tiny is for tests")
+    group.add_argument("--minutes", metavar="N", type=float, help="after which no step goes on; default: "
+                       f"{CHECK_OPTIONS['minutes']:g}")
     options = parser.parse_args(argv)
     others = [name for name in MODEL_OPTIONS if getattr(options, name) is not None]
     if options.model is None and others:
         raise ValueError(f"--{others[0]} is an option of --model, and the reference shapes are fixed: name a model, or "
                          "leave it out")
+    of_check = [name for name in CHECK_OPTIONS if getattr(options, name) is not None]
+    if of_check and not options.check:
+        raise ValueError(f"--{of_check[0]} is an option of --check: add it, or leave this out")
+    if options.check and (options.model is not None or options.json):
+        raise ValueError(f"--check chooses its models and writes its files itself: leave out "
+                         f"--{'json' if options.model is None else 'model'}")
     if options.base_dtype and options.lora_rank is None:
         raise ValueError(f"--base_dtype={options.base_dtype} is that of a base with adapters: add --lora_rank=N")
-    known = BENCHES if options.model is None else PHASES
+    known = KINDS if options.check else BENCHES if options.model is None else PHASES
     names = known if options.only is None else tuple(options.only.split(","))
     if not set(names) <= set(known):
         raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(known)}, separated by commas")
-    check_options(options, RANGES | {name: allowed for name, allowed in NUMBERS.items() if name in others})
+    numbers = RANGES | NUMBERS
+    check_options(options, {name: numbers[name] for name in ("runs", *others, *of_check) if name in numbers})
     return options, names
 
 
@@ -291,6 +329,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         options, names = parse_options(argv)
+        if options.check:  # its steps open the device
+            sys.exit(run_check(options, names))
         if warning := configure(default_config()):
             print(warning, file=sys.stderr)
         if options.model is not None:

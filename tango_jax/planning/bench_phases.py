@@ -21,6 +21,7 @@ import numpy as np
 from tango_jax.models.head_precision import HEAD_PRECISIONS
 from tango_jax.models.lora import split
 from tango_jax.models.transformer import ModelConfig, init_weights
+from tango_jax.planning.bench_predicted import predicted_seconds, target_here
 from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
 from tango_jax.planning.bench_work import PhaseWork, sampling_work, training_work
 from tango_jax.planning.costs import micro_batch_shape, num_parameters, num_trained
@@ -63,27 +64,34 @@ class Timed(NamedTuple):
 
 
 def bench_phases(
-    policy: Policy, sizes: Sizes, names: tuple[str, ...], runs: int, memory: int, report_fn: Callable[[str, dict], None]
+    policy: Policy, sizes: Sizes, names: tuple[str, ...], runs: int, memory: int,
+    report_fn: Callable[[str, dict], None], rates: DeviceRates | None = None,
 ) -> dict:
     """Time the phases of these names; `report_fn(name, figures)` hears of each as it is done.
+
+    Args:
+        rates: from `measured_rates`; None: they are measured now.
 
     Raises:
         ValueError: a program needs more than a device's `memory`, in bytes.
     """
-    rates = measured_rates(policy.model_config)
+    rates = rates or measured_rates(policy.model_config)
+    target = target_here(memory, *rates)
     machine = {
         "description": describe_machine(),
         "memory_gib": memory / GIB,
         "matmul_flops_per_s": rates.matmul,
         "head_matmul_flops_per_s": rates.head,
         "copy_bytes_per_s": rates.copy,
+        "predicted_for": target and target.name,
     }
     report_fn("machine", machine)
     batch, tokens = training_batch(policy, sizes)
     work = sampling_work(policy, sizes) | training_work(policy, batch, tokens)
+    predicted = predicted_seconds(policy, sizes, batch, target, memory) if target else {}
     phases = {}
     for name, timed in timed_phases(policy, sizes, batch, BenchTimer(names, runs, memory)):
-        phases[name] = figures(work[name], timed, rates)
+        phases[name] = figures(work[name], timed, rates) | {"predicted_s": predicted.get(name)}
         report_fn(name, phases[name])
     peak = peak_memory()
     return {
@@ -97,11 +105,13 @@ def bench_phases(
     }  # fmt: skip
 
 
-def measured_rates(model: ModelConfig) -> DeviceRates:
-    matmul = matmul_rate(model.compute_dtype)
+def measured_rates(model: ModelConfig, size: int = 0) -> DeviceRates:
+    """The rates in the model's dtypes. `size` is that of the matrices, for tests; 0: one that keeps the device busy."""
+    matmul = matmul_rate(model.compute_dtype, size=size)
     precision = HEAD_PRECISIONS[model.head_precision] if model.head_dtype == "float32" else None
     is_same = model.head_dtype == model.compute_dtype and precision is None
-    return DeviceRates(matmul, matmul if is_same else matmul_rate(model.head_dtype, precision), copy_rate())
+    head = matmul if is_same else matmul_rate(model.head_dtype, precision, size)
+    return DeviceRates(matmul, head, copy_rate(4 * size * size))
 
 
 def describe_model(policy: Policy) -> dict:
@@ -160,7 +170,8 @@ def phase_line(name: str, found: dict) -> str:
         parts.append(f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s ({found['share_of_matmul']:.1%} of the matmul rate, "
                      f"{found['mfu']:.1%} without what remat computes again)")
     parts.append(f"{found['bytes_per_s'] / 1e9:.3g} GB/s ({found['share_of_copy']:.1%} of the copy rate)")
-    return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s"
+    expected = "" if found["predicted_s"] is None else f", predicted {found['predicted_s']:.4g} s"
+    return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s{expected}"
 
 
 class CompiledPhase(NamedTuple):

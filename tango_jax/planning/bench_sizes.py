@@ -232,12 +232,16 @@ def open_bench(options: BenchOptions, memory: int) -> tuple[Policy, Sizes]:
     if jax.process_count() > 1:
         raise ValueError(f"--model is timed in one process, and there are {jax.process_count()}: start one, with all "
                          "devices of a machine")
-    model = open_model(options)
-    machine = Machine(jax.default_backend(), jax.device_count(), memory, capability_of(jax.local_devices()[0]))
+    model, machine = open_model(options), bench_machine(memory)
     sizes = choose_sizes(options, model, machine)
     mesh = parse_mesh(options.mesh)
     check_memory(bench_job(model, sizes, mesh, machine), sizes, machine)
     return make_bench_policy(model, sizes, mesh), sizes
+
+
+def bench_machine(memory: int) -> Machine:
+    """This machine, with so many bytes of each device."""
+    return Machine(jax.default_backend(), jax.device_count(), memory, capability_of(jax.local_devices()[0]))
 
 
 def check_memory(job: Job, sizes: Sizes, machine: Machine) -> None:

@@ -29,8 +29,7 @@ def sampling_work(policy: Policy, sizes: Sizes) -> dict[str, PhaseWork]:
     tensor, steps = policy.placement.local.shape["tensor"], sizes.new - 1  # prefill makes the first tokens
     prompts, rows = sizes.prompts / groups, sizes.rows / groups
     read = costs.prefill_flops(model, prompts, sizes.prompt, tensor, model.attention)
-    of_prompt = float(columns_read(model.decode_attention, np.int64(sizes.prompt), sizes.prompt))
-    of_row = float(columns_read(model.decode_attention, np.arange(1, sizes.new), sizes.new).mean())
+    of_prompt, of_row = columns(policy, sizes)
     step = costs.decode_flops(model, rows, of_prompt + of_row, tensor)
     steps_bytes = steps * costs.decode_bytes(model, prompts, of_prompt, rows, of_row, tensor)
     return {
@@ -38,6 +37,13 @@ def sampling_work(policy: Policy, sizes: Sizes) -> dict[str, PhaseWork]:
                         costs.prefill_bytes(model, prompts, sizes.prompt, tensor), read),
         "decode": PhaseWork(sizes.rows * steps, scaled(step, steps), steps_bytes, scaled(step, steps)),
     }  # fmt: skip
+
+
+def columns(policy: Policy, sizes: Sizes) -> tuple[float, float]:
+    """Columns of a prompt's cache, and of a row's, that a decode step reads on average."""
+    implementation = policy.model_config.decode_attention
+    of_prompt = columns_read(implementation, np.int64(sizes.prompt), sizes.prompt)
+    return float(of_prompt), float(columns_read(implementation, np.arange(1, sizes.new), sizes.new).mean())
 
 
 def training_work(policy: Policy, batch: Batch, tokens: int) -> dict[str, PhaseWork]:

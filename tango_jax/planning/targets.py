@@ -56,6 +56,7 @@ class Target:
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
     largest_host: int = 0  # chips of the largest TPU slice that is one machine
     capability: float | None = None  # compute capability of an NVIDIA GPU
+    kinds: tuple[str, ...] = ()  # what jax calls such a device, `jax.Device.device_kind`
     reached: Reached = Reached()
 
     def with_shares(self, shares: Shares) -> "Target":
@@ -77,39 +78,45 @@ TARGETS = {
         # NVLink 600 GB/s and PCIe Gen4 64 GB/s (A100), NVLink 900 GB/s and PCIe Gen5 128 GB/s (H100). Networks as in
         # DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
-               flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0, **_GPU),
+               flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0,
+               kinds=("NVIDIA A100-SXM4-80GB",), **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,
-               flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, capability=9.0, **_GPU),
+               flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, capability=9.0,
+               kinds=("NVIDIA H100 80GB HBM3",), **_GPU),
         Target("h200", memory=_XLA_SHARE * 150.1e9, flops=989e12, flops_float32=494e12,
-               flops_highest=67e12, read=4.8e12, link=450e9, network=50e9, host=64e9, capability=9.0, **_GPU),
+               flops_highest=67e12, read=4.8e12, link=450e9, network=50e9, host=64e9, capability=9.0,
+               kinds=("NVIDIA H200",), **_GPU),
         Target("a100-40gb", memory=_XLA_SHARE * 42.3e9, flops=312e12, flops_float32=156e12,
-               flops_highest=19.5e12, read=1.555e12, link=300e9, network=25e9, host=32e9, capability=8.0, **_GPU),
+               flops_highest=19.5e12, read=1.555e12, link=300e9, network=25e9, host=32e9, capability=8.0,
+               kinds=("NVIDIA A100-SXM4-40GB",), **_GPU),
         # NVIDIA's data sheets of cards without NVLink: others are reached over PCIe Gen4, 64 GB/s as the sum of both
         # directions. Dense products of bfloat16 that add up in float32; networks of 100 Gb/s shared by eight.
         Target("l4", memory=_XLA_SHARE * 23.58e9, flops=121e12, flops_float32=60e12,
-               flops_highest=30.3e12, read=0.3e12, link=32e9, network=1.5e9, host=32e9, capability=8.9, **_GPU),
+               flops_highest=30.3e12, read=0.3e12, link=32e9, network=1.5e9, host=32e9, capability=8.9,
+               kinds=("NVIDIA L4",), **_GPU),
         Target("a10g", memory=_XLA_SHARE * 23.61e9, flops=70e12, flops_float32=35e12,
-               flops_highest=31.2e12, read=0.6e12, link=32e9, network=1.5e9, host=32e9, capability=8.6, **_GPU),
+               flops_highest=31.2e12, read=0.6e12, link=32e9, network=1.5e9, host=32e9, capability=8.6,
+               kinds=("NVIDIA A10G",), **_GPU),
         Target("rtx-4090", memory=_XLA_SHARE * 25.39e9, flops=165.2e12, flops_float32=82.6e12,
-               flops_highest=82.6e12, read=1.008e12, link=32e9, network=1.5e9, host=32e9, capability=8.9, **_GPU),
+               flops_highest=82.6e12, read=1.008e12, link=32e9, network=1.5e9, host=32e9, capability=8.9,
+               kinds=("NVIDIA GeForce RTX 4090",), **_GPU),
         # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use. How
         # fast a chip reaches its host is published for a TPU v4, 16 GB/s each way (jax-ml.github.io/scaling-book/tpus),
         # and taken for these two. Slices are those of docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip,
         # which Colab has, and one of eight are whole machines.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
                flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
-               compilers=("libtpu",), largest_host=4,
+               compilers=("libtpu",), largest_host=4, kinds=("TPU v5p", "TPU v5"),
                shapes=((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"),
                        (256, "4x8x8"), (512, "8x8x8"), (1024, "8x8x16"), (2048, "8x16x16"), (4096, "16x16x16"),
                        (6144, "16x16x24"))),
         Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12,
                flops_highest=32.8e12, read=0.82e12, link=90e9, network=90e9, host=16e9, per_host=4,
-               compilers=("libtpu",), largest_host=8,
-               shapes=_SLICES_OF_256),
+               compilers=("libtpu",), largest_host=8, kinds=("TPU v5e", "TPU v5 lite"), shapes=_SLICES_OF_256),
         # docs.cloud.google.com/tpu/docs/v6e; links as in jax-ml.github.io/scaling-book/tpus.
         Target("tpu-v6e", platform="tpu", memory=31.25 * GIB, flops=918e12, flops_float32=918e12,
                flops_highest=153e12, read=1.64e12, link=180e9, network=180e9, host=16e9, per_host=4,
-               compilers=("libtpu",), largest_host=8, shapes=_SLICES_OF_256),
+               compilers=("libtpu",), largest_host=8, kinds=("TPU v6e", "TPU v6 lite"), shapes=_SLICES_OF_256),
     )
 }  # fmt: skip
 _DESCRIPTIONS = {"a100-80gb": "a100.txtpb", "h100": "h100.txtpb", "h200": "h200.txtpb", "a100-40gb": "a100_40gb.txtpb",
@@ -188,6 +195,12 @@ def open_target(name: str, count: int) -> Target:
         return cpu_target(count)
     target = TARGETS[name]
     return dataclasses.replace(target, per_host=count) if count <= target.largest_host else target
+
+
+def known_target(kind: str, count: int) -> Target | None:
+    """The target of `count` devices of the kind that jax calls so; None: there is no data sheet of it here."""
+    name = next((target.name for target in TARGETS.values() if kind in target.kinds), None)
+    return open_target(name, count) if name else None
 
 
 def cpu_target(count: int) -> Target:

@@ -31,8 +31,8 @@ SPLIT = TINY | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_head
 def model(tmp_path, monkeypatch):
     """Writes a config.json and names its folder; nothing here is as slow as measuring a machine."""
     monkeypatch.setattr(bench, "configure", lambda config: "")
-    monkeypatch.setattr(bench_phases, "matmul_rate", lambda dtype, precision=None: 500.0 if precision else 1000.0)
-    monkeypatch.setattr(bench_phases, "copy_rate", lambda: 2000.0)
+    monkeypatch.setattr(bench_phases, "matmul_rate", lambda dtype, precision=None, size=0: 500.0 if precision else 1e3)
+    monkeypatch.setattr(bench_phases, "copy_rate", lambda size: 2000.0)
 
     def write(settings: dict) -> str:
         (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -72,6 +72,14 @@ def test_each_phase_with_work_by_hand(model, capsys):
     assert [found["tokens"] for found in phases.values()] == [6, 8, 18, 18, 0]
     assert phases["update"]["mfu"] * phases["update"]["seconds"] == pytest.approx(
         3 * (layers["score"] / 1000 + heads["score"] / 500))  # fmt: skip
+    # Predicted: products at half of the measured rates, bytes at 0.7 of the copy rate, and 10 us a layer of a decode
+    # step; in all of its parts products take longer than reads.
+    predicted = {name: layers[name] / 500 + heads[name] / 250 for name in layers}
+    predicted["decode"] += 2 * 10e-6
+    predicted["optimizer"] = phases["optimizer"]["bytes"] / 1400
+    predicted["update"] += predicted["optimizer"]
+    assert {name: found["predicted_s"] for name, found in phases.items()} == pytest.approx(predicted)
+    assert report["machine"]["predicted_for"] == "cpu"
     params = 4 * (120 + 40 + 3 * 4)  # with norms; counters come on top
     assert 2 * 3 * params + 2 * params < phases["optimizer"]["bytes"] < 2 * 3 * params + 2 * params + 100
     gradients = phases["update"]["bytes"] - phases["optimizer"]["bytes"]

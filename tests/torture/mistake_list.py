@@ -167,6 +167,7 @@ WRITTEN = (
     ("bench", "--runs=0", "--runs=0"),
     ("bench", "--runs=many", "'many'"),
     ("bench", "--only=R9", "R9"),
+    ("bench", "--size=tiny", "--size is an option of --check"),
     ("report", "no run is named"),
     ("report", "{files}", "holds no run"),
     ("report", "{files}", "--watch=nan", "--watch=nan"),

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The first hour on a GPU or TPU: are its numbers right, how fast is it, is that what the plan expects. About ten minutes
+# on an accelerator, a few on a CPU, without a network once the environment is there. Arguments go to
+# `python -m tango_jax.bench --check`: `bash launch/check_device.sh --out=h100 --minutes=30`. What it finds is in
+# device_check/check.md, made to be pasted into an issue; a run that is cut off leaves what it had, and
+# `--only=models --out=models` does what the minutes did not reach.
+#
+# An NVIDIA GPU is found by nvidia-smi. On a TPU VM start it with TANGO_PLATFORM=tpu.
+set -euo pipefail
+if [[ -z "${TANGO_PLATFORM:-}" ]] && nvidia-smi -L >/dev/null 2>&1; then
+    export TANGO_PLATFORM=gpu
+fi
+# shellcheck source=launch/_env.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
+# shellcheck source=/dev/null
+source "launch/flags_$platform.sh"
+
+say "checking this machine's ${platform^^} (TANGO_PLATFORM=cpu, gpu or tpu chooses another)"
+exec python -m tango_jax.bench --check "$@"

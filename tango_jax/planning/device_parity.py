@@ -1,0 +1,302 @@
+"""Whether the parts of a model compute on this device what they should: attention, sampler, int8 and adapters.
+
+In: a small model. Out: one row for each comparison, a dict: the largest and the mean difference, and what is allowed.
+Stage: `bench --check`. What runs in bfloat16, by every implementation that the device has, is set against plain
+attention and the plain model in float32 on the same device, whose products are then made to all their bits; log-probs
+of the sampler are set against those of the trainer as well, whose gap a run's metrics watch. Weights are random.
+
+What is allowed is what the tests allow on a CPU: they are named. Of a gap in bfloat16 it is what the alarm of a run
+allows (tracking/alarm_rules.py).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tango_jax.models import lora
+from tango_jax.models.attention import (
+    ATTENTION_KINDS,
+    RowAttention,
+    capability_of,
+    make_row_attention,
+    resolve_attention,
+)
+from tango_jax.models.cache import make_decode_attention
+from tango_jax.models.decode_attention import (
+    DECODE_ATTENTION_KINDS,
+    make_skipping_decode_attention,
+    resolve_decode_attention,
+)
+from tango_jax.models.lora import LoraConfig
+from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.records import Batch, Rollout, with_base
+from tango_jax.rl.packing import PackShape, TrainSequence, pack
+from tango_jax.rl.score import make_score
+from tango_jax.runtime.checks import cut
+from tango_jax.runtime.failures import describe
+from tango_jax.runtime.rng import step_key
+from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.request import SampleRequest
+from tango_jax.sampling.sampler import make_sampler
+from tango_jax.tracking.alarm_rules import Limits
+
+HIGHEST = "highest"  # of products of float32: all their bits, on accelerators too
+BFLOAT16 = {"compute_dtype": "bfloat16"}
+
+
+class Allowed(NamedTuple):
+    """The most that two results may differ by."""
+
+    largest: float
+    mean: float
+    unit: str  # nats, or shares of the largest number
+    source: str
+
+
+_OF_LARGEST = "of the largest number"
+ATTENTION = Allowed(2e-2, math.inf, _OF_LARGEST, "tests/models/test_attention.py")
+EXACT = Allowed(2e-4, math.inf, "nats", "tests/sampling/test_int8.py")
+INT8_CACHE = Allowed(0.5, 0.02, "nats", "tests/sampling/test_int8.py")
+INT8 = Allowed(0.5, 0.1, "nats", "tests/sampling/test_int8.py")
+GAP = Allowed(math.inf, Limits().logprob_gap, "nats", "tango_jax/tracking/alarm_rules.py")
+
+
+class ParitySizes(NamedTuple):
+    """What is compared."""
+
+    model: ModelConfig  # in float32
+    prompts: int
+    samples: int
+    prompt: int  # tokens of the longest prompt
+    new: int  # tokens of the longest response
+    row: int  # tokens of a packed row
+    rank: int  # of adapters
+
+
+class Case(NamedTuple):
+    """Comparisons that stand or fall together."""
+
+    name: str
+    run: Callable[[], Iterator[dict]]
+
+
+def comparisons(sizes: ParitySizes) -> Iterator[dict]:
+    """All of them. One that fails, or that this device cannot run, is a row that says so."""
+    for case in cases(sizes):
+        try:
+            yield from case.run()
+        # Whatever a compiler or a kernel may raise: the others are asked all the same.
+        except Exception as error:
+            yield {"what": case.name, "error": error_text(error)}
+
+
+def error_text(error: Exception) -> str:
+    """Kind and message of an error in one line of moderate length."""
+    return cut(f"{type(error).__name__}: {describe(error)}", 300)
+
+
+def cases(sizes: ParitySizes) -> Iterator[Case]:
+    """In the order in which they are reported."""
+    model, device = dataclasses.replace(sizes.model, **BFLOAT16), jax.local_devices()[0]
+    numerics = (device.platform, model.compute_dtype, model.head_dim)
+    kernels = []  # settings of the sampler that this device can run beside plain attention
+    for kind in ATTENTION_KINDS[1:]:
+        name = f"attention {kind}"
+        try:
+            resolve_attention(kind, *numerics, capability_of(device))
+        except ValueError as error:
+            yield left_out(name, error)
+            continue
+        yield Case(name, lambda kind=kind, name=name: attention_rows(name, kind, sizes))
+        kernels += [{"attention": kind}] if kind != "xla" else []
+    for kind in DECODE_ATTENTION_KINDS[1:]:
+        name = f"decode attention {kind}"
+        try:
+            resolve_decode_attention(kind, *numerics, (sizes.prompt, sizes.new), 0, capability_of(device))
+        except ValueError as error:
+            yield left_out(name, error)
+            continue
+        yield Case(name, lambda kind=kind, name=name: decode_rows(name, kind, sizes))
+        kernels += [{"decode_attention": kind}] if kind != "xla" else []
+    adapters = LoraConfig(sizes.rank, 2.0 * sizes.rank)
+    for name, settings, allowed in (
+        ("float32", {}, EXACT),
+        ("bfloat16", BFLOAT16, GAP),
+        *((f"{key.replace('_', ' ')} {kind}", BFLOAT16 | {key: kind}, GAP) for each in kernels
+          for key, kind in each.items()),
+        ("int8 cache", BFLOAT16 | {"sample_cache_dtype": "int8"}, INT8_CACHE),
+        ("int8 weights", BFLOAT16 | {"sample_weight_dtype": "int8"}, INT8),
+        ("adapters, float32", {"lora": adapters}, EXACT),
+        ("adapters", BFLOAT16 | {"lora": adapters}, GAP),
+        ("adapters, int8 base", BFLOAT16 | {"lora": dataclasses.replace(adapters, base_dtype="int8")}, GAP),
+    ):  # fmt: skip
+        changed = dataclasses.replace(sizes.model, attention=settings.get("attention", "xla"))
+        changed = dataclasses.replace(changed, **settings)
+        yield Case(name, lambda name=name, model=changed, allowed=allowed: sampler_rows(name, model, allowed, sizes))
+
+
+def left_out(name: str, error: ValueError) -> Case:
+    """A case that this device cannot run, for the reason that the error gives."""
+    reason = str(error).partition(name.split()[-1])[2].partition(": use ")[0].strip()
+    return Case(name, lambda: iter([{"what": name, "left_out": reason}]))
+
+
+def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed) -> dict:
+    """A comparison of what was found with what was wanted: one pair of arrays, or several that count together."""
+    found = []
+    for got, wanted in pairs:
+        got, wanted = (np.asarray(x, np.float64).ravel() for x in (got, wanted))
+        found.append(np.abs(got - wanted) / (1.0 if allowed.unit == "nats" else np.abs(wanted).max()))
+    different = np.concatenate(found)
+    largest, mean = float(different.max()), float(different.mean())
+    # As comparisons that NaN fails.
+    is_within = largest <= allowed.largest and mean <= allowed.mean
+    return {"what": what, "largest": largest, "mean": mean, "unit": allowed.unit, "allowed_largest": allowed.largest,
+            "allowed_mean": allowed.mean, "allowed_by": allowed.source, "within": is_within}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- attention
+
+
+def attention_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
+    """Attention of packed rows, and of packed rows that continue a prompt: outputs and gradients."""
+    T, X = sizes.row, sizes.prompt
+    segment_BT = np.zeros((2, T), np.int32)
+    segment_BT[0, : T // 2], segment_BT[0, T // 2 : T - T // 8] = 1, 2  # the rest is padding
+    segment_BT[1, :1], segment_BT[1, 1 : T - T // 8], segment_BT[1, T - T // 8 :] = 1, 2, 3
+    is_prefix_BX = np.arange(X) < np.array([[X], [max(1, X // 3)]])
+    for what, prefix in (("packed rows", None), ("rows that continue prompts", jnp.asarray(is_prefix_BX))):
+        qkv = random_heads(sizes.model, 2, T, T if prefix is None else X + T)
+        attend_fns = [make_row_attention(jnp.asarray(segment_BT), prefix, each) for each in ("xla", kind)]
+        with jax.default_matmul_precision(HIGHEST):
+            wanted = outputs_and_gradients(attend_fns[0], segment_BT > 0, *qkv)
+        got = outputs_and_gradients(attend_fns[1], segment_BT > 0, *(x.astype(jnp.bfloat16) for x in qkv))
+        pairs = list(zip(got, wanted, strict=True))
+        yield row(f"{name}, {what}: outputs", pairs[:1], ATTENTION)
+        yield row(f"{name}, {what}: gradients", pairs[1:], ATTENTION)
+
+
+def random_heads(model: ModelConfig, B: int, T: int, S: int) -> list[jax.Array]:
+    """Queries of T tokens, and keys and values of S."""
+    rng, E = np.random.default_rng(0), model.head_dim
+    shapes = ((B, T, model.num_heads, E), *[(B, S, model.num_kv_heads, E)] * 2)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def outputs_and_gradients(
+    attend_fn: RowAttention, is_token_BT: np.ndarray, q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array
+) -> list[jax.Array]:
+    """What attention gives for real tokens, and the gradients of a weighted sum of it."""
+    weight_BTHE = np.random.default_rng(1).normal(size=q_BTHE.shape) * is_token_BT[..., None, None]
+
+    def loss_fn(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out_BTHE = attend_fn(*qkv).astype(jnp.float32)
+        return jnp.sum(out_BTHE * weight_BTHE), jnp.where(is_token_BT[..., None, None], out_BTHE, 0)
+
+    grads, out_BTHE = jax.jit(jax.grad(loss_fn, argnums=(0, 1, 2), has_aux=True))(q_BTHE, k_BSKE, v_BSKE)
+    return [out_BTHE, *grads]
+
+
+def decode_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
+    """Attention of one new token of each row against a cache in two parts; two rows have ended."""
+    P, M, X, S = 2, 3, sizes.prompt, sizes.new
+    H, K, E, rng = sizes.model.num_heads, sizes.model.num_kv_heads, sizes.model.head_dim, np.random.default_rng(0)
+    column = S // 2
+    length_P = np.array([X, max(1, X // 6)])
+    length_B = np.array([column + 1, column + 1, 1] * P)
+
+    def random(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+
+    cached = [random(rows, K, length, E) for rows, length in ((P, X), (P * M, S)) for _ in range(2)]
+    new = [random(P * M, 1, heads, E) for heads in (H, K, K)]
+
+    def plain(cached: list[jax.Array], new: list[jax.Array]) -> jax.Array:
+        prefix_k, prefix_v, suffix_k, suffix_v = cached
+        attend_fn = make_decode_attention(
+            prefix_k.swapaxes(2, 3), prefix_v, jnp.asarray(np.arange(X) < length_P[:, None]), suffix_k.swapaxes(2, 3),
+            suffix_v, jnp.int32(column), jnp.asarray(np.arange(S) < length_B[:, None]),
+        )  # fmt: skip
+        return attend_fn(*new)[0]
+
+    def by_kernel(cached: list[jax.Array], new: list[jax.Array]) -> jax.Array:
+        prefix_k, prefix_v, suffix_k, suffix_v = cached
+        attend_fn = make_skipping_decode_attention(
+            prefix_k, prefix_v, jnp.asarray(length_P, jnp.int32), suffix_k, suffix_v, jnp.int32(column),
+            jnp.asarray(length_B, jnp.int32), kind,
+        )  # fmt: skip
+        return attend_fn(*new)[0]
+
+    with jax.default_matmul_precision(HIGHEST):
+        wanted = jax.jit(plain)(*jax.tree.map(lambda x: x.astype(jnp.float32), (cached, new)))
+    got = jax.jit(plain if kind == "xla" else by_kernel)(cached, new)
+    yield row(f"{name}: outputs", [(got, wanted)], ATTENTION)
+
+
+# ----------------------------------------------------------------------------------------------- sampler and trainer
+
+
+def sampler_rows(name: str, model: ModelConfig, allowed: Allowed, sizes: ParitySizes) -> Iterator[dict]:
+    """Log-probs of the sampler against the trainer's of the same tokens, and the trainer's against the plain model's in
+    float32, without adapters: theirs are merged into it."""
+    plain = dataclasses.replace(sizes.model, attention="xla")
+    weights = random_weights(model, sizes)
+    is_exact = model.compute_dtype == "float32"
+    with jax.default_matmul_precision(HIGHEST if is_exact else None):
+        rollout, prompts = sampled(model, weights, sizes)
+        batch = packed(rollout, prompts, sizes)
+        scored_NZRT = make_score(model, 1.0, 0)(weights, batch)
+    is_action_NZRT = batch.is_action_NZRT
+    scored, drawn = np.asarray(scored_NZRT)[is_action_NZRT], batch.sampler_logp_NZRT[is_action_NZRT]
+    yield row(f"sampler against trainer, {name}", [(drawn, scored)], allowed)
+    if model.sample_cache_dtype or model.sample_weight_dtype or model == plain:
+        return  # the trainer is one that was asked before, or the plain model itself
+    with jax.default_matmul_precision(HIGHEST):
+        merged = jax.jit(functools.partial(lora.merge, model))(weights) if model.lora else weights
+        wanted = np.asarray(make_score(plain, 1.0, 0)(merged, batch))[is_action_NZRT]
+    yield row(f"trainer against float32, {name}", [(scored, wanted)], EXACT if is_exact else GAP)
+
+
+def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
+    """Fresh parameters, and adapters that add a third to what the matrices give."""
+
+    def make(key: jax.Array) -> dict:
+        params = init_params(sizes.model, key)
+        if not model.lora:
+            return params
+        # As they begin, adapters change nothing: every second matrix of theirs is zero.
+        size = 0.3 * model.lora.rank**-0.5
+        adapters = {name: leaf if name.endswith(lora.LORA_A) else size * jax.random.normal(key, leaf.shape)
+                    for name, leaf in lora.init_adapters(model, key)["layers"].items()}  # fmt: skip
+        return with_base(lora.freeze(model, params), {"layers": adapters})
+
+    return jax.jit(make)(jax.random.key(0))
+
+
+def sampled(model: ModelConfig, weights: dict, sizes: ParitySizes) -> tuple[Rollout, list[list[int]]]:
+    """Responses of many lengths to prompts of many lengths, and the prompts. The cache grows on the way."""
+    rng, P, M = np.random.default_rng(3), sizes.prompts, sizes.samples
+    lengths = [*rng.integers(1, sizes.prompt + 1, P - 1), sizes.prompt]
+    prompts = [rng.integers(0, model.vocab_size, length).tolist() for length in lengths]
+    limit_B = rng.integers(1, sizes.new + 1, P * M)
+    limit_B[-1] = sizes.new
+    buckets = SamplerConfig((sizes.prompt,), (sizes.new // 2, sizes.new), (P * M,))
+    sampler = make_sampler(model, buckets, stop_ids=(model.vocab_size,))  # no token stops
+    request = SampleRequest(prompts, M, step_key(0, "parity"), 1.0, max_new=limit_B)
+    return sampler.sample(sampler.layout(weights), request), prompts
+
+
+def packed(rollout: Rollout, prompts: list[list[int]], sizes: ParitySizes) -> Batch:
+    """The responses as an update gets them, beside prompts that they share."""
+    sequences = [
+        TrainSequence(prompts[b // sizes.samples], tokens, np.ones(len(tokens), np.float32), 0.0, logps)
+        for b, (tokens, logps) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))
+    ]
+    shape = PackShape(row_length=sizes.new + 1, rows=4, prompts=2, prompt_buckets=(sizes.prompt,))
+    return pack(sequences, shape, len(sequences), sizes.prompts)

@@ -1,0 +1,228 @@
+"""`bench --check`: every step has a row whatever happens to others, files are readable at any moment, and wrong numbers
+are found. The launcher runs all steps at their smallest sizes; elsewhere scripts stand in for them.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from support.launching import run
+from support.paths import LAUNCH, ROOT
+from support.processes import wait_for
+from tango_jax import bench
+from tango_jax.models import attention
+from tango_jax.planning import device_check, device_parity
+from tango_jax.planning.device_check import KINDS, CheckOptions, Step, check_device, exit_code
+from tango_jax.planning.device_report import markdown
+from tango_jax.planning.device_steps import SIZES
+from tango_jax.planning.targets import TARGETS, known_target
+
+FACTS = {"facts": {"platform": "cpu", "jax": "1.2.3"}}
+COMPARED = {"what": "attention x", "largest": 0.5, "mean": 0.25, "unit": "nats", "allowed_largest": 0.1,
+            "allowed_mean": None, "allowed_by": "tests/x.py", "within": False}  # fmt: skip
+SLEEP = "import time; time.sleep(10**6)"
+
+
+def script(kind: str, title: str, code: str = "", rows: tuple = ()) -> Step:
+    """A step that prints rows and then does what `code` says."""
+    lines = [f"print({json.dumps(row)!r}, flush=True)" for row in rows]
+    return Step(kind, title, (sys.executable, "-S", "-c", "\n".join([*lines, code])))
+
+
+def run_scripts(monkeypatch, out, first: Step, later: list[Step], **changes) -> tuple[dict, list[str]]:
+    monkeypatch.setattr(device_check, "own_step", lambda *arguments: first)
+    monkeypatch.setattr(device_check, "later_steps", lambda size, runs: later)
+    options = CheckOptions(out, KINDS, size="", minutes=30.0, runs=1)._replace(**changes)
+    said = []
+    return check_device(options, said.append), said
+
+
+def test_a_step_that_fails_is_a_row_and_the_next_ones_go_on(monkeypatch, tmp_path):
+    later = [
+        script("parity", "numbers", rows=(COMPARED, {"what": "attention y", "error": "TypeError: a | b"})),
+        script("quickstart", "raises", "raise ValueError('no room')", rows=({"phase": "Compiling", "seconds": 2.5},)),
+        script("models", "aborts", "import os; os.kill(os.getpid(), 6)"),
+        script("models", "tells why", "print('{\"half a'); raise SystemExit(3)", rows=({"failed": "OSError: it"},)),
+        script("models", "goes on", rows=({"machine": {"matmul": 2e12, "head": 1e12, "copy": 3e9}},)),
+    ]
+    report, said = run_scripts(monkeypatch, tmp_path, script("devices", "devices", rows=(FACTS,)), later)
+    steps = {step["title"]: step for step in report["steps"]}
+    assert {title: step["status"] for title, step in steps.items()} == {
+        "devices": "done", "numbers": "done", "raises": "failed", "aborts": "failed", "tells why": "failed",
+        "goes on": "done",
+    }  # fmt: skip
+    assert report["size"] == "cpu"
+    assert steps["raises"]["error"] == "exit code 1: ValueError: no room" and len(steps["raises"]["rows"]) == 1
+    assert steps["aborts"]["error"] == "killed by SIGABRT" and steps["tells why"]["error"] == "OSError: it"
+    assert said[3].endswith("done; 1 comparisons, 1 outside of what is allowed; 1 failed: TypeError: a | b")
+    assert exit_code(report) == 1
+    written = json.loads((tmp_path / "check.json").read_text())
+    assert written["steps"] == report["steps"]
+    text = (tmp_path / "check.md").read_text()
+    assert "| attention x | 0.5 | 0.25 | nats | largest 0.1 | NO (tests/x.py) |" in text
+    assert r"| attention y |  |  |  |  | TypeError: a \| b |" in text
+    assert f"| raises | {steps['raises']['seconds']:.0f} | failed; exit code 1: ValueError: no room |" in text
+    assert "2 TFLOP/s (head 1), 3 GB/s" in text
+
+
+def test_the_first_step_decides_on_the_sizes(monkeypatch, tmp_path):
+    sizes = []
+    gpu = script("devices", "devices", rows=({"facts": {"platform": "gpu"}},))
+    monkeypatch.setattr(device_check, "own_step", lambda *arguments: gpu)
+    monkeypatch.setattr(device_check, "later_steps", lambda size, runs: sizes.append(size) or [
+        script("parity", "left out"), script("models", "models")])
+    report = check_device(CheckOptions(tmp_path, ("models",), "", 30.0, 1), lambda line: None)
+    assert sizes == ["device"] and [step["title"] for step in report["steps"]] == ["devices", "models"]
+    assert exit_code(report) == 0
+
+
+def test_what_does_not_end_is_cut_off(monkeypatch, tmp_path):
+    later = [script("parity", "never begun")]
+    report, _ = run_scripts(monkeypatch, tmp_path, script("devices", "hangs", SLEEP), later, minutes=0.01)
+    assert [(step["status"], step["error"].split(" of --")[0]) for step in report["steps"]] == [
+        ("cut off", "after 1 s, when the minutes"), ("not begun", "the 0.01 minutes")]  # fmt: skip
+    assert report["size"] == "cpu" and exit_code(report) == 1
+
+
+KILLED = """
+import json, os, sys, time
+from pathlib import Path
+from tango_jax.planning import device_check
+code = "import json, os, time; print(json.dumps({'facts': {'jax': '1.2.3', 'pid': os.getpid()}}), flush=True); {sleep}"
+step = device_check.Step("devices", "devices", (sys.executable, "-S", "-c", code))
+device_check.own_step = lambda kind, title, *arguments: step._replace(kind=kind, title=title)
+device_check.check_device(device_check.CheckOptions(Path({out!r}), device_check.KINDS, "tiny", 30.0, 1))
+"""
+
+
+def test_a_killed_check_leaves_what_it_had(tmp_path):
+    code = KILLED.replace("{sleep}", SLEEP).replace("{out!r}", repr(str(tmp_path)))
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    page = tmp_path / "check.md"
+    wait_for(lambda: page.exists() and "| jax | 1.2.3 |" in page.read_text(), "a row", process)
+    process.kill()
+    process.communicate()
+    report = json.loads((tmp_path / "check.json").read_text())
+    [facts] = [row["facts"] for row in report["steps"][0]["rows"]]
+    os.kill(facts["pid"], signal.SIGKILL)  # this stand-in does not watch for the end of its parent
+    assert report["steps"][0]["status"] == "running" and facts["jax"] == "1.2.3"
+    assert {step["status"] for step in report["steps"][1:]} == {"not begun"} and len(report["steps"]) == 5
+    assert "| the quickstart, shortened | 0 | not begun |" in page.read_text()
+
+
+def test_all_steps_at_their_smallest_sizes(tmp_path):
+    """By the launcher, as a user starts it."""
+    done = run(["bash", LAUNCH / "check_device.sh", "--size=tiny", "--runs=1", f"--out={tmp_path}"],
+               JAX_DISABLE_MOST_OPTIMIZATIONS="1")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "check.json").read_text())
+    steps = {(step["kind"], step["title"].rpartition(", ")[2]): step for step in report["steps"]}
+    assert [kind for kind, _ in steps] == ["devices", "parity", "quickstart", "models", "models"]
+    assert {step["status"] for step in steps.values()} == {"done"} and all(step["rows"] for step in steps.values())
+    rows = {title: step["rows"] for (_, title), step in steps.items()}
+    [facts] = [row["facts"] for row in report["steps"][0]["rows"]]
+    assert facts["platform"] == "cpu" and "hosts" not in facts
+    compared = [row["what"] for row in report["steps"][1]["rows"] if "within" in row]
+    assert len(compared) == 17 and "sampler against trainer, int8 weights" in compared
+    left_out = {row["what"]: row["left_out"] for row in report["steps"][1]["rows"] if "left_out" in row}
+    assert left_out.keys() == {f"attention {kind}" for kind in ("cudnn", "splash")} | {
+        f"decode attention {kind}" for kind in ("cudnn", "paged")}  # fmt: skip
+    assert left_out["attention cudnn"] == "runs on a gpu, and the devices are of platform cpu"
+    phases = {row["phase"]: row for row in report["steps"][2]["rows"] if "phase" in row}
+    assert {"Compiling", "a generator's turn: sample", "a generator's turn: update"} <= phases.keys()
+    assert phases["a generator's turn: update"]["predicted_s"] > 0
+    for title in ("all parameters", f"adapters of rank {SIZES['tiny'].parity.rank}"):
+        timed = [row for row in rows[title] if "seconds" in row]
+        assert [(row["phase"], row["rows"]) for row in timed][:3] == [("decode", 2), ("prefill", 4), ("decode", 4)]
+        assert [row["phase"] for row in timed][3:] == ["score", "update", "optimizer"]
+        assert all(row["seconds"] > 0 and row["predicted_s"] > 0 for row in timed)
+    text = (tmp_path / "check.md").read_text()
+    assert text == markdown(report) and "| smollm2_135m_instruct | 1 | rank 4 | 4 | prefill |" in text
+
+
+# ----------------------------------------------------------------------------------------------- wrong numbers
+
+
+def test_wrong_attention_is_found(monkeypatch):
+    sizes = SIZES["tiny"].parity
+    real_fn = attention.attend
+
+    def sees_the_future(q, k, v, mask):
+        return real_fn(q, k, v, jnp.ones_like(mask) if q.dtype == jnp.bfloat16 else mask)
+
+    monkeypatch.setattr(attention, "attend", sees_the_future)
+    rows = list(device_parity.attention_rows("attention xla", "xla", sizes))
+    assert len(rows) == 4 and not any(row["within"] for row in rows)
+
+
+def test_differences_by_hand():
+    allowed = device_parity.Allowed(0.1, math.inf, "of the largest number", "")
+    pairs = [(np.array([1.0, 2.0]), np.array([1.0, 2.5])), (np.array([10.0]), np.array([10.0]))]
+    found = device_parity.row("x", pairs, allowed)
+    assert (found["largest"], found["within"]) == (pytest.approx(0.5 / 2.5), False)
+    assert found["mean"] == pytest.approx(0.2 / 3)
+    in_nats = device_parity.row("x", pairs[:1], allowed._replace(unit="nats", largest=1.0))
+    assert (in_nats["largest"], in_nats["mean"], in_nats["within"]) == (0.5, 0.25, True)
+    assert not device_parity.row("x", [(np.array([np.nan]), np.array([1.0]))], allowed)["within"]
+
+
+def test_a_comparison_that_cannot_be_made_is_a_row(monkeypatch):
+    def fails(*arguments):
+        raise TypeError("no such\nkernel")
+
+    sizes = SIZES["tiny"].parity
+    monkeypatch.setattr(device_parity, "cases", lambda sizes: [
+        device_parity.Case("first", fails), device_parity.Case("second", lambda: iter([{"what": "second"}]))])
+    assert list(device_parity.comparisons(sizes)) == [
+        {"what": "first", "error": "TypeError: no such kernel"}, {"what": "second"}]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- targets and mistakes
+
+
+def test_a_device_is_known_by_its_kind():
+    assert known_target("NVIDIA H100 80GB HBM3", 8) == TARGETS["h100"]
+    assert known_target("TPU v5 lite", 8).per_host == 8 and known_target("TPU v5p", 8).name == "tpu-v5p"
+    assert known_target("NVIDIA H100 PCIe", 1) is None
+    kinds = [kind for target in TARGETS.values() for kind in target.kinds]
+    assert len(set(kinds)) == len(kinds) and all(target.kinds for target in TARGETS.values())
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--minutes=5"], "--minutes is an option of --check: add it, or leave this out"),
+    (["--check", "--model=qwen2_5_0_5b"], "--check chooses its models and writes its files itself: leave out --model"),
+    (["--check", "--json"], "leave out --json"),
+    (["--check", "--only=decode"], "--only=decode: choose from devices, parity, quickstart, models"),
+    (["--check", "--minutes=0"], "--minutes=0.0 must lie between 0.01 and "),
+    (["--check", "--size=huge"], "huge"),
+    (["--check", f"--out={LAUNCH / 'check_device.sh'}"], "is a file; name a folder"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(bench, "check_device", None)
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(arguments)
+    assert stopped.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_ctrl_c_leaves_what_was_measured(monkeypatch, tmp_path):
+    def interrupts(line):
+        if "facts" in json.loads(line):
+            raise KeyboardInterrupt
+        return json.loads(line)
+
+    monkeypatch.setattr(device_check, "_take", lambda entry, line: interrupts(line))
+    with pytest.raises(SystemExit) as stopped:
+        run_scripts(monkeypatch, tmp_path, script("devices", "devices", SLEEP, rows=(FACTS,)), [])
+    assert stopped.value.code == 128 + signal.SIGINT
+    [step] = json.loads((tmp_path / "check.json").read_text())["steps"]
+    assert (step["status"], step["error"]) == ("cut off", "interrupted")
