@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct on last-letter concatenation, all parameters or adapters, with and without trust: smollm2_lora.md.
+"""SmolLM2-135M-Instruct on last-letter concatenation: all parameters or adapters, with and without trust.
 
 Command:   python -m tango_jax.ablate --config=configs/smollm2_lora.py:weights --workdir=runs/smollm2_lora
            and :published and :trusted in one other folder: they have a verifier's stage 1 as well. Offline, see
