@@ -96,7 +96,8 @@ def _models(rows: list[dict]) -> str:
         predicted = row["predicted_s"]
         ratio = "" if predicted is None else number(row["seconds"] / predicted)
         speed = f"{row['tokens_per_s']:,.0f}" if row["tokens"] else ""
-        cells.append((*what, number(row["seconds"]), number(predicted), ratio, speed, f"{row['share_of_matmul']:.1%}",
+        share = f"{row['share_of_matmul']:.1%}" if row["flops"] else ""
+        cells.append((*what, number(row["seconds"]), number(predicted), ratio, speed, share,
                       f"{row['share_of_copy']:.1%}", f"{row['memory_gib']:.1f}", f"compiled in {row['compile_s']:.0f} s"
                       ))  # fmt: skip
     head = ("model", "layers", "trained", "rows", "phase", "s", "predicted", "ratio", "tokens/s", "of matmul rate",

@@ -78,6 +78,7 @@ class TimedModel(NamedTuple):
     rows: tuple[int, int] = (64, 256)  # decoded at once
     prompt: int = 0  # tokens; 0: as many as `bench --model` chooses
     new: int = 0
+    micro_rows: int = 0  # responses in a micro-batch of an update
     dtype: str = "bfloat16"
 
 
@@ -113,7 +114,8 @@ SIZES = {
         "tiny", {"generator.sft.steps": 2, "verifier.sft.steps": 2, "rl.generator_steps": 1, "rl.warmup_steps": 1,
                  "eval.every": 1, "eval.problems": 2, "eval.pool": 2, "generator.row_buckets": (8,),
                  "verifier.row_buckets": (8,), "generator.cache_buckets": ()},
-        (TimedModel("smollm2_135m_instruct", layers=1, rows=(2, 4), prompt=8, new=4, dtype="float32"),), matrix=256),
+        (TimedModel("smollm2_135m_instruct", layers=1, rows=(2, 4), prompt=8, new=4, micro_rows=2, dtype="float32"),),
+        matrix=256),
 }  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def model(size: str, emit: Emit, name: str, rank: str, runs: str) -> None:
     others follow."""
     [timed] = [each for each in SIZES[size].models if each.name == name]
     options = BenchOptions(timed.name, dtype=timed.dtype, layers=timed.layers, prompt=timed.prompt, new=timed.new,
-                           lora_rank=int(rank))  # fmt: skip
+                           micro_rows=timed.micro_rows, lora_rank=int(rank))  # fmt: skip
     rates, (few, many) = measured_rates(open_model(options), SIZES[size].matrix), timed.rows
     emit({"machine": rates._asdict()})
     for rows, phases in ((few, ("decode",)), (many, ("prefill", "decode")), (few, TRAINING_PHASES)):
