@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import sft_sequence
+from tango_jax.models.attention import why_plain
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn
@@ -84,7 +85,9 @@ def describe_parameters(console: Console, role: str, policy: Policy) -> None:
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     ]
     model = policy.model_config
-    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {attention_names(model)}"
+    reason = policy.config.model.attention == "auto" and why_plain(model, policy.placement.local.devices.flat[0])
+    attention = f"{attention_names(model)} ({reason})" if reason else attention_names(model)
+    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {attention}"
     console.table(title, ("parameter", "shape", "dtype", "count"), rows)
 
 

@@ -10,10 +10,13 @@ Three implementations of the same sums, chosen in Python before anything is trac
     splash   TPUs (splash.py): scores stay on the chip, blocks that no query may see are skipped
 
 What they give for padding is finite, differs between them, and reaches no real token.
+
+Layers may have a window: a query then sees no more than so many tokens of its sequence, of which it is the last. Masks
+are made for each window that a model has.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +24,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE, and the same with what a layer's cache becomes (None without a cache).
+from tango_jax.models.segments import segment_start
+
+# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE, and the same with what a layer's cache becomes (None without a cache). Of whole
+# sequences, those of layers with a window are told it by the keyword `window`.
 RowAttention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+AttendFn = Callable[..., tuple[jax.Array, Any]]
 
 MASKED = -1e30  # finite, so that a row without any key gives uniform weights instead of NaN
 ATTENTION_KINDS = ("auto", "xla", "cudnn", "splash")  # values of ModelConfig.attention
+KERNELS = {"gpu": "cudnn", "tpu": "splash"}  # that auto takes on a platform, where they can run
 CUDNN_BLOCK = 64  # cuDNN wants even lengths where it is given a mask; this also aligns the rows of the mask
 
 
@@ -43,7 +50,7 @@ def resolve_attention(
         ValueError: an implementation is asked for by name and cannot run there.
     """
     if name == "auto":
-        name = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")
+        name = KERNELS.get(platform, "xla")
         return "xla" if unsupported_reason(name, platform, compute_dtype, head_dim, capability) else name
     reason = unsupported_reason(name, platform, compute_dtype, head_dim, capability)
     if reason:
@@ -85,6 +92,13 @@ def attention_of(config: Any, device: jax.Device | None = None) -> str:
     return resolve_attention(config.attention, device.platform, config.compute_dtype, config.head_dim, capability)
 
 
+def why_plain(config: Any, device: jax.Device) -> str:
+    """Why the kernel of a device's platform cannot run a ModelConfig; empty where it can, and where there is none."""
+    name, numerics = KERNELS.get(device.platform), (config.compute_dtype, config.head_dim, capability_of(device))
+    reason = name and unsupported_reason(name, device.platform, *numerics)
+    return f"{name} {reason}" if reason else ""
+
+
 def capability_of(device: jax.Device) -> float | None:
     """Compute capability of an NVIDIA GPU, 8.0 for an A100; None for other devices."""
     capability = str(getattr(device, "compute_capability", ""))  # "8.0"; other vendors name an architecture
@@ -98,15 +112,19 @@ def query_blocks(T: int) -> tuple[slice, ...]:
     return tuple(slice(start, min(start + size, T)) for start in range(0, T, size))
 
 
-def attend_causally(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+def attend_causally(
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array, window: int = 0
+) -> jax.Array:
     """`attend` where the last T of the S keys are the queries' own tokens, and none sees a later one.
 
-    Half of the scores are of keys that lie in a query's future. Blocks of queries leave out most of them.
+    Half of the scores are of keys that lie in a query's future. Blocks of queries leave out most of them, and without a
+    prefix those before the window of their first query.
     """
     T, S = q_BTHE.shape[1], k_BSKE.shape[1]
     out = []
     for queries in query_blocks(T):
-        keys = slice(S - T + queries.stop)
+        first = max(0, queries.start - window + 1) if window and T == S else 0
+        keys = slice(first, S - T + queries.stop)
         out.append(attend(q_BTHE[:, queries], k_BSKE[:, keys], v_BSKE[:, keys], mask_BTS[:, queries, keys]))
     return jnp.concatenate(out, axis=1)
 
@@ -129,13 +147,14 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
     return out_BKWE.reshape(B, K, G, T, E).transpose(0, 3, 1, 2, 4).reshape(B, T, H, E)
 
 
-def packed_mask(segment_BT: jax.Array) -> jax.Array:
+def packed_mask(segment_BT: jax.Array, window: int = 0) -> jax.Array:
     """bool[B, T, T]: a query sees itself and earlier tokens of its own segment (segment 0 is padding)."""
-    return _causal_mask(segment_BT.shape[1]) & (segment_BT[:, :, None] == segment_BT[:, None, :])
+    return _causal_mask(segment_BT.shape[1], window) & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
 
-def _causal_mask(length: int) -> jax.Array:
-    return jnp.tril(jnp.ones((1, length, length), bool))
+def _causal_mask(length: int, window: int = 0) -> jax.Array:
+    mask_1TT = jnp.tril(jnp.ones((1, length, length), bool))
+    return jnp.triu(mask_1TT, 1 - window) if window else mask_1TT
 
 
 def make_row_attention(
@@ -143,6 +162,7 @@ def make_row_attention(
     is_prefix_BX: jax.Array | None = None,
     implementation: str = "xla",
     mesh: Mesh | None = None,
+    window: int = 0,
 ) -> RowAttention:
     """Attention of rows of T own tokens; its masks are made here, once for all layers.
 
@@ -154,17 +174,21 @@ def make_row_attention(
         implementation: xla, cudnn, splash, or splash_interpret (splash without a TPU, for tests).
         mesh: of arrays that XLA splits over devices, as it cannot do with a kernel: heads lie over `tensor`, rows over
             all other axes. None under a `shard_map`, where every device already has its own.
+        window: tokens of its sequence that a query sees, itself the last of them; 0: all.
     """
     if implementation == "xla":
-        mask_BTS = _mask(segment_BT, is_prefix_BX)
-        return lambda q, k, v: attend_causally(q, k, v, _causal_mask(q.shape[1]) if mask_BTS is None else mask_BTS)
+        mask_BTS = _mask(segment_BT, is_prefix_BX, window)
+        return lambda q, k, v: attend_causally(
+            q, k, v, _causal_mask(q.shape[1], window) if mask_BTS is None else mask_BTS, window
+        )
     if implementation == "cudnn":
-        mask, kernel_fn = _pad_mask(_mask(segment_BT, is_prefix_BX)), _cudnn_attend
+        mask = _pad_mask(_mask(segment_BT, is_prefix_BX, window))
+        kernel_fn = functools.partial(_cudnn_attend, window=window)
     elif implementation in ("splash", "splash_interpret"):
         from tango_jax.models import splash  # here, because no other platform needs Pallas
 
-        mask = None if segment_BT is None else splash.mask_inputs(segment_BT, is_prefix_BX)
-        kernel_fn = functools.partial(splash.attend, interpret=implementation == "splash_interpret")
+        mask = None if segment_BT is None else splash.mask_inputs(segment_BT, is_prefix_BX, window)
+        kernel_fn = functools.partial(splash.attend, window=window, interpret=implementation == "splash_interpret")
     else:
         raise ValueError(f"attention {implementation!r} is none of {', '.join(ATTENTION_KINDS[1:])}")
     if mesh is not None and mesh.size > 1:
@@ -177,14 +201,18 @@ def make_row_attention(
     return lambda q, k, v: kernel_fn(q, k, v, mask)
 
 
-def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None) -> jax.Array | None:
-    """bool[B, T, X + T], or None for causality alone."""
+def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None, window: int) -> jax.Array | None:
+    """bool[B, T, X + T], or None for causality alone. The first tokens of a prefix are those that are there."""
     if segment_BT is None:
         return None
-    row_BTT = packed_mask(segment_BT)
+    row_BTT = packed_mask(segment_BT, window)
     if is_prefix_BX is None:
         return row_BTT
-    prefix_BTX = jnp.broadcast_to(is_prefix_BX[:, None, :], (*segment_BT.shape, is_prefix_BX.shape[1]))
+    T, X = segment_BT.shape[1], is_prefix_BX.shape[1]
+    prefix_BTX = jnp.broadcast_to(is_prefix_BX[:, None, :], (*segment_BT.shape, X))
+    if window:
+        position_BT = is_prefix_BX.sum(axis=1)[:, None] + jnp.arange(T)[None, :] - segment_start(segment_BT)
+        prefix_BTX &= position_BT[:, :, None] - jnp.arange(X)[None, None, :] < window
     return jnp.concatenate([prefix_BTX, row_BTT], axis=-1)
 
 
@@ -198,24 +226,31 @@ def _pad_mask(mask_BTS: jax.Array | None) -> jax.Array | None:
 
 
 def _cudnn_attend(
-    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_B1TS: jax.Array | None
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_B1TS: jax.Array | None, window: int
 ) -> jax.Array:
     T, S = q_BTHE.shape[1], k_BSKE.shape[1]
     q_BTHE, k_BSKE, v_BSKE = (
         jnp.pad(x, ((0, 0), (0, -x.shape[1] % CUDNN_BLOCK), (0, 0), (0, 0))) for x in (q_BTHE, k_BSKE, v_BSKE)
     )
     # Told that queries and keys are the same tokens, cuDNN skips the half that no query sees. Not so against a prefix:
-    # its diagonal starts at the first key.
+    # its diagonal starts at the first key. It takes a window beside no mask; a mask has the window in it.
+    own_window = (window - 1, 0) if window and mask_B1TS is None else None
     out_BTHE = jax.nn.dot_product_attention(
-        q_BTHE, k_BSKE, v_BSKE, mask=mask_B1TS, is_causal=T == S, implementation="cudnn"
+        q_BTHE, k_BSKE, v_BSKE, mask=mask_B1TS, is_causal=T == S, local_window_size=own_window, implementation="cudnn"
     )
     return out_BTHE[:, :T]
 
 
-def make_packed_attention(segment_BT: jax.Array, implementation: str = "xla") -> AttendFn:
-    """`attend_fn` for rows that hold one or more whole sequences; its cache result is None."""
-    row_fn = make_row_attention(segment_BT, None, implementation)
-    return lambda q, k, v: (row_fn(q, k, v), None)
+def make_packed_attention(
+    segment_BT: jax.Array, implementation: str = "xla", windows: Sequence[int] = (0,)
+) -> AttendFn:
+    """`attend_fn` for rows that hold one or more whole sequences; its cache result is None.
+
+    Args:
+        windows: those of the model's layers, ModelConfig.windows.
+    """
+    row_fns = {window: make_row_attention(segment_BT, None, implementation, window=window) for window in windows}
+    return lambda q, k, v, window=0: (row_fns[window](q, k, v), None)
 
 
 def make_shared_prefix_attention(
@@ -224,11 +259,15 @@ def make_shared_prefix_attention(
     prefix_of_ZR: jax.Array,
     segment_ZRT: jax.Array,
     implementation: str = "xla",
+    windows: Sequence[int] = (0,),
 ) -> AttendFn:
     """`attend_fn` for rows [Z, Q*X + R*T]: Q prompts of X tokens, then R rows of responses that continue them.
 
     Prompts attend to themselves; a response attends to its row's prompt and to itself. Everything else in a layer acts
     token by token, so a prompt's share of the work is done once for all its responses. Shards are independent.
+
+    Args:
+        windows: those of the model's layers, ModelConfig.windows.
     """
     Z, Q = prefix_length_ZQ.shape
     R, T = segment_ZRT.shape[1:]
@@ -239,24 +278,27 @@ def make_shared_prefix_attention(
         picked_ZR = jax.vmap(lambda x_Q, prefix_of_R: x_Q[prefix_of_R])(x_ZQ, prefix_of_ZR)
         return picked_ZR.reshape(Z * R, *x_ZQ.shape[2:])
 
-    prompt_fn = make_row_attention(None, None, implementation)
-    row_fn = make_row_attention(segment_ZRT.reshape(Z * R, T), for_rows(is_prefix_ZQX), implementation)
+    row_masks = segment_ZRT.reshape(Z * R, T), for_rows(is_prefix_ZQX)
+    prompt_fns = {window: make_row_attention(None, None, implementation, window=window) for window in windows}
+    row_fns = {window: make_row_attention(*row_masks, implementation, window=window) for window in windows}
 
     def split(x_ZYHE: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The tokens of prompts, [Z, Q, X, H, E], and of rows, [B, T, H, E] with B = Z*R."""
         heads = x_ZYHE.shape[2:]
         return x_ZYHE[:, : Q * X].reshape(Z, Q, X, *heads), x_ZYHE[:, Q * X :].reshape(Z * R, T, *heads)
 
-    def attend_fn(q_ZYHE: jax.Array, k_ZYKE: jax.Array, v_ZYKE: jax.Array) -> tuple[jax.Array, None]:
+    def attend_fn(
+        q_ZYHE: jax.Array, k_ZYKE: jax.Array, v_ZYKE: jax.Array, window: int = 0
+    ) -> tuple[jax.Array, None]:
         prompt_q, row_q_BTHE = split(q_ZYHE)
         prompt_k, row_k_BTKE = split(k_ZYKE)
         prompt_v, row_v_BTKE = split(v_ZYKE)
-        prompt_out = prompt_fn(*(x.reshape(Z * Q, *x.shape[2:]) for x in (prompt_q, prompt_k, prompt_v)))
+        prompt_out = prompt_fns[window](*(x.reshape(Z * Q, *x.shape[2:]) for x in (prompt_q, prompt_k, prompt_v)))
         # A prompt's keys are repeated for each of its rows, because the kernels take one set of keys per row. Decoding,
         # where they are most of what a step reads, does without (cache.py).
         k_BSKE = jnp.concatenate([for_rows(prompt_k), row_k_BTKE], axis=1)
         v_BSKE = jnp.concatenate([for_rows(prompt_v), row_v_BTKE], axis=1)
-        row_out = row_fn(row_q_BTHE, k_BSKE, v_BSKE)
+        row_out = row_fns[window](row_q_BTHE, k_BSKE, v_BSKE)
         return jnp.concatenate([out.reshape(Z, -1, *out.shape[2:]) for out in (prompt_out, row_out)], axis=1), None
 
     return attend_fn

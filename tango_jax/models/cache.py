@@ -4,7 +4,8 @@ The prefix is written once by prefill. The suffix holds the new tokens; all rows
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
 layouts in which both products of attention read contiguous memory; the kernels of decode_attention.py take keys as
 values lie (`key_axis`). In a prefix, X takes the place of S: the prompt bucket, where S is the cache bucket. With
-`sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head.
+`sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head. Layers
+with a window keep as many columns as the others, and masks leave out those before it.
 """
 
 from collections.abc import Callable
@@ -82,14 +83,14 @@ def append_columns(length: int, k: Cached, v: Cached, key_axis: int = -1) -> tup
 
 
 def make_prefill_attention(
-    implementation: str = "xla", mesh: Mesh | None = None, key_axis: int = -1, is_int8: bool = False
+    implementation: str = "xla", mesh: Mesh | None = None, key_axis: int = -1, is_int8: bool = False, window: int = 0
 ) -> AttendFn:
     """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v).
 
     Prompts are read in full precision; with `is_int8`, their keys and values are rounded as they enter the cache.
     """
     key_order = (0, 2, 3, 1) if key_axis == -1 else (0, 2, 1, 3)
-    row_fn = make_row_attention(None, None, implementation, mesh)
+    row_fn = make_row_attention(None, None, implementation, mesh, window)
 
     def attend_fn(q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array) -> tuple[jax.Array, tuple]:
         out_BTHE = row_fn(q_BTHE, k_BTKE, v_BTKE)
@@ -138,6 +139,7 @@ def make_decode_attention(
     suffix_v_BKSE: Cached,
     column: jax.Array,
     is_own_BS: jax.Array,
+    is_near_BX: jax.Array | None = None,
 ) -> AttendFn:
     """`attend_fn` for one new token per row; its cache result is the updated suffix pair.
 
@@ -148,6 +150,7 @@ def make_decode_attention(
     Args:
         column: of the suffix, where every row's new key and value are written.
         is_own_BS: the columns that a row attends to, the new one among them.
+        is_near_BX: the columns of the prefix that are in a row's window; None: the layer has none.
     """
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
@@ -168,6 +171,8 @@ def make_decode_attention(
         prefix_PKWX = _scores(q_PKWE, prefix_k)
         prefix_PKWX = jnp.where(prefix_mask_PX[:, None, None, :], prefix_PKWX, MASKED)
         prefix_BKGX = prefix_PKWX.reshape(P, K, M, G, X).transpose(0, 2, 1, 3, 4).reshape(B, K, G, X)
+        if is_near_BX is not None:
+            prefix_BKGX = jnp.where(is_near_BX[:, None, None, :], prefix_BKGX, MASKED)
         suffix_BKGS = _scores(q_BKGE, new_k_BKES)
         # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
         suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)

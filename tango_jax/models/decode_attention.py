@@ -11,9 +11,10 @@ is not xla.
 Prefix and suffix are attended apart, as only the prefix is shared by the samples of a prompt, and `merge_parts` makes
 of both what one softmax over all columns gives. Keys lie as values do, [.., K, S, E], which both kernels take.
 
-A length tells what a row may see only if its new tokens are in the columns from 0 on. So they are in batches that
-follow each other (`cache_tokens` = 0): rows that are still alive have begun together. With a budget of cached tokens, a
-row begins in any column of the ring and may pass its end, which neither kernel can be told. There xla is used.
+A length tells neither kernel where a window begins, so that models of which some layers have one use xla. And it tells
+what a row may see only if its new tokens are in the columns from 0 on. So they are in batches that follow each other
+(`cache_tokens` = 0): rows that are still alive have begun together. With a budget of cached tokens, a row begins in any
+column of the ring and may pass its end, which neither kernel can be told. There xla is used.
 """
 
 import math
@@ -43,6 +44,7 @@ def resolve_decode_attention(
     cache_tokens: int,
     capability: float | None = None,
     cache_dtype: str = "",
+    window: int = 0,
 ) -> str:
     """What ModelConfig.decode_attention = `name` stands for: xla, cudnn or paged. Looks at no device.
 
@@ -52,6 +54,7 @@ def resolve_decode_attention(
         cache_tokens: the sampler's budget; 0: none.
         capability: compute capability of an NVIDIA GPU, 8.0 for an A100; None: none.
         cache_dtype: of keys and values, if it is not compute_dtype.
+        window: tokens that a query of some layers sees; 0: every layer sees all.
 
     Raises:
         ValueError: an implementation is asked for by name and cannot run there.
@@ -68,6 +71,8 @@ def resolve_decode_attention(
         reason = f"needs rows that begin together, and cache_tokens={cache_tokens} refills a batch as rows end"
     if name != "xla" and cache_dtype and not reason:
         reason = f"reads keys and values of compute_dtype, and sample_cache_dtype={cache_dtype}"
+    if name != "xla" and window and not reason:
+        reason = f"reads a cache from its first column on, and some layers see only the last {window} tokens"
     if reason and not is_auto:
         raise ValueError(
             f"model.decode_attention={name} {reason}: use auto (what the machine has) or xla (runs everywhere)"
@@ -97,7 +102,7 @@ def decode_attention_of(config: Any, buckets: Sequence[int], cache_tokens: int, 
     """
     return resolve_decode_attention(
         config.decode_attention, device.platform, config.compute_dtype, config.head_dim, buckets, cache_tokens,
-        capability_of(device), config.sample_cache_dtype,
+        capability_of(device), config.sample_cache_dtype, max(config.windows),
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from tango_jax.models.attention import AttendFn
 from tango_jax.models.int8 import quantize_matrices
 from tango_jax.models.lora import join_adapters
-from tango_jax.models.transformer import Block, ModelConfig, Rope, head_matrix
+from tango_jax.models.rotary import Ropes
+from tango_jax.models.transformer import Block, ModelConfig, head_matrix
 
 
 def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
@@ -56,11 +57,11 @@ def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
 
 
 def apply_split_layers(
-    config: ModelConfig, layers: tuple[dict, ...], x_BTD: jax.Array, rope: Rope, attend_fns: Sequence[AttendFn]
+    config: ModelConfig, layers: tuple[dict, ...], x_BTD: jax.Array, ropes: Ropes, attend_fns: Sequence[AttendFn]
 ) -> tuple[jax.Array, tuple]:
     """All layers by a Python loop over `split_layers`' tuple; returns the hidden states and each layer's cache."""
     block, caches = Block(config), []
-    for layer_params, attend_fn in zip(layers, attend_fns, strict=True):
-        x_BTD, cache = block.apply({"params": layer_params}, x_BTD, rope, attend_fn)
+    for i, (layer_params, attend_fn) in enumerate(zip(layers, attend_fns, strict=True)):
+        x_BTD, cache = block.apply({"params": layer_params}, x_BTD, ropes[i % len(ropes)], attend_fn)
         caches.append(cache)
     return x_BTD, tuple(caches)

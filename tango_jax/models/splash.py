@@ -7,7 +7,9 @@ The kernel itself offers a mask that is fixed when it is built, and segment ids,
 a key. Equality cannot express that several segments of a row all see the row's prefix but not each other. What can is
 the function from which the kernel computes its mask block by block: it is given one number per query, by default the
 query's index. Where there is a prefix, that number here holds the first and the last token of the row that the query
-may see. Segment ids then only tell tokens from padding. The kernel still skips the blocks that causality rules out.
+may see. Segment ids then only tell tokens from padding. The kernel still skips the blocks that causality rules out, and
+without a prefix those before a window. With one, a prefix that lies on the right of its columns makes the distance to
+its tokens follow from the same number.
 
 Training runs under a `shard_map` that checks which values vary over which mesh axes (vma). The kernel does not declare
 that, so it then runs without the check (`_without_vma_check`), with a gradient of its own.
@@ -20,10 +22,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental.pallas.ops.tpu import splash_attention as lib
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+
+from tango_jax.models.segments import segment_start
 
 BLOCK_SIZES = (512, 256, 128)  # tokens that a step of the kernel works on; lengths are padded to a multiple
 MAX_PADDING_SHARE = 1 / 8  # of the tokens, that a larger block may add
@@ -37,10 +40,15 @@ class PrefixAndSegment:
     """The mask of a row with a prefix, computed inside the kernel: all of the prefix, and a range of row tokens."""
 
     prefix: int
+    window: int = 0
 
     def __call__(self, range_: jax.Array, key: jax.Array) -> jax.Array:
-        token = key - self.prefix
-        return (token < 0) | ((token >= range_ >> INDEX_BITS) & (token <= range_ & (1 << INDEX_BITS) - 1))
+        token, first, last = key - self.prefix, range_ >> INDEX_BITS, range_ & (1 << INDEX_BITS) - 1
+        if not self.window:
+            return (token < 0) | ((token >= first) & (token <= last))
+        # The columns before the row are the tokens before the segment, whichever of its segments it is.
+        own = (token >= first) & (token <= last) & (last - token < self.window)
+        return own | ((token < 0) & (last - first - token < self.window))
 
 
 def block_size(*lengths: int) -> int:
@@ -51,7 +59,7 @@ def block_size(*lengths: int) -> int:
     return BLOCK_SIZES[-1]
 
 
-def mask_inputs(segment_BT: jax.Array, is_prefix_BX: jax.Array | None) -> MaskInputs:
+def mask_inputs(segment_BT: jax.Array, is_prefix_BX: jax.Array | None, window: int = 0) -> MaskInputs:
     """What the kernel's masks are made of, padded to its blocks."""
     T = segment_BT.shape[1]
     if is_prefix_BX is None:
@@ -63,45 +71,51 @@ def mask_inputs(segment_BT: jax.Array, is_prefix_BX: jax.Array | None) -> MaskIn
         )
     block = block_size(is_prefix_BX.shape[1], T)
     segment_BT, is_prefix_BX = _pad(segment_BT, block), _pad(is_prefix_BX, block)
-    index_T = jnp.arange(segment_BT.shape[1], dtype=jnp.int32)
-    is_first_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    first_BT = lax.cummax(jnp.where(is_first_BT, index_T[None], 0), axis=1)
+    if window:
+        is_prefix_BX = is_prefix_BX[:, ::-1]  # its tokens, which are the first columns, are moved to the last ones
+    index_T, first_BT = jnp.arange(segment_BT.shape[1], dtype=jnp.int32), segment_start(segment_BT)
     is_token_BT = (segment_BT > 0).astype(jnp.int32)
     key_segment_BS = jnp.concatenate([is_prefix_BX.astype(jnp.int32), is_token_BT], axis=1)
     return is_token_BT, key_segment_BS, (first_BT << INDEX_BITS) | index_T[None]
 
 
 def attend(
-    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool = False
+    q_BTHE: jax.Array,
+    k_BSKE: jax.Array,
+    v_BSKE: jax.Array,
+    mask: MaskInputs | None,
+    window: int = 0,
+    interpret: bool = False,
 ) -> jax.Array:
     """Grouped-query attention of T queries over S = X + T keys: [B, T, H, E].
 
     Args:
         mask: from `mask_inputs`; None: causal, X = 0.
+        window: tokens that a query sees, itself the last of them; 0: all.
         interpret: run in Pallas's interpreter, which needs no TPU.
     """
     if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
-        return _attend_in_shard_map(q_BTHE, k_BSKE, v_BSKE, mask, interpret)
-    return _attend(q_BTHE, k_BSKE, v_BSKE, mask, interpret)
+        return _attend_in_shard_map(q_BTHE, k_BSKE, v_BSKE, mask, window, interpret)
+    return _attend(q_BTHE, k_BSKE, v_BSKE, mask, window, interpret)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attend_in_shard_map(
-    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, window: int, interpret: bool
 ) -> jax.Array:
-    return _without_vma_check(lambda *args: _attend(*args, interpret), q_BTHE, k_BSKE, v_BSKE, mask)
+    return _without_vma_check(lambda *args: _attend(*args, window, interpret), q_BTHE, k_BSKE, v_BSKE, mask)
 
 
 def _forward(
-    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, window: int, interpret: bool
 ) -> tuple[jax.Array, Callable]:
     def kernel_fn(q: jax.Array, k: jax.Array, v: jax.Array, mask: MaskInputs | None) -> tuple[jax.Array, Callable]:
-        return jax.vjp(lambda q, k, v: _attend(q, k, v, mask, interpret), q, k, v)
+        return jax.vjp(lambda q, k, v: _attend(q, k, v, mask, window, interpret), q, k, v)
 
     return _without_vma_check(kernel_fn, q_BTHE, k_BSKE, v_BSKE, mask)
 
 
-def _backward(interpret: bool, pullback_fn: Callable, grad_BTHE: jax.Array) -> tuple:
+def _backward(window: int, interpret: bool, pullback_fn: Callable, grad_BTHE: jax.Array) -> tuple:
     return *_without_vma_check(lambda grad, pullback_fn: pullback_fn(grad), grad_BTHE, pullback_fn), None
 
 
@@ -124,40 +138,48 @@ def _without_vma_check(fn: Callable, first: jax.Array, *rest: Any) -> Any:
 
 
 def _attend(
-    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, interpret: bool
+    q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask: MaskInputs | None, window: int, interpret: bool
 ) -> jax.Array:
     T, E = q_BTHE.shape[1], q_BTHE.shape[3]
     X = k_BSKE.shape[1] - T
     block = block_size(X, T) if X else block_size(T)
     q_BHTE = _pad(q_BTHE * jnp.asarray(E**-0.5, q_BTHE.dtype), block).swapaxes(1, 2)
-    k_BKSE, v_BKSE = (
-        jnp.concatenate([_pad(x[:, :X], block), _pad(x[:, X:], block)], axis=1).swapaxes(1, 2)
-        for x in (k_BSKE, v_BSKE)
-    )
-    kernel = _kernel(q_BHTE.shape[1], q_BHTE.shape[2], k_BKSE.shape[2], block, interpret)
+
+    def columns(x_BSKE: jax.Array) -> jax.Array:
+        prefix_BXKE, row_BTKE = _pad(x_BSKE[:, :X], block), _pad(x_BSKE[:, X:], block)
+        if X and window:
+            length_B = mask[1][:, : prefix_BXKE.shape[1]].sum(axis=1)
+            prefix_BXKE = jax.vmap(functools.partial(jnp.roll, axis=0))(prefix_BXKE, -length_B)
+        return jnp.concatenate([prefix_BXKE, row_BTKE], axis=1).swapaxes(1, 2)
+
+    k_BKSE, v_BKSE = columns(k_BSKE), columns(v_BSKE)
+    kernel = _kernel(q_BHTE.shape[1], q_BHTE.shape[2], k_BKSE.shape[2], block, 0 if X else window, interpret)
 
     def attend_row(q_HTE: jax.Array, k_KSE: jax.Array, v_KSE: jax.Array, mask: MaskInputs | None) -> jax.Array:
         if mask is None:
             return kernel(q_HTE, k_KSE, v_KSE)
         query_segment_T, key_segment_S, range_T = mask
-        row_kernel = kernel if range_T is None else _with_ranges(kernel, range_T, k_KSE.shape[1] - q_HTE.shape[1])
+        row_kernel = kernel
+        if range_T is not None:
+            row_kernel = _with_ranges(kernel, range_T, k_KSE.shape[1] - q_HTE.shape[1], window)
         return row_kernel(q_HTE, k_KSE, v_KSE, lib.SegmentIds(query_segment_T, key_segment_S))
 
     return jax.vmap(attend_row)(q_BHTE, k_BKSE, v_BKSE, mask).swapaxes(1, 2)[:, :T]
 
 
-def _kernel(heads: int, queries: int, keys: int, block: int, interpret: bool) -> Any:
+def _kernel(heads: int, queries: int, keys: int, block: int, window: int, interpret: bool) -> Any:
     """The kernel with a causal mask whose diagonal ends at the last key."""
-    mask = lib.MultiHeadMask([lib.CausalMask((queries, keys), offset=keys - queries)] * heads)
+    shape, offset = (queries, keys), keys - queries
+    own = lib.LocalMask(shape, (window - 1, 0), offset) if window else lib.CausalMask(shape, offset=offset)
     names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     sizes = lib.BlockSizes(**dict.fromkeys(names, block))
-    return lib.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+    return lib.make_splash_mha_single_device(lib.MultiHeadMask([own] * heads), block_sizes=sizes, interpret=interpret)
 
 
-def _with_ranges(kernel: Any, range_T: jax.Array, prefix: int) -> Any:
+def _with_ranges(kernel: Any, range_T: jax.Array, prefix: int, window: int) -> Any:
     """The same blocks, with `PrefixAndSegment` as the mask inside them."""
     infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
-    settings = kernel.kwargs | {"mask_function": PrefixAndSegment(prefix)}
+    settings = kernel.kwargs | {"mask_function": PrefixAndSegment(prefix, window)}
     return type(kernel)(*(info._replace(q_sequence=range_T) for info in infos), **settings)
 
 

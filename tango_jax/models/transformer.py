@@ -1,7 +1,9 @@
 """The decoder both policies share: token ids in, hidden states or logits out. Pure functions over a parameter tree.
 
-By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm) or SmolLM2: RMSNorm, rotary positions,
-SwiGLU, grouped-query attention, tied or untied head.
+By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm), SmolLM2, SmolLM3 (layers without rotary
+positions), Gemma 3 (norms before and after attention and MLP, windows, GeGLU) or OLMo 2 (norms after them, and of
+queries and keys over all heads): RMSNorm, rotary positions, a gated MLP, grouped-query attention, tied or untied head.
+Layers may differ in what their attention sees and rotates (`LayerKind`), by a pattern that repeats.
 
 Axis letters, here and in the whole package, are those of README.md (Reading the code).
 
@@ -10,14 +12,15 @@ over them one by one (decode_layers.py).
 """
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
@@ -26,23 +29,20 @@ from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
 from tango_jax.models.head_precision import HEAD_PRECISIONS
 from tango_jax.models.int8 import SAMPLE_DTYPES
 from tango_jax.models.lora import LORA_A, LORA_B, LoraConfig, check_lora, freeze, init_adapters
+from tango_jax.models.rotary import Rope, Ropes, RopeScaling, apply_rope, rope_tables
 from tango_jax.records import with_base
 from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
 REMAT_MODES = ("none", "dots", "full")
 
-Rope = tuple[jax.Array, jax.Array]  # sine and cosine of every position
-
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Llama-3 rotary scaling: low frequencies are stretched by `factor`, high ones kept, the band between blended."""
+class LayerKind:
+    """What the attention of a layer has of its own, where the layers of a model differ."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
+    window: int = 0  # tokens that a query sees, of which it is the last; 0: all before it
+    rope_base: float | None = None  # an unscaled rotary base; 0: nothing is rotated; None: the model's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,13 @@ class ModelConfig:
     tied_head: bool = True
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # of all heads as one vector, in the place of a norm of each head
+    pattern: tuple[LayerKind, ...] = (LayerKind(),)  # kinds of the first layers, repeated up to the last one
+    norm_places: tuple[str, ...] = ("before",)  # of attention and MLP: before, after, or both
+    norm_offset: float | None = None  # added to a norm's scale, which then multiplies in float32; None: see `rms_norm`
+    activation: str = "silu"  # of the MLP's gate (ACTIVATIONS)
+    scaled_embedding: bool = False  # rows of the embedding are multiplied by the root of the width
+    query_width: float = 0.0  # scores are divided by its root; 0: head_dim
     max_position: int = 32_768
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
@@ -96,42 +103,42 @@ class ModelConfig:
         if self.lora:
             check_lora(self)
 
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        return tuple(itertools.islice(itertools.cycle(self.pattern), self.num_layers))
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last axis, D or E, with the statistics in float32, whatever the compute dtype."""
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows that layers have, each once; 0 for those without."""
+        return tuple(dict.fromkeys(kind.window for kind in self.pattern))
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """With the tangent's approximation, rounded once as in PyTorch."""
+    return nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
+
+
+ACTIVATIONS = {"silu": nn.silu, "gelu": _gelu}
+
+
+def rms_norm(
+    x: jax.Array, scale: jax.Array, eps: float, offset: float | None = None, mesh: Mesh | None = None
+) -> jax.Array:
+    """RMSNorm over the axes of the scale, the last ones of x: [D], [E] or [H, E]. Statistics are float32, whatever the
+    compute dtype.
+
+    Args:
+        offset: added to the scale, and their sum multiplies in float32, as in Gemma (1) and OLMo 2 (0).
+        mesh: of which tensor splits these axes.
+    """
     x32 = x.astype(jnp.float32)
-    inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    mean_square = jnp.mean(jnp.square(x32), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
+    inverse = lax.rsqrt(collectives.mean_over_tensor(mean_square, mesh) + eps)
+    if offset is not None:
+        return (x32 * inverse * (offset + jnp.broadcast_to(scale, x.shape).astype(jnp.float32))).astype(x.dtype)
     # Hugging Face multiplies the scale in the model's dtype after the cast back; parity in bf16 needs the same order.
     return jnp.broadcast_to(scale, x.shape).astype(x.dtype) * (x32 * inverse).astype(x.dtype)
-
-
-def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Angular frequencies of the rotary embedding, float32 [E/2], after Llama-3 scaling where the config has it."""
-    # Rounded where PyTorch rounds: one unit in the last place is already 3e-4 radians at position 5000.
-    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequency = 1 / np.power(config.rope_base, exponent.astype(np.float64)).astype(np.float32)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequency
-    wavelength = 2 * math.pi / frequency
-    ratio = scaling.original_max_position / wavelength
-    band = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = np.clip((ratio - scaling.low_freq_factor) / band, 0.0, 1.0)
-    return keep * frequency + (1 - keep) * frequency / scaling.factor
-
-
-def rope_tables(config: ModelConfig, position_BT: jax.Array) -> Rope:
-    """Sine and cosine of every position, each float32[B, T, 1, E/2]; computed once and shared by all layers."""
-    angle = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None, :]
-    return jnp.sin(angle)[:, :, None, :], jnp.cos(angle)[:, :, None, :]
-
-
-def apply_rope(x_BTHE: jax.Array, rope: Rope) -> jax.Array:
-    """Rotate the two halves of the head dim (Hugging Face's convention, not interleaved pairs)."""
-    sin, cos = rope
-    first, second = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x_BTHE.dtype)
 
 
 def matmul(x: jax.Array, w: jax.Array, scale: jax.Array | None = None) -> jax.Array:
@@ -157,9 +164,20 @@ class Block(nn.Module):
     mesh: Mesh | None = None
 
     def _param(self, name: str, shape: tuple[int, ...], fan_in: int = 0, scale: float = 1.0) -> jax.Array:
-        """A parameter in the compute dtype: norm scales (fan_in 0) start at one, matrices at N(0, scale^2 / fan_in)."""
-        init = nn.initializers.normal(scale * fan_in**-0.5) if fan_in else nn.initializers.ones
+        """A parameter in the compute dtype: norm scales (fan_in 0) start at one, less the offset that is added to them,
+        matrices at N(0, scale^2 / fan_in)."""
+        start = nn.initializers.constant(1.0 - (self.config.norm_offset or 0.0))
+        init = nn.initializers.normal(scale * fan_in**-0.5) if fan_in else start
         return self.param(name, init, shape, jnp.dtype(self.config.param_dtype)).astype(self.config.compute_dtype)
+
+    def _norm(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return rms_norm(x, scale, self.config.norm_eps, self.config.norm_offset)
+
+    def _norm_of_width(self, name: str, place: str, x_BTD: jax.Array) -> jax.Array:
+        """A norm before or after attention or MLP, where the model has one there."""
+        if place not in self.config.norm_places:
+            return x_BTD
+        return self._norm(x_BTD, self._param(name, (self.config.width,)))
 
     def _bias(self, name: str, shape: tuple[int, ...]) -> jax.Array:
         value = self.param(name, nn.initializers.zeros, shape, jnp.dtype(self.config.param_dtype))
@@ -197,7 +215,7 @@ class Block(nn.Module):
         return [self._with_adapter(name, x_BTD, out) for name, out in outs.items()]
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, rope: Rope, attend_fn: AttendFn) -> tuple[jax.Array, Any]:
+    def __call__(self, x_BTD: jax.Array, rope: Rope | None, attend_fn: AttendFn) -> tuple[jax.Array, Any]:
         c = self.config
         # Under tensor parallelism a device has its share of the heads and of the mlp's width.
         tensor = collectives.tensor_size(self.mesh)
@@ -206,7 +224,7 @@ class Block(nn.Module):
         # survives to the last layer, and copying is learned sooner.
         residual_scale = (2 * c.num_layers) ** -0.5
 
-        x_norm_BTD = rms_norm(x_BTD, self._param("attention_norm", (D,)), c.norm_eps)
+        x_norm_BTD = self._norm_of_width("attention_norm", "before", x_BTD)
         x_norm_BTD = collectives.copy_to_tensor(x_norm_BTD, self.mesh)
         heads = {"q": H, "k": K, "v": K}
         flat = self._products("qkv", x_norm_BTD, {name: (D, count, E) for name, count in heads.items()})
@@ -218,20 +236,28 @@ class Block(nn.Module):
             # Entered as [E]: their gradients are then summed over tensor as such, not for every token and head.
             norms = (self._param(name, (E,)) for name in ("q_norm", "k_norm"))
             q_norm_E, k_norm_E = (collectives.copy_to_tensor(norm_E, self.mesh) for norm_E in norms)
-            q_BTHE, k_BTKE = rms_norm(q_BTHE, q_norm_E, c.norm_eps), rms_norm(k_BTKE, k_norm_E, c.norm_eps)
+            q_BTHE, k_BTKE = self._norm(q_BTHE, q_norm_E), self._norm(k_BTKE, k_norm_E)
+        if c.qk_norm_whole:
+            q_norm_HE, k_norm_KE = self._param("q_whole_norm", (H, E)), self._param("k_whole_norm", (K, E))
+            q_BTHE = rms_norm(q_BTHE, q_norm_HE, c.norm_eps, c.norm_offset, self.mesh)
+            k_BTKE = rms_norm(k_BTKE, k_norm_KE, c.norm_eps, c.norm_offset, self.mesh)
+        if c.query_width:  # attention itself divides by the root of head_dim
+            q_BTHE *= jnp.asarray((E / c.query_width) ** 0.5, q_BTHE.dtype)
         out_BTHE, cache = attend_fn(apply_rope(q_BTHE, rope), apply_rope(k_BTKE, rope), v_BTKE)
         heads_out = out_BTHE.reshape(*x_BTD.shape[:-1], H * E)
         o = self._param("o", (H, E, D), H * E, residual_scale).reshape(H * E, D)
         out_BTD = self._with_adapter("o", heads_out, matmul(heads_out, o, self._scale("o")))
-        x_BTD = x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh)
+        out_BTD = collectives.sum_over_tensor(out_BTD, self.mesh)
+        x_BTD = x_BTD + self._norm_of_width("attention_out_norm", "after", out_BTD)
 
-        x_norm_BTD = rms_norm(x_BTD, self._param("mlp_norm", (D,)), c.norm_eps)
+        x_norm_BTD = self._norm_of_width("mlp_norm", "before", x_BTD)
         x_norm_BTD = collectives.copy_to_tensor(x_norm_BTD, self.mesh)
         gate_BTF, up_BTF = self._products("gate_up", x_norm_BTD, {"gate": (D, F), "up": (D, F)})
         down_FD = self._param("down", (F, D), F, residual_scale)
-        hidden_BTF = nn.silu(gate_BTF) * up_BTF
+        hidden_BTF = ACTIVATIONS[c.activation](gate_BTF) * up_BTF
         out_BTD = self._with_adapter("down", hidden_BTF, matmul(hidden_BTF, down_FD, self._scale("down")))
-        return x_BTD + collectives.sum_over_tensor(out_BTD, self.mesh), cache
+        out_BTD = collectives.sum_over_tensor(out_BTD, self.mesh)
+        return x_BTD + self._norm_of_width("mlp_out_norm", "after", out_BTD), cache
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> dict:
@@ -242,20 +268,19 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
     def init_layer(layer_key: jax.Array) -> dict:
         x_BTD = jnp.zeros((1, 1, config.width), config.compute_dtype)
-        rope = rope_tables(config, jnp.zeros((1, 1), jnp.int32))
 
         def attend_fn(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
             assert q.shape[2:] == (H, E) and k.shape[2:] == (K, E), (q.shape, k.shape)
             return q, None
 
-        return block.init(layer_key, x_BTD, rope, attend_fn)["params"]
+        return block.init(layer_key, x_BTD, None, attend_fn)["params"]
 
     # Hidden states leave the final norm with numbers of about 1. With a head of this scale, tied or not, logits begin
     # at about 1, too, and so the distribution near the uniform one.
     params = {
         "embed": config.width**-0.5 * jax.random.normal(embed_key, (config.vocab_size, config.width), dtype),
         "layers": jax.vmap(init_layer)(jax.random.split(layers_key, config.num_layers)),
-        "final_norm": jnp.ones((config.width,), dtype),
+        "final_norm": jnp.full((config.width,), 1.0 - (config.norm_offset or 0.0), dtype),
     }
     if not config.tied_head:
         params["head"] = config.width**-0.5 * jax.random.normal(head_key, (config.width, config.vocab_size), dtype)
@@ -273,11 +298,12 @@ def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: M
     dtypes = (config.compute_dtype, config.grad_reduce_dtype)
     embed_VD = collectives.gather_table(params["embed"], mesh, PARAM_SPECS["embed"], *dtypes)
     if embed_VD.shape[0] == config.vocab_size:
-        return embed_VD[token_BT]
-    # Each device looks up the tokens of its part of the vocabulary and adds zeros for the others.
-    row_BT, is_here_BT = vocabulary_shard_index(config, token_BT, mesh)
-    x_BTD = jnp.where(is_here_BT[..., None], embed_VD[row_BT], 0)
-    return collectives.sum_over_tensor(x_BTD, mesh)
+        x_BTD = embed_VD[token_BT]
+    else:
+        # Each device looks up the tokens of its part of the vocabulary and adds zeros for the others.
+        row_BT, is_here_BT = vocabulary_shard_index(config, token_BT, mesh)
+        x_BTD = collectives.sum_over_tensor(jnp.where(is_here_BT[..., None], embed_VD[row_BT], 0), mesh)
+    return x_BTD * jnp.asarray(config.width**0.5, x_BTD.dtype) if config.scaled_embedding else x_BTD
 
 
 def vocabulary_shard_index(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
@@ -289,23 +315,63 @@ def vocabulary_shard_index(config: ModelConfig, token_BT: jax.Array, mesh: Mesh)
 
 
 def apply_layers(
-    config: ModelConfig, layers: dict, x_BTD: jax.Array, rope: Rope, attend_fn: AttendFn, mesh: Mesh | None = None
+    config: ModelConfig, layers: dict, x_BTD: jax.Array, ropes: Ropes, attend_fn: AttendFn, mesh: Mesh | None = None
 ) -> jax.Array:
     """All layers by a rematerialised scan over the stacked parameters: the training path, no cache.
 
-    On a mesh, a layer's parameters are gathered inside the scan (and again in the backward pass): one layer at a time.
+    Where layers differ, a step of the scan is one repeat of the pattern, so that windows and rotary bases are constants
+    of the program. On a mesh, a layer's parameters are gathered inside the scan (and again in the backward pass): one
+    layer at a time.
+
+    Args:
+        ropes: of `rope_tables`.
+        attend_fn: takes the window of a layer that has one as `window`.
     """
-    block = Block(config, mesh)
+    block, period = Block(config, mesh), len(config.pattern)
 
-    def layer_fn(x_BTD: jax.Array, layer_params: dict) -> tuple[jax.Array, None]:
-        layer_params = collectives.gather_layer(layer_params, mesh, config.compute_dtype, config.grad_reduce_dtype)
-        return block.apply({"params": layer_params}, x_BTD, rope, attend_fn)[0], None
+    def make_layer_fn(kind: LayerKind, rope: Rope | None, prevent_cse: bool) -> Callable:
+        own_attend_fn = functools.partial(attend_fn, window=kind.window) if kind.window else attend_fn
 
-    if config.remat != "none":
+        def layer_fn(x_BTD: jax.Array, layer_params: dict) -> tuple[jax.Array, None]:
+            layer_params = collectives.gather_layer(layer_params, mesh, config.compute_dtype, config.grad_reduce_dtype)
+            return block.apply({"params": layer_params}, x_BTD, rope, own_attend_fn)[0], None
+
+        if config.remat == "none":
+            return layer_fn
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
-        # Inside a scan XLA cannot undo the rematerialisation by common-subexpression elimination.
-        layer_fn = jax.checkpoint(layer_fn, prevent_cse=False, policy=policy)
-    return lax.scan(layer_fn, x_BTD, layers, unroll=config.num_layers if config.unroll else 1)[0]
+        return jax.checkpoint(layer_fn, prevent_cse=prevent_cse, policy=policy)
+
+    def scan_layers(x_BTD: jax.Array, layers: dict, count: int, repeats: int) -> jax.Array:
+        """`repeats` times the first `count` kinds of the pattern."""
+        # In a loop XLA cannot undo the rematerialisation by common-subexpression elimination; a single step is none.
+        prevent_cse, own = repeats == 1 < period, zip(config.pattern[:count], ropes[:count], strict=True)
+        layer_fns = [make_layer_fn(kind, rope, prevent_cse) for kind, rope in own]
+        step_fn = layer_fns[0]
+        if period > 1:
+            layers = jax.tree.map(lambda leaf: leaf.reshape(repeats, count, *leaf.shape[1:]), layers)
+            step_fn = functools.partial(_each_layer, layer_fns)
+        return lax.scan(step_fn, x_BTD, layers, unroll=repeats if config.unroll else 1)[0]
+
+    whole, rest = divmod(config.num_layers, period)
+    parts = [(count, repeats) for count, repeats in ((period, whole), (rest, 1)) if count and repeats]
+    stacks = [layers] if len(parts) == 1 else _split_stack(layers, [count * repeats for count, repeats in parts])
+    for stack, (count, repeats) in zip(stacks, parts, strict=True):
+        x_BTD = scan_layers(x_BTD, stack, count, repeats)
+    return x_BTD
+
+
+def _each_layer(layer_fns: Sequence[Callable], x_BTD: jax.Array, layers: dict) -> tuple[jax.Array, None]:
+    """The layers of one repeat of the pattern, stacked, one after the other."""
+    for layer_fn, layer in zip(layer_fns, _split_stack(layers, [1] * len(layer_fns)), strict=True):
+        x_BTD, _ = layer_fn(x_BTD, jax.tree.map(lambda leaf: leaf.squeeze(0), layer))
+    return x_BTD, None
+
+
+def _split_stack(layers: dict, sizes: list[int]) -> list[dict]:
+    """The stacked layers in parts. The gradient of a split is a concatenation; that of slices would be the sum of as
+    many padded stacks."""
+    leaves, tree = jax.tree.flatten(layers)
+    return [tree.unflatten(part) for part in zip(*(lax.split(leaf, sizes) for leaf in leaves), strict=True)]
 
 
 def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> jax.Array:
@@ -326,7 +392,7 @@ def logits_from_hidden(
     agree on log-probs as far as their hidden states do.
     """
     precision = HEAD_PRECISIONS[config.head_precision] if config.head_dtype == "float32" else None
-    x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps)
+    x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps, config.norm_offset)
     x_BTD = x_BTD.astype(config.head_dtype)
     return jnp.matmul(x_BTD, head_DV, precision=precision, preferred_element_type=jnp.float32)
 

@@ -7,7 +7,8 @@ FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group,
     layer      2 D E (H + 2K) + 2 H E D + 6 D F, over t
     head       2 D V, over t where it divides V
     attention  4 H E per query-key pair, over t; without a kernel, which skips what is above the diagonal, all pairs of
-               a block of queries with the keys up to its end, masked or not
+               a block of queries with the keys up to its end, masked or not. Layers with a window are counted as if
+               they had none, here and in the cache, of which they keep every column
 A backward pass costs twice its forward pass, or once where a matrix is frozen; adapters are products of their own. What
 remat computes again: with `full` a layer but for its last product, whose result nothing asks for; with `dots`
 attention; and the head, where log-probs are made in chunks.

@@ -21,6 +21,7 @@ import numpy as np
 from tango_jax.planning.published import Row, predicted_seconds, published_rows
 from tango_jax.planning.targets import TARGETS, Reached, Shares, Target
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.typed_command import typed_command
 
 # Devices of one generation reach the same shares.
 _GENERATIONS = {"a100-80gb": "a100", "a100-40gb": "a100", "h100": "h100", "h200": "h100"}
@@ -191,7 +192,7 @@ def show_published(console: Console) -> None:
     console.log(f"updates on GPUs reach hosts^-{found.decline:.3f} of that on several hosts")
     held = [ratio(row, found) for row in published_rows() if row.use != "fitted"]
     near = sum(1 / 1.25 <= one <= 1.25 for one in held)
-    console.log(f"{near} of {len(held)} rows held out are within 25 %; python -m tango_jax.plan --published --json has "
+    console.log(f"{near} of {len(held)} rows held out are within 25 %; {typed_command('plan')} --published --json has "
                 "settings and sources")
 
 

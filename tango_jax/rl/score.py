@@ -34,7 +34,7 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
         token_BT, position_BT, segment_BT = (
             leaf.reshape(Z * R, T) for leaf in (micro.token_NZRT, micro.position_NZRT, micro.segment_NZRT)
         )
-        attend_fn = make_packed_attention(segment_BT, attention)
+        attend_fn = make_packed_attention(segment_BT, attention, model_config.windows)
         x_BTD = transformer.forward(model_config, params, token_BT, position_BT, attend_fn, mesh)
         return x_BTD.reshape(Z, R, T, -1)
     # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: whatever acts token by token is then one matmul
@@ -43,7 +43,7 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
     prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
     position_ZY = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
     attend_fn = make_shared_prefix_attention(
-        micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention
+        micro.prefix_length_NZQ, X, micro.prefix_of_NZR, micro.segment_NZRT, attention, model_config.windows
     )
     x_ZYD = transformer.forward(model_config, params, token_ZY, position_ZY, attend_fn, mesh)
     return x_ZYD[:, Q * X :].reshape(Z, R, T, -1)

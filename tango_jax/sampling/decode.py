@@ -136,10 +136,9 @@ def _read_prompts(
     P, X = batch.token_PX.shape
     x_PXD = transformer.embed_tokens(config, weights, batch.token_PX)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(X)[None], (P, X)))
-    attend_fn = kv.make_prefill_attention(
-        attention_of(config), mesh, kv.key_axis(config), is_int8=bool(config.sample_cache_dtype)
-    )
-    attend_fns = [attend_fn] * config.num_layers
+    settings = attention_of(config), mesh, kv.key_axis(config), bool(config.sample_cache_dtype)
+    by_window = {window: kv.make_prefill_attention(*settings, window) for window in config.windows}
+    attend_fns = [by_window[kind.window] for kind in config.layer_kinds]
     x_PXD, caches = decode_layers.apply_split_layers(config, weights["layers"], x_PXD, rope, attend_fns)
     # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
     last_P1D = jnp.take_along_axis(x_PXD, (batch.length_P - 1)[:, None, None], axis=1)
@@ -245,11 +244,23 @@ def _attend_fns(
     prefix, suffix = state.prefix, state.suffix
     layers = zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True)
     if config.decode_attention == "xla":
-        S = state.out_token_BS.shape[1]
+        S, X = state.out_token_BS.shape[1], prefix_mask_PX.shape[1]
         age_S = (column - jnp.arange(S)) % S
-        is_own_BS = age_S[None, :] < state.length_B[:, None]
+
+        def masks(window: int) -> tuple[jax.Array, jax.Array | None]:
+            """What a row sees of its own columns and, in a window that ends with its newest token, of its prefix."""
+            is_own_BS = age_S[None, :] < state.length_B[:, None]
+            if not window:
+                return is_own_BS, None
+            prompt_length_B = jnp.repeat(prefix.length_P, is_own_BS.shape[0] // prefix.length_P.shape[0])
+            position_B = prompt_length_B + state.length_B - 1
+            is_near_BX = position_B[:, None] - jnp.arange(X)[None, :] < window
+            return is_own_BS & (age_S < window)[None, :], is_near_BX
+
+        by_window = {window: masks(window) for window in config.windows}
         return [
-            kv.make_decode_attention(pk, pv, prefix_mask_PX, sk, sv, column, is_own_BS) for pk, pv, sk, sv in layers
+            kv.make_decode_attention(pk, pv, prefix_mask_PX, sk, sv, column, *by_window[kind.window])
+            for kind, (pk, pv, sk, sv) in zip(config.layer_kinds, layers, strict=True)
         ]
     # Of a row that has ended, and of a prompt whose rows have, nothing is needed; a kernel wants one column at least.
     is_asked_P = state.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)

@@ -81,6 +81,11 @@ def sum_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     return x if tensor_size(mesh) == 1 else jax.lax.psum(x, "tensor")
 
 
+def mean_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Inside `over_shards`: the mean of what a tensor group's devices have computed of parts of equal size."""
+    return x if tensor_size(mesh) == 1 else jax.lax.pmean(x, "tensor")
+
+
 def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Like `sum_over_tensor`; not differentiable."""
     x = jax.lax.stop_gradient(x)

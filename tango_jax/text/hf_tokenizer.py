@@ -1,9 +1,9 @@
 """Tokenizers of published models.
 
 Takes a Hugging Face folder; returns the loop's `Tokenizer`. Stage of the loop: once, at the start of a run. It supports
-two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM2) and SentencePiece's BPE with byte fallback (Llama-2,
-Mistral). Special tokens that occur in a template become their ids, as in transformers with `add_special_tokens=False`;
-in problems and in what models wrote they stay text (`Tokenizer.as_text`).
+two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM, OLMo 2) and SentencePiece's BPE with byte fallback
+(Llama-2, Mistral, Gemma). Special tokens that occur in a template become their ids, as in transformers with
+`add_special_tokens=False`; in problems and in what models wrote they stay text (`Tokenizer.as_text`).
 """
 
 import functools
@@ -130,7 +130,11 @@ def make_tokenizer(
     Raises:
         ValueError: there are more tokens than `vocab_size`, stop ids outside of it, or tokens of an unsupported family.
     """
-    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    added = backend.get_added_tokens_decoder()
+    controls = {token for token, entry in added.items() if _is_control(entry)}
+    # Marks beyond the embedding are no text and cannot be used: Gemma 3's small models have no row for that of images.
+    used = (token for token in backend.get_vocab(with_added_tokens=True).values() if token not in controls)
+    size = max(used, default=-1) + 1
     if size > vocab_size:
         raise ValueError(
             f"{source} has {size} tokens but the model has {vocab_size} rows in its embedding: use the tokenizer that "
@@ -161,12 +165,9 @@ def make_tokenizer(
         stop_ids=tuple(dict.fromkeys(stop_ids)),
         strips_blank=raw == b" a" and backend.decode(encode_fn("a")) == "a",
         chat_fn=chat.wrap_fn if chat else None,
-        special_texts=tuple(
-            added.content for added in backend.get_added_tokens_decoder().values() if _is_control(added)
-        ),
+        special_texts=tuple(added[token].content for token in sorted(controls)),
     )
     ids = encode_fn(_PROBE)
-    controls = {token for token, added in backend.get_added_tokens_decoder().items() if _is_control(added)}
     shown = [token for token in ids if token not in controls]  # the library would leave out <step> too, if special
     if tokenizer.decode(ids) != backend.decode(shown, skip_special_tokens=False):
         raise ValueError(
@@ -240,10 +241,13 @@ def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) ->
             "fallback are supported"
         )
     out = [b""] * vocab_size
+    added_tokens = backend.get_added_tokens_decoder()
     for piece, token in backend.get_vocab(with_added_tokens=True).items():
-        out[token] = to_bytes(piece)
-    for token, added in backend.get_added_tokens_decoder().items():
-        out[token] = b"" if _is_control(added) else added.content.encode()
+        if token not in added_tokens:
+            out[token] = to_bytes(piece)
+    for token, added in added_tokens.items():
+        if not _is_control(added):  # the library decodes added tokens, too: Gemma has runs of blanks among them
+            out[token] = _metaspace_bytes(added.content) if to_bytes is _metaspace_bytes else added.content.encode()
     return tuple(out)
 
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tango_jax.models.transformer import ModelConfig, RopeScaling, rope_frequencies
+from tango_jax.models.rotary import RopeScaling, rope_frequencies
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.weights import hf_layout
 from tango_jax.weights.gguf_file import GgufFile, dequantize, open_gguf
-from tango_jax.weights.hf_layout import LAYOUTS
 from tango_jax.weights.safetensors_files import shorten
 
 ARCHITECTURES = ("llama", "qwen2")
@@ -98,7 +98,7 @@ def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) 
 
     def load_leaf(keys: tuple, leaf: jax.ShapeDtypeStruct, sharding=None) -> jax.Array:
         path, values = hf_layout.path_name(keys), np.empty(leaf.shape, leaf.dtype)
-        layout = LAYOUTS[path]
+        layout = hf_layout.layout_of(config, path)
         whole = tuple(slice(0, sizes[axis]) for axis in layout.axes)
         for layer in range(leaf.shape[0]) if layout.stacked else [None]:
             stored = dequantize(file, tensors[_NAMES[path].format(layer)])

@@ -1,9 +1,9 @@
 """Import of Hugging Face checkpoints.
 
 Takes a folder or hub id; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built.
-Supports Llama 2 to 3.2 and SmolLM2, Mistral, Qwen2/2.5 and Qwen3 (dense). Weights are read part by part into the dtype
-and sharding of the training run, so host memory stays near one stacked parameter (or this process's share of it) plus
-the file that is open.
+Supports Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (text; of models
+that also read images, their text part). Weights are read part by part into the dtype and sharding of the training run,
+so host memory stays near one stacked parameter (or this process's share of it) plus the file that is open.
 """
 
 import json
@@ -13,12 +13,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.models.transformer import ModelConfig, RopeScaling
+from tango_jax.models.rotary import RopeScaling
+from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.finite import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
-from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
+from tango_jax.weights.hf_layout import FAMILIES, IMAGE_PART, LAYOUTS, TEXT_PARTS, TEXT_PREFIX, Layout
 from tango_jax.weights.prompting import TEMPLATE_FILE
 from tango_jax.weights.safetensors_files import StoredTensor, shorten
 
@@ -63,6 +64,8 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
 
     Args and errors are those of `model_config_from_hf`.
     """
+    if raw.get("model_type") in TEXT_PARTS:
+        raw = _text_part(file, raw)
     _check_architecture(file, raw)
     # Imported here because the import takes a second and only published checkpoints need it.
     from huggingface_hub.errors import StrictDataclassError
@@ -87,7 +90,9 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
             or values are not finite.
     """
     folder = Path(folder)
-    tensors = safetensors_files.find_tensors(folder)
+    # The text part of a model of text and images, by the names of a model of text.
+    tensors = {TEXT_PREFIX.sub("model.", name, count=1): tensor
+               for name, tensor in safetensors_files.find_tensors(folder).items() if not IMAGE_PART.fullmatch(name)}
     _check_tensors(folder, config, tensors)
     _check_tied_head(folder, config, tensors)
     sizes = hf_layout.axis_sizes(config)
@@ -96,7 +101,8 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
         name = hf_layout.path_name(path)
 
         def read_fn(index):
-            return _read_leaf(tensors, sizes, name, _bounds(index, leaf.shape), leaf.dtype)
+            layout = hf_layout.layout_of(config, name)
+            return _read_leaf(tensors, sizes, layout, _bounds(index, leaf.shape), leaf.dtype)
 
         if sharding is None:
             return jax.device_put(read_fn((slice(None),) * leaf.ndim))
@@ -105,6 +111,20 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
     rest = [] if shardings is None else [shardings]
     params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
     return check_loaded(params, str(folder), "use another checkpoint, or fetch or convert this one again")
+
+
+def _text_part(file: str, raw: dict) -> dict:
+    """The config of the text part of a model of text and images. Raises ValueError where there is none."""
+    own_class, kind = TEXT_PARTS[raw["model_type"]]
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise ValueError(f"{file}: model_type={raw['model_type']!r} without a text_config, which describes the part "
+                         "that is loaded: fetch the file again")
+    if raw.get("architectures", [own_class]) != [own_class]:
+        raise ValueError(f"{file}: architectures={raw['architectures']} is not supported: for model_type="
+                         f"{raw['model_type']} the files must hold a {own_class}")
+    above = {name: raw[name] for name in ("tie_word_embeddings", "quantization_config") if name in raw}
+    return above | text | {"model_type": kind, "architectures": [FAMILIES[kind].architecture]}
 
 
 def _check_architecture(file: str, raw: dict) -> None:
@@ -119,12 +139,25 @@ def _check_architecture(file: str, raw: dict) -> None:
     if raw.get("quantization_config"):
         raise ValueError(f"{file}: quantization_config is set, and quantized weights are not supported; use the "
                          "original checkpoint in bfloat16, float16 or float32")
+    rotates, layers = raw.get("no_rope_layers"), raw.get("num_hidden_layers")
+    if isinstance(rotates, list) and isinstance(layers, int) and len(rotates) < layers:
+        raise ValueError(f"{file}: no_rope_layers has {len(rotates)} entries for num_hidden_layers={layers}; it needs "
+                         "one for each layer: correct config.json")
     for name in ("rope_parameters", "rope_scaling"):  # transformers merges them where a file has both
         rope = raw.get(name) or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-        if rope_type not in ("default", "llama3"):
-            raise ValueError(f"{file}: rotary scaling {rope_type!r} is not supported, only default and llama3; if no "
-                             f"more than the original context is needed, remove {name} from config.json")
+        of_kinds = [own for own in rope.values() if isinstance(own, dict)] if isinstance(rope, dict) else []
+        for own in of_kinds or [rope]:
+            rope_type = own.get("rope_type", own.get("type", "default")) if isinstance(own, dict) else own
+            if rope_type not in ("default", "llama3", "linear"):
+                raise ValueError(f"{file}: rotary scaling {rope_type!r} is not supported, only default, linear and "
+                                 f"llama3; if no more than the original context is needed, remove {name} from "
+                                 "config.json")
+
+
+def _ropes(hf) -> dict[str, dict]:
+    """The rotary settings by kind of layer; where all layers have the same, under full_attention."""
+    rope = hf.rope_parameters
+    return rope if "full_attention" in rope else {"full_attention": rope}
 
 
 def _check_options(file: str, hf) -> None:
@@ -133,19 +166,21 @@ def _check_options(file: str, hf) -> None:
         if getattr(hf, option, False):
             raise ValueError(f"{file}: {option}=true is not supported (qwen2 has its biases on q, k and v); choose "
                              "a checkpoint without")
-    if hf.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"{file}: hidden_act={hf.hidden_act!r} is not supported, only silu; choose another checkpoint")
-    if hf.rope_parameters.get("partial_rotary_factor") not in (None, 1):
-        raise ValueError(f"{file}: partial_rotary_factor={hf.rope_parameters['partial_rotary_factor']} is not "
-                         "supported, only 1; choose another checkpoint")
-    for key, value in hf.rope_parameters.items():
-        if key not in ("rope_type", "type", "partial_rotary_factor") and not isinstance(value, int | float):
-            raise ValueError(f"{file}: {key}={value!r} of the rotary settings must be a number; correct config.json")
-    if hf.rope_parameters["rope_type"] == "llama3":
-        low, high = (hf.rope_parameters[f"{band}_freq_factor"] for band in ("low", "high"))
-        if low >= high:
-            raise ValueError(f"{file}: high_freq_factor={high} of the rotary settings must be above low_freq_factor="
-                             f"{low}; correct config.json")
+    for option in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+        if getattr(hf, option, None):
+            raise ValueError(f"{file}: {option}={getattr(hf, option)} is not supported; choose a checkpoint without")
+    name, wanted = ("hidden_act", ("silu", "swish"))
+    if FAMILIES[hf.model_type].fields.get("activation") == "gelu":
+        name, wanted = "hidden_activation", ("gelu_pytorch_tanh",)
+    if getattr(hf, name) not in wanted:
+        raise ValueError(f"{file}: {name}={getattr(hf, name)!r} is not supported, only {wanted[0]}; choose another "
+                         "checkpoint")
+    for rope in _ropes(hf).values():
+        _check_rope(file, rope)
+    if "window" in FAMILIES[hf.model_type].by_layer:
+        if not (hf.sliding_window or 0) >= 1:
+            raise ValueError(f"{file}: sliding_window={hf.sliding_window} must be at least 1; correct config.json")
+        return
     window, layer_types = hf.sliding_window if hasattr(hf, "sliding_window") else None, getattr(hf, "layer_types", None)
     in_use = "sliding_attention" in layer_types if layer_types else window is not None
     if in_use and window is None:
@@ -159,8 +194,27 @@ def _check_options(file: str, hf) -> None:
         )
 
 
+def _check_rope(file: str, rope: dict) -> None:
+    """Check the rotary settings of one kind of layer."""
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        raise ValueError(f"{file}: partial_rotary_factor={rope['partial_rotary_factor']} is not supported, only 1; "
+                         "choose another checkpoint")
+    for key, value in rope.items():
+        if key not in ("rope_type", "type", "partial_rotary_factor") and not isinstance(value, int | float):
+            raise ValueError(f"{file}: {key}={value!r} of the rotary settings must be a number; correct config.json")
+    if rope["rope_type"] == "llama3":
+        low, high = (rope[f"{band}_freq_factor"] for band in ("low", "high"))
+        if low >= high:
+            raise ValueError(f"{file}: high_freq_factor={high} of the rotary settings must be above low_freq_factor="
+                             f"{low}; correct config.json")
+
+
 def _model_config(hf, numerics: dict) -> ModelConfig:
-    rope, scaling, family = hf.rope_parameters, None, FAMILIES[hf.model_type]
+    rope, scaling, family = _ropes(hf)["full_attention"], None, FAMILIES[hf.model_type]
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    query_width = float(getattr(hf, "query_pre_attn_scalar", head_dim))
+    if rope["rope_type"] == "linear":
+        scaling = RopeScaling(float(rope["factor"]))
     if rope["rope_type"] == "llama3":
         scaling = RopeScaling(
             factor=float(rope["factor"]),
@@ -174,17 +228,30 @@ def _model_config(hf, numerics: dict) -> ModelConfig:
         num_layers=hf.num_hidden_layers,
         num_heads=hf.num_attention_heads,
         num_kv_heads=hf.num_key_value_heads,
-        head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        head_dim=head_dim,
         mlp_width=hf.intermediate_size,
         rope_base=float(rope["rope_theta"]),
         rope_scaling=scaling,
         norm_eps=hf.rms_norm_eps,
         tied_head=hf.tie_word_embeddings,
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
+        pattern=_pattern(hf),
+        query_width=0.0 if query_width == head_dim else query_width,
         max_position=hf.max_position_embeddings,
+        **family.fields,
         **numerics,
     )
+
+
+def _pattern(hf) -> tuple[LayerKind, ...]:
+    """The kinds of the layers up to where they begin to repeat."""
+    if "window" in FAMILIES[hf.model_type].by_layer:
+        local = LayerKind(hf.sliding_window, float(_ropes(hf)["sliding_attention"]["rope_theta"]))
+        kinds = [local if name == "sliding_attention" else LayerKind() for name in hf.layer_types]
+    else:
+        rotates = getattr(hf, "no_rope_layers", None) or [True] * hf.num_hidden_layers
+        kinds = [LayerKind(rope_base=None if rotates[i] else 0.0) for i in range(hf.num_hidden_layers)]
+    period = next(size for size in range(1, len(kinds) + 1) if kinds[size:] == kinds[:-size])
+    return tuple(kinds[:period])
 
 
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
@@ -228,9 +295,9 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ..
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
 
-def _read_leaf(tensors, sizes: dict[str, int], path: str, bounds: tuple[slice, ...], dtype) -> np.ndarray:
+def _read_leaf(tensors, sizes: dict[str, int], layout: Layout, bounds: tuple[slice, ...], dtype) -> np.ndarray:
     """Read the part `bounds` of one parameter into an array that is allocated once and filled tensor by tensor."""
-    layout, out = LAYOUTS[path], np.empty([part.stop - part.start for part in bounds], dtype)
+    out = np.empty([part.stop - part.start for part in bounds], dtype)
     index = bounds[1:] if layout.stacked else bounds
     slices = hf_layout.stored_slices(layout, sizes, index)
     if layout.stacked:

@@ -4,28 +4,56 @@ Used for both import and export. A tensor in a file is a parameter with its axes
 merged: `q` is [D, H, E] here and a matrix [H*E, D] there. Axis letters are those of README.md.
 """
 
-from typing import NamedTuple
+import dataclasses
+import re
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.models.transformer import LayerKind, ModelConfig, init_params
 
 
 class Family(NamedTuple):
     """The properties that distinguish the supported architectures."""
 
     architecture: str  # class name in config.json's `architectures`
-    qkv_bias: bool = False
-    qk_norm: bool = False
+    fields: dict[str, Any] = {}  # of ModelConfig that are not as in Llama
+    by_layer: tuple[str, ...] = ()  # fields of LayerKind in which its layers may differ
 
 
 FAMILIES = {  # by config.json's `model_type`
     "llama": Family("LlamaForCausalLM"),
     "mistral": Family("MistralForCausalLM"),
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
-}
+    "qwen2": Family("Qwen2ForCausalLM", {"qkv_bias": True}),
+    "qwen3": Family("Qwen3ForCausalLM", {"qk_norm": True}),
+    "smollm3": Family("SmolLM3ForCausalLM", by_layer=("rope_base",)),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        {"qk_norm": True, "norm_places": ("before", "after"), "norm_offset": 1.0, "activation": "gelu",
+         "scaled_embedding": True},
+        by_layer=("rope_base", "window"),
+    ),
+    "olmo2": Family("Olmo2ForCausalLM", {"qk_norm_whole": True, "norm_places": ("after",), "norm_offset": 0.0}),
+}  # fmt: skip
+# A model of text and images, of which the text part is loaded: config.json has it as `text_config`, the files with a
+# prefix, which differs between versions of transformers, and beside tensors that are not read.
+TEXT_PARTS = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
+TEXT_PREFIX = re.compile(r"(language_model\.model|model\.language_model)\.")
+IMAGE_PART = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_LLAMA = {field.name: field.default for field in dataclasses.fields(ModelConfig)
+          if any(field.name in family.fields for family in FAMILIES.values())}  # fmt: skip
+
+
+def differences(kind: str, config: ModelConfig) -> dict[str, Any]:
+    """What a family has otherwise than the model: {field of ModelConfig: its value}. Empty: it can hold the model."""
+    family = FAMILIES[kind]
+    wanted = _LLAMA | family.fields
+    found = {name: value for name, value in wanted.items() if getattr(config, name) != value}
+    plain = LayerKind()
+    is_other = any(getattr(layer, field.name) != getattr(plain, field.name) and field.name not in family.by_layer
+                   for layer in config.pattern for field in dataclasses.fields(LayerKind))  # fmt: skip
+    return found | ({"pattern": (plain,)} if is_other else {})
 
 
 class Layout(NamedTuple):
@@ -53,12 +81,23 @@ LAYOUTS = {  # by the parameter's path in the tree
     "layers/v_bias": Layout("model.layers.{}.self_attn.v_proj.bias", "KE", "KE"),
     "layers/q_norm": Layout("model.layers.{}.self_attn.q_norm.weight", "E", "E"),
     "layers/k_norm": Layout("model.layers.{}.self_attn.k_norm.weight", "E", "E"),
+    "layers/q_whole_norm": Layout("model.layers.{}.self_attn.q_norm.weight", "HE", "HE"),
+    "layers/k_whole_norm": Layout("model.layers.{}.self_attn.k_norm.weight", "KE", "KE"),
     "layers/o": Layout("model.layers.{}.self_attn.o_proj.weight", "D HE", "HED"),
     "layers/mlp_norm": Layout("model.layers.{}.post_attention_layernorm.weight", "D", "D"),
+    "layers/attention_out_norm": Layout("model.layers.{}.post_attention_layernorm.weight", "D", "D"),
+    "layers/mlp_out_norm": Layout("model.layers.{}.post_feedforward_layernorm.weight", "D", "D"),
     "layers/gate": Layout("model.layers.{}.mlp.gate_proj.weight", "F D", "DF"),
     "layers/up": Layout("model.layers.{}.mlp.up_proj.weight", "F D", "DF"),
     "layers/down": Layout("model.layers.{}.mlp.down_proj.weight", "D F", "FD"),
 }
+
+
+def layout_of(config: ModelConfig, path: str) -> Layout:
+    """How a parameter of this model is stored: with norms after attention, those before the MLP have another name."""
+    if path == "layers/mlp_norm" and "after" in config.norm_places:
+        return LAYOUTS[path]._replace(name="model.layers.{}.pre_feedforward_layernorm.weight")
+    return LAYOUTS[path]
 
 
 def abstract_params(config: ModelConfig) -> dict:
@@ -85,7 +124,7 @@ def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tupl
     flat = [path for path in paths if not LAYOUTS[path].stacked]
     by_layer = [(path, i) for i in range(config.num_layers) for path in paths if LAYOUTS[path].stacked]
     for path, layer in [*((path, None) for path in flat), *by_layer]:
-        layout = LAYOUTS[path]
+        layout = layout_of(config, path)
         shape = tuple(int(np.prod([sizes[axis] for axis in group])) for group in layout.stored.split())
         tensors[layout.name.format(layer)] = (path, layer, shape)
     return tensors

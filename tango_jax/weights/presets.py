@@ -36,6 +36,17 @@ _QWEN3 = {
     "attention_bias": False, "use_sliding_window": False, "rms_norm_eps": 1e-06, "vocab_size": 151936,
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000.0,
 }  # fmt: skip
+_GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False, "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "head_dim": 256,
+    "query_pre_attn_scalar": 256, "vocab_size": 262144, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "sliding_window": 512, "max_position_embeddings": 32768, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+}  # fmt: skip
+_OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu", "attention_bias": False,
+    "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "vocab_size": 100352, "tie_word_embeddings": False,
+    "max_position_embeddings": 4096, "rope_theta": 500000,
+}  # fmt: skip
 CONFIG_JSON = {
     "Qwen/Qwen2.5-Math-7B": _QWEN2_7B | {"max_position_embeddings": 4096, "rope_theta": 10000},
     "Qwen/Qwen2.5-7B": _QWEN2_7B | {"max_position_embeddings": 131072, "rope_theta": 1000000.0},
@@ -86,6 +97,32 @@ CONFIG_JSON = {
         "num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
         "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True, "max_position_embeddings": 8192,
         "rope_theta": 100000,
+    },
+    "HuggingFaceTB/SmolLM3-3B": _LLAMA | {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 36, "hidden_size": 2048,
+        "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
+        "tie_word_embeddings": True, "max_position_embeddings": 65536, "rope_theta": 5000000.0, "rms_norm_eps": 1e-06,
+        "no_rope_layer_interval": 4,
+    },
+    "allenai/OLMo-2-0425-1B-Instruct": _OLMO2 | {
+        "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+    },
+    "allenai/OLMo-2-1124-7B-Instruct": _OLMO2 | {
+        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    },
+    "google/gemma-3-270m-it": _GEMMA3 | {
+        "num_hidden_layers": 18, "hidden_size": 640, "intermediate_size": 2048,
+    },
+    "google/gemma-3-1b-it": _GEMMA3 | {
+        "num_hidden_layers": 26, "hidden_size": 1152, "intermediate_size": 6912,
+    },
+    "google/gemma-3-4b-it": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {
+            "model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560, "intermediate_size": 10240,
+            "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
     },
 }  # fmt: skip
 

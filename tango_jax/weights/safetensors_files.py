@@ -24,6 +24,7 @@ class StoredTensor(NamedTuple):
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    name: str  # in the file
 
 
 def shorten(names: Iterable[str]) -> str:
@@ -81,7 +82,7 @@ def read_parts(
     for file, group in itertools.groupby(sorted(parts, key=file_of), key=file_of):
         with _open(file) as handle:
             for name, slices, target in group:
-                yield handle.get_slice(name)[slices], target
+                yield handle.get_slice(tensors[name].name)[slices], target
 
 
 def _is(names: list) -> str:
@@ -99,7 +100,8 @@ def _open(file: Path):
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     with _open(file) as handle:
         stored = {name: handle.get_slice(name) for name in handle.keys()}
-        return {name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in stored.items()}
+        return {name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype(), name)
+                for name, part in stored.items()}  # fmt: skip
 
 
 def _read_index(file: Path) -> dict[str, str]:

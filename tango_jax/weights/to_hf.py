@@ -19,7 +19,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
 from tango_jax.weights import hf_layout
-from tango_jax.weights.hf_layout import FAMILIES, LAYOUTS
+from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, differences
 from tango_jax.weights.prompting import NO_EXAMPLE, TEMPLATE_FILE, Example, Prompting
 from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
 
@@ -34,9 +34,9 @@ _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def family_of(config: ModelConfig) -> str:
-    """Return the supported `model_type` that can hold this model: qwen3, qwen2 or llama. ValueError if none can."""
-    for kind in ("llama", "qwen2", "qwen3"):
-        if (FAMILIES[kind].qkv_bias, FAMILIES[kind].qk_norm) == (config.qkv_bias, config.qk_norm):
+    """Return the first supported `model_type` that can hold this model. ValueError if none can."""
+    for kind in FAMILIES:
+        if not differences(kind, config):
             return kind
     raise ValueError("a model with qkv_bias and qk_norm both true has no Hugging Face architecture: it cannot be "
                      "exported; train with one of them")
@@ -53,23 +53,25 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         ValueError: the architecture cannot hold the model.
     """
     names = {family.architecture: kind for kind, family in FAMILIES.items()}
+    names |= {whole: kind for whole, (_, kind) in TEXT_PARTS.items()}  # of which the text part was loaded
     kind = names.get(architecture, architecture)
     if kind not in FAMILIES:
         raise ValueError(f"architecture={architecture!r} is not one of {', '.join([*FAMILIES, *names])}")
     family = FAMILIES[kind]
-    if (family.qkv_bias, family.qk_norm) != (config.qkv_bias, config.qk_norm):
-        raise ValueError(f"a {kind} has qkv_bias={family.qkv_bias} and qk_norm={family.qk_norm}, but this model has "
-                         f"qkv_bias={config.qkv_bias} and qk_norm={config.qk_norm}: export it as {family_of(config)}")
+    if other := differences(kind, config):
+        theirs = " and ".join(f"{name}={value}" for name, value in other.items())
+        ours = " and ".join(f"{name}={getattr(config, name)}" for name in other)
+        raise ValueError(f"a {kind} has {theirs}, but this model has {ours}: export it as {family_of(config)}")
     rope = {"rope_type": "default", "rope_theta": config.rope_base}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position,
-        }
+    if scaling := config.rope_scaling:
+        rope |= {"rope_type": "linear", "factor": scaling.factor}
+        if scaling.original_max_position:
+            rope |= {
+                "rope_type": "llama3",
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+            }
     # Imported here because the import takes a second and only an export needs it.
     from transformers import CONFIG_MAPPING
 
@@ -93,11 +95,33 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
     }
     if kind == "mistral":
         fields["sliding_window"] = None  # its default is 4096
+    if kind == "smollm3":
+        fields["no_rope_layers"] = [int(layer.rope_base != 0) for layer in config.layer_kinds]
+    if kind == "gemma3_text":
+        fields |= _gemma3_fields(config, rope)
     out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string())
     # transformers 4 and tools built on it read these names; without them they silently fall back to a base of 10000.
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     legacy = {"rope_theta": config.rope_base, "torch_dtype": dtype}
+    local = [layer.rope_base for layer in config.pattern if layer.window]
+    legacy |= {"rope_local_base_freq": local[0]} if local else {}
     return out | legacy | ({"rope_scaling": scaling} if config.rope_scaling is not None else {})
+
+
+def _gemma3_fields(config: ModelConfig, rope: dict) -> dict:
+    """What config.json has for the two kinds of Gemma 3's layers, of which one has a window."""
+    local = next((layer for layer in config.pattern if layer.window), None)
+    types = ["sliding_attention" if layer.window else "full_attention" for layer in config.layer_kinds]
+    fields = {
+        "layer_types": types,
+        "rope_parameters": {"full_attention": rope},
+        "query_pre_attn_scalar": int(config.query_width or config.head_dim),
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+    if local is not None:
+        fields["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": local.rope_base}
+        fields["sliding_window"] = local.window
+    return fields
 
 
 def model_card(
@@ -268,7 +292,7 @@ def _stored_values(config: ModelConfig, params: dict, shard: list[str]) -> Itera
     for name in shard:
         path, layer, _ = tensors[name]
         value = leaves[path] if layer is None else leaves[path][layer]
-        yield name, hf_layout.to_stored(LAYOUTS[path], _to_host(value))
+        yield name, hf_layout.to_stored(hf_layout.layout_of(config, path), _to_host(value))
 
 
 def _to_host(value: jax.Array) -> np.ndarray:

@@ -17,6 +17,7 @@ from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
+from tango_jax.tasks.own_arm import load_arm
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import keep_config
 
@@ -79,6 +80,17 @@ def test_adapters_share_a_stage_one_that_trains_all_parameters():
 
     assert stage_ones(is_full=True) == ["shared"] * 3
     assert stage_ones(is_full=False) == ["rank=full", "rank=2", "rank=full"]
+
+
+@pytest.mark.parametrize("grid, folder", [({}, ""), ({"task.data_seed": [3]}, "stage_one/data_seed=3")])
+def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
+    config = tiny(grid, "ablation.arms=('tango', 'self_verify', 'no_labels')", "ablation.seeds=(0,)")
+    two, *one = make_plan(config, tmp_path).runs
+    name = folder.rpartition("/")[2] or "shared"
+    assert two.stage_one.folder == tmp_path / folder and not load_arm(two.stage_one.config.arm).is_one_policy
+    assert {run.stage_one.folder for run in one} == {tmp_path / "stage_one" / f"{name},one_policy"}
+    assert all(load_arm(run.stage_one.config.arm).is_one_policy for run in one)
+    assert {run.config.generator.init_from for run in one} == {str(one[0].stage_one.folder)}
 
 
 def test_problems_that_need_other_symbols_need_another_stage_one():

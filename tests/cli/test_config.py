@@ -280,7 +280,7 @@ MISTAKES = [
     ("generator.adapter=none", r"generator\.adapter=none needs generator\.model\.lora\.rank above 0 and"),
     ("generator.adapter=generator", r"generator\.adapter=generator: only the verifier can be the generator's policy"),
     ("verifier.adapter=generator verifier.model.width=64", r"one policy, and generator and verifier differ in model"),
-    ("verifier.adapter=generator verifier.sft.steps=2", r"sft\.steps=2 needs verifier\.sft\.start=generator"),
+    ("arm=self_verify verifier.model.width=64", r"arm=self_verify makes both roles one policy, and generator and ver"),
     ("rl.judge=some", r"rl\.judge='some' is not one of all, silent, failed"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
     ("loggers.wandb=me/tango", r"loggers\.wandb='me/tango' is no project name: W&B allows no / in it"),

@@ -176,7 +176,7 @@ MISTAKES = {
                      {"arm": "own.py:arm"}, "turns must be a mapping from generator or verifier to a TurnPlan"),
     "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator and"),
     "unknown credit": (HEAD + CREDIT + "credit='mine')})\n", {"arm": "own.py:arm"},
-                       r"turns\['generator'\], credit='mine' is not one of outcome_credit, judged_steps_credit"),
+                       r"turns\['generator'\], credit='mine' is not one of outcome_credit, verified_majority_"),
     "credit of another signature": (HEAD + "def f(a, b):\n    pass\n" + CREDIT + "credit='own.py:f')})\n",
                                     {"arm": "own.py:arm"}, r"own\.py, line \d+: missing a required argument"),
     "no algorithm": (HEAD + "a = 3\n", {"generator.loss.algorithm": "own.py:a"}, "is an int; it must be an Algorithm"),

@@ -39,6 +39,8 @@ def asked(monkeypatch):
     monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
+    monkeypatch.setitem(turns.LABELS, "majority", lambda said, task: said)
+    monkeypatch.setitem(turns.ABOUT, "one_of_either_label", lambda said: range(0, len(said.records), said.group_size))
 
     def run(arm: str, *overrides: str, signal: bool = False) -> dict:
         has_signal[0] = signal

@@ -219,8 +219,8 @@ def test_an_example_that_would_lose_its_end_is_left_out(policies):
 
 
 def test_what_was_left_out_is_counted_over_restarts(policies, tmp_path, monkeypatch):
-    sft_pairs, stops, lines = stage_one.sft_pairs, iter([False] * 4 + [True] + [False] * 9), []
-    monkeypatch.setattr(stage_one, "sft_pairs", lambda *args: sft_pairs(*args)[args[2] == "train" :])
+    sft_pairs, stops, lines = imitation.sft_pairs, iter([False] * 4 + [True] + [False] * 9), []
+    monkeypatch.setattr(imitation, "sft_pairs", lambda *args: sft_pairs(*args)[args[2] == "train" :])
     monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
     preemption = SimpleNamespace(**vars(NEVER) | {"is_due": lambda: next(stops)})
     with pytest.raises(hosts.Preempted):

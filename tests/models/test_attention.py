@@ -4,6 +4,7 @@ Splash runs in Pallas's interpreter. cuDNN needs an NVIDIA GPU: here XLA does th
 and what is tested is what it is told; test_attention_aot.py compiles both kernels for their targets.
 """
 import dataclasses
+import functools
 import types
 
 import jax
@@ -25,6 +26,7 @@ from tango_jax.models.attention import (
     packed_mask,
     query_blocks,
     resolve_attention,
+    why_plain,
 )
 from tango_jax.models.splash import block_size
 from tango_jax.models.transformer import ModelConfig
@@ -60,6 +62,11 @@ def xla_instead_of_cudnn(monkeypatch):
 def random_qkv(rows, length, dtype=np.float32):
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.normal(size=(rows, length, heads, E)), dtype) for heads in (H, K, K)]
+
+
+def in_window(window, make_fn, *arguments):
+    """Attention of the layers that have this window, in a model in which others have none."""
+    return functools.partial(make_fn(*arguments, windows=(0, window)), window=window)
 
 
 def results(attend_fn, is_real, qkv):
@@ -100,16 +107,35 @@ def test_who_sees_whom_by_hand(implementation):
     np.testing.assert_allclose(causal[0, :, 0, 0], [8, 12, 56 / 3, 30, 49.6], rtol=1e-5)
 
 
-@pytest.mark.parametrize("T, X, num_blocks", [(95, 8, 1), (101, 37, 2), (513, 0, 2), (1030, 0, 4)])
-def test_blocks_of_queries_change_nothing(T, X, num_blocks):
+@pytest.mark.parametrize("implementation", ["xla", *KERNELS])
+def test_who_sees_whom_in_a_window_by_hand(implementation):
+    """As above, where a query sees three tokens at most; the prefix has two, or three in the second row."""
+    is_prefix_BX, segment_BT = jnp.array([[True, True, False], [True] * 3]), jnp.array([[1, 1, 2, 2, 0]] * 2)
+    value_S = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.float32)
+    means_BT = [[(1 + 2 + 8) / 3, (2 + 8 + 16) / 3, (1 + 2 + 32) / 3, (2 + 32 + 64) / 3],
+                [(2 + 4 + 8) / 3, (4 + 8 + 16) / 3, (2 + 4 + 32) / 3, (4 + 32 + 64) / 3]]  # fmt: skip
+    v_BSKE = jnp.ones((2, 8, K, E)) * value_S[None, :, None, None]
+    q_BTHE, k_BSKE = jnp.zeros((2, 5, H, E)), jnp.ones((2, 8, K, E))
+    fn = make_row_attention(segment_BT, is_prefix_BX, implementation, window=3)
+    np.testing.assert_allclose(fn(q_BTHE, k_BSKE, v_BSKE)[:, :4, 0, 0], means_BT, rtol=1e-5)
+    own = make_row_attention(jnp.array([[1, 1, 1, 1, 0]] * 2), None, implementation, window=3)
+    out = own(q_BTHE, k_BSKE[:, 3:], v_BSKE[:, 3:])
+    np.testing.assert_allclose(out[0, :4, 0, 0], [8, 12, 56 / 3, 112 / 3], rtol=1e-5)
+    causal = make_row_attention(None, None, implementation, window=2)(q_BTHE, k_BSKE[:, 3:], v_BSKE[:, 3:])
+    np.testing.assert_allclose(causal[0, :, 0, 0], [8, 12, 24, 48, 96], rtol=1e-5)
+
+
+@pytest.mark.parametrize("T, X, num_blocks, window", [(95, 8, 1, 0), (101, 37, 2, 0), (513, 0, 2, 0), (1030, 0, 4, 0),
+                                                      (1030, 0, 4, 200)])  # fmt: skip
+def test_blocks_of_queries_change_nothing(T, X, num_blocks, window):
     assert len(query_blocks(T)) == num_blocks and query_blocks(T)[-1].stop == T
     rng = np.random.default_rng(3)
     arrays = [rng.normal(size=(1, length, heads, E)) for length, heads in ((T, H), (X + T, K), (X + T, K))]
-    own_BTT = packed_mask(jnp.asarray(np.sort(rng.integers(1, 4, (1, T)))))
+    own_BTT = packed_mask(jnp.asarray(np.sort(rng.integers(1, 4, (1, T)))), window)
     mask_BTS = jnp.concatenate([jnp.asarray(rng.random((1, T, X)) < 0.5), own_BTT], axis=-1)
     wanted, got = (
         results(lambda *qkv, fn=fn: (fn(*qkv, mask_BTS), None), np.ones((1, T)), [jnp.float32(x) for x in arrays])
-        for fn in (attend, attend_causally)
+        for fn in (attend, functools.partial(attend_causally, window=window))
     )
     assert_close(got, wanted, 1e-5)
 
@@ -123,12 +149,14 @@ def test_scores_of_the_future_are_not_computed():
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("window", [0, 33])
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_packed_rows(implementation, dtype, tolerance):
+def test_packed_rows(implementation, window, dtype, tolerance):
     # In bfloat16 kernels keep some numbers in float32 that the plain one rounds, and the other way round.
     is_real_BT, segment_BT = SEGMENT_BT > 0, jnp.asarray(SEGMENT_BT)
-    wanted = results(make_packed_attention(segment_BT), is_real_BT, random_qkv(2, 150))
-    got = results(make_packed_attention(segment_BT, implementation), is_real_BT, random_qkv(2, 150, dtype))
+    own = functools.partial(in_window, window)
+    wanted = results(own(make_packed_attention, segment_BT), is_real_BT, random_qkv(2, 150))
+    got = results(own(make_packed_attention, segment_BT, implementation), is_real_BT, random_qkv(2, 150, dtype))
     assert_close(got, wanted, tolerance)
 
 
@@ -147,12 +175,15 @@ def shared_prefix_rows(Z=4, Q=2, X=37, R=3, T=45):
     return arrays, is_real
 
 
+@pytest.mark.parametrize("window", [0, 15])
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_rows_that_continue_shared_prompts(implementation):
+def test_rows_that_continue_shared_prompts(implementation, window):
     arrays, is_real = shared_prefix_rows()
-    qkv = random_qkv(*is_real.shape)
-    wanted = results(make_shared_prefix_attention(*arrays), is_real, qkv)
-    assert_close(results(make_shared_prefix_attention(*arrays, implementation), is_real, qkv), wanted, 1e-5)
+    qkv, own = random_qkv(*is_real.shape), functools.partial(in_window, window)
+    wanted = results(own(make_shared_prefix_attention, *arrays), is_real, qkv)
+    assert_close(results(own(make_shared_prefix_attention, *arrays, implementation), is_real, qkv), wanted, 1e-5)
+    if window:
+        assert np.abs(results(make_shared_prefix_attention(*arrays), is_real, qkv)["out"] - wanted["out"]).max() > 0.1
 
 
 def test_loss_and_gradients_through_all_layers_on_a_mesh(monkeypatch):
@@ -248,6 +279,14 @@ def test_devices_decide():
     }
     assert {name: attention_of(model, device) for name, device in devices.items()} == {name: name for name in devices}
     assert attention_of(model) == "xla"
+    # Heads as wide as Gemma 3's: where the kernel takes no such ones, a run says why it goes without.
+    wide = dataclasses.replace(model, head_dim=256)
+    assert attention_of(wide, devices["cudnn"]) == "xla"
+    assert why_plain(wide, devices["cudnn"]) == (
+        "cudnn takes a head_dim that is a multiple of 8 and at most 128, and it is 256")
+    assert not any(why_plain(wide, device) for device in (
+        types.SimpleNamespace(platform="gpu", compute_capability="9.0"), devices["splash"],
+        types.SimpleNamespace(platform="cpu")))  # fmt: skip
     config = default_config()
     config.verifier.model.attention = "splash"
     with pytest.raises(ValueError, match="verifier: model.attention=splash runs on a tpu, and the devices are of"):

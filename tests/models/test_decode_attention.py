@@ -199,6 +199,7 @@ def test_what_runs_where(name, platform, dtype, head_dim, buckets, cache_tokens,
     (("paged", "tpu", "bfloat16", 64, BUCKETS, 0), "multiple of 128, and it is 64"),
     (("paged", "tpu", "bfloat16", 128, (256, 1000), 0), "multiples of 16, and one is 1000"),
     (("paged", "tpu", "bfloat16", 128, BUCKETS, 4096), "cache_tokens=4096 refills a batch as rows end: use auto"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
     (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(arguments, message):

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tango_jax.models import transformer
+from tango_jax.models import rotary, transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.models.transformer import ModelConfig, RopeScaling
+from tango_jax.models.rotary import RopeScaling
+from tango_jax.models.transformer import ModelConfig
 
 PLAIN = ModelConfig(
     vocab_size=23, width=12, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=6, mlp_width=20,
@@ -160,9 +161,9 @@ def test_llama_3_scaling_of_single_frequencies():
     # Frequencies 1, 0.1, 0.01, 0.001; turns in 1000 tokens 159, 15.9, 1.59155, 0.159. Above 4 turns kept, below 1
     # divided by 8, between: (1.59155 - 1) / 3 = 0.197183 of 0.01 and 0.802817 of 0.00125.
     expected = [1.0, 0.1, 0.197183 * 0.01 + 0.802817 * 0.00125, 0.000125]
-    np.testing.assert_allclose(transformer.rope_frequencies(config), expected, rtol=1e-5)
+    np.testing.assert_allclose(rotary.rope_frequencies(config), expected, rtol=1e-5)
     unscaled = dataclasses.replace(config, rope_scaling=None)
-    np.testing.assert_allclose(transformer.rope_frequencies(unscaled), [1.0, 0.1, 0.01, 0.001], rtol=1e-5)
+    np.testing.assert_allclose(rotary.rope_frequencies(unscaled), [1.0, 0.1, 0.01, 0.001], rtol=1e-5)
 
 
 def loss_fn(config, params):

@@ -18,6 +18,7 @@ from tango_jax.planning.costs import (
     decode_bytes,
     decode_flops,
     decode_parts,
+    num_parameters,
 )
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.job import device_bytes, make_job
@@ -257,7 +258,26 @@ def test_sizes_of_checkpoints_without_them():
     config.generator.checkpoint = "someone/unknown"
     with pytest.raises(ValueError, match="no preset sizes for someone/unknown: give a folder"):
         plan_source(config, "generator")
-    assert all(preset_model(name).num_layers == raw["num_hidden_layers"] for name, raw in CONFIG_JSON.items())
+    for name, raw in CONFIG_JSON.items():
+        assert preset_model(name).num_layers == raw.get("text_config", raw)["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name, millions", [
+    # As published; of the 4B without the part that reads images. Norms and biases are not counted.
+    ("google/gemma-3-270m-it", 268), ("google/gemma-3-1b-it", 1000), ("google/gemma-3-4b-it", 3880),
+    ("HuggingFaceTB/SmolLM3-3B", 3075), ("allenai/OLMo-2-0425-1B-Instruct", 1485),
+    ("allenai/OLMo-2-1124-7B-Instruct", 7298),
+])  # fmt: skip
+def test_parameters_of_the_families_whose_layers_differ(name, millions):
+    assert num_parameters(preset_model(name)) / 1e6 == pytest.approx(millions, abs=1)
+
+
+def test_layers_of_published_models():
+    """Five layers with a window before each without; every fourth rotates nothing."""
+    gemma, smollm = preset_model("google/gemma-3-1b-it"), preset_model("HuggingFaceTB/SmolLM3-3B")
+    assert [layer.window for layer in gemma.layer_kinds].count(512) == 22 and not gemma.layer_kinds[5].window
+    assert gemma.rope_scaling is None and preset_model("google/gemma-3-4b-it").rope_scaling.factor == 8
+    assert [layer.rope_base == 0 for layer in smollm.pattern] == [False, False, False, True]
 
 
 def test_a_folder_with_a_config_json_is_enough(tmp_path):

@@ -24,7 +24,11 @@ class Case(NamedTuple):
     config: dict
     head_dim: int
     biases: bool = False
-    norms: bool = False
+    norms: bool = False  # of each head
+    whole_norms: bool = False  # of all heads as one
+    before: bool = True  # norms before attention and MLP
+    after: bool = False  # and after them
+    norm_mean: float = 1.0  # of a norm's weights
 
 
 CASES = {
@@ -68,6 +72,25 @@ CASES = {
              rope_theta=1000000, attention_bias=False, use_sliding_window=False, sliding_window=None,
              max_window_layers=2, rope_scaling=None, tie_word_embeddings=True),
         head_dim=16, norms=True),
+    "smollm3": Case(  # no rotation in every third layer, and one layer more than two periods
+        dict(_COMMON, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], hidden_size=32, intermediate_size=48,
+             num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=5000000.0,
+             no_rope_layers=[1, 1, 0, 1, 1, 0, 1], no_rope_layer_interval=3, attention_bias=False, mlp_bias=False,
+             use_sliding_window=False, sliding_window=None, rope_scaling=None, pad_token_id=0,
+             tie_word_embeddings=True),
+        head_dim=8),
+    "gemma3": Case(  # windows in two of three layers, shorter than the input; scores not scaled by the head dim
+        dict(_COMMON, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], hidden_size=32,
+             intermediate_size=48, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+             rms_norm_eps=1e-6, rope_theta=1000000.0, rope_local_base_freq=10000.0, sliding_window=4,
+             sliding_window_pattern=3, rope_scaling=dict(factor=8.0, rope_type="linear"), query_pre_attn_scalar=12,
+             hidden_activation="gelu_pytorch_tanh", attention_bias=False, pad_token_id=0, tie_word_embeddings=True),
+        head_dim=16, norms=True, after=True, norm_mean=0.0),
+    "olmo2": Case(
+        dict(_COMMON, model_type="olmo2", architectures=["Olmo2ForCausalLM"], hidden_size=32, intermediate_size=48,
+             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=500000,
+             attention_bias=False, pad_token_id=0, tie_word_embeddings=False),
+        head_dim=8, whole_norms=True, before=False, after=True),
 }  # fmt: skip
 
 
@@ -98,6 +121,7 @@ INPUTS = _inputs()
 def make_tensors(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
     """Random weights under the names and shapes of published checkpoints, float32; no leaf is zero or one."""
     c, rng = case.config, np.random.default_rng(seed)
+    mean = case.norm_mean
     D, F, E = c["hidden_size"], c["intermediate_size"], case.head_dim
     H, K = c["num_attention_heads"], c["num_key_value_heads"]
     tensors = {}
@@ -109,19 +133,24 @@ def make_tensors(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
     add("model.embed_tokens.weight", VOCAB, D)
     for layer in range(c["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        add(f"{prefix}.input_layernorm.weight", D, mean=1.0)
+        if case.before:
+            add(f"{prefix}.input_layernorm.weight", D, mean=mean)
         for name, heads in (("q", H), ("k", K), ("v", K)):
             add(f"{prefix}.self_attn.{name}_proj.weight", heads * E, D)
             if case.biases:
                 add(f"{prefix}.self_attn.{name}_proj.bias", heads * E)
-            if case.norms and name != "v":
-                add(f"{prefix}.self_attn.{name}_norm.weight", E, mean=1.0)
+            if (case.norms or case.whole_norms) and name != "v":
+                add(f"{prefix}.self_attn.{name}_norm.weight", E if case.norms else heads * E, mean=mean)
         add(f"{prefix}.self_attn.o_proj.weight", D, H * E)
-        add(f"{prefix}.post_attention_layernorm.weight", D, mean=1.0)
+        add(f"{prefix}.post_attention_layernorm.weight", D, mean=mean)
+        if case.after and case.before:
+            add(f"{prefix}.pre_feedforward_layernorm.weight", D, mean=mean)
         add(f"{prefix}.mlp.gate_proj.weight", F, D)
         add(f"{prefix}.mlp.up_proj.weight", F, D)
         add(f"{prefix}.mlp.down_proj.weight", D, F)
-    add("model.norm.weight", D, mean=1.0)
+        if case.after:
+            add(f"{prefix}.post_feedforward_layernorm.weight", D, mean=mean)
+    add("model.norm.weight", D, mean=mean)
     if not c["tie_word_embeddings"]:
         add("lm_head.weight", VOCAB, D)
     return tensors

@@ -23,7 +23,7 @@ def load(folder, **numerics):
 @functools.partial(jax.jit, static_argnums=0)
 def logits(config, params, inputs):
     """Logits [B, T, V] of one batch of hf_cases.Inputs."""
-    attend_fn = make_packed_attention(inputs.is_token_BT.astype(jnp.int32))
+    attend_fn = make_packed_attention(inputs.is_token_BT.astype(jnp.int32), windows=config.windows)
     x_BTD = transformer.forward(config, params, inputs.token_BT, inputs.position_BT, attend_fn)
     head_DV = transformer.head_matrix(config, params)
     return transformer.logits_from_hidden(config, params["final_norm"], head_DV, x_BTD)

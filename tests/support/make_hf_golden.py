@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from support import hf_cases
 
 
-def torch_logits(folder: Path, inputs: hf_cases.Inputs) -> np.ndarray:
-    """Logits [B, T, V] in float32; every tensor of the folder must have found its place."""
+def torch_logits(folder: Path, inputs: hf_cases.Inputs, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """Logits [B, T, V], as float32; every tensor of the folder must have found its place."""
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
     )
     problems = {name: found for name, found in info.items() if found}
     assert not problems, problems
@@ -25,7 +25,7 @@ def torch_logits(folder: Path, inputs: hf_cases.Inputs) -> np.ndarray:
             input_ids=torch.tensor(inputs.token_BT),
             position_ids=torch.tensor(inputs.position_BT),
             attention_mask=torch.tensor(inputs.is_token_BT).long(),
-        ).logits.numpy()
+        ).logits.float().numpy()
 
 
 def main() -> None:

@@ -70,7 +70,8 @@ def byte_level(family: str) -> Tokenizer:
 
 
 def metaspace(family: str) -> Tokenizer:
-    """A BPE tokenizer with byte fallback as Llama-2 (blank put first by its normalizer) or Mistral has it."""
+    """A BPE tokenizer with byte fallback as Llama-2 (blank put first by its normalizer), Mistral or Gemma (no blank put
+    first, runs of blanks among the added tokens) has it."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(split=True)
     trained.train_from_iterator(CORPUS[:3], trainers.BpeTrainer(vocab_size=300, show_progress=False))
@@ -82,10 +83,13 @@ def metaspace(family: str) -> Tokenizer:
     if family == "llama2":
         blanks = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
         backend.normalizer = normalizers.Sequence(blanks)
+    elif family == "gemma":
+        backend.normalizer = normalizers.Replace(" ", "\u2581")
+        backend.add_tokens([AddedToken("\u2581" * 2, normalized=False)])
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(back)
+    back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(back + [decoders.Strip(" ", 1, 0)] * (family != "gemma"))
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in pieces[:3]])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return backend

@@ -24,18 +24,18 @@ GGUF_NAMES = {
 }  # fmt: skip
 
 
-def tiny_params() -> dict:
-    return init_params(MODEL, jax.random.key(7))
+def tiny_params(model: ModelConfig = MODEL) -> dict:
+    return init_params(model, jax.random.key(7))
 
 
-def write_tiny_folder(folder: Path) -> Path:
-    """A SmolLM2 in small, with tokenizer, chat template and generation config."""
+def write_tiny_folder(folder: Path, model: ModelConfig = MODEL, architecture: str = "llama") -> Path:
+    """A model in small, by default a SmolLM2, with tokenizer, chat template and generation config."""
     backend = byte_level("smollm")
     source = folder.with_name(f"{folder.name}_tokenizer")
     stop = backend.token_to_id("<|im_end|>")
     settings = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     write_folder(source, backend, settings | {"add_bos_token": False}, {"eos_token_id": stop, "temperature": 0.5})
-    return export_hf(folder, MODEL, tiny_params(), "llama", tokenizer_folder=source)
+    return export_hf(folder, model, tiny_params(model), architecture, tokenizer_folder=source)
 
 
 def write_tiny_gguf(path: Path) -> Path:

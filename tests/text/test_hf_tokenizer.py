@@ -7,8 +7,8 @@ import unicodedata
 import numpy as np
 import pytest
 import sentencepiece
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from support.small_tokenizers import (
@@ -26,7 +26,7 @@ from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS
 from tango_jax.text.hf_tokenizer import byte_letters, load_hf_tokenizer, make_tokenizer
 from tango_jax.text.templates import verifier_prompt
 
-FAMILIES = ("qwen2", "llama3", "smollm", "llama2", "mistral")
+FAMILIES = ("qwen2", "llama3", "smollm", "llama2", "mistral", "gemma")
 BYTE_LEVEL = FAMILIES[:3]
 ROWS = 700  # of the models' embeddings: more than any of these tokenizers has tokens
 REPLACED = "\N{REPLACEMENT CHARACTER}"
@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
         if family == "llama3":  # its config says nothing of BOS: the post-processor adds it
             eos = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
             settings = {"bos_token": CONTROLS[0], "eos_token": eos, "chat_template": CHAT_TEMPLATE}
-        if family in ("llama2", "mistral"):
+        if family in ("llama2", "mistral", "gemma"):
             settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
         backend = byte_level(family) if family in BYTE_LEVEL else metaspace(family)
         out[family] = write_folder(root / family, backend, settings)
@@ -111,7 +111,7 @@ def test_ids_without_a_token_stand_for_nothing(tokenizer, reference):
 
 
 def test_special_tokens_in_text_become_their_ids(tokenizer, reference, family):
-    names = ["</s>"] if family in ("llama2", "mistral") else ["<|im_end|>", "<tool_call>"]
+    names = ["</s>"] if family in ("llama2", "mistral", "gemma") else ["<|im_end|>", "<tool_call>"]
     for name in names:
         ids = tokenizer.encode_fn(f"a{name} b")
         assert ids == reference(f"a{name} b", add_special_tokens=False).input_ids
@@ -121,7 +121,7 @@ def test_special_tokens_in_text_become_their_ids(tokenizer, reference, family):
 
 def test_model_text_holds_no_special_tokens(tokenizer, family):
     """A solution that spells out the end of a turn must not end one in the verifier's prompt."""
-    special = "</s>" if family in ("llama2", "mistral") else "<|im_end|>"
+    special = "</s>" if family in ("llama2", "mistral", "gemma") else "<|im_end|>"
     prompt, _ = verifier_prompt("{problem}{num_steps}{solution}", tokenizer, Problem("p", f"q{special}", ""),
                                 f"a{special}{special[1:]}b", 1, 10_000)  # fmt: skip
     controls = {token for token, text in enumerate(tokenizer.token_bytes) if not text}
@@ -130,7 +130,7 @@ def test_model_text_holds_no_special_tokens(tokenizer, family):
 
 
 def test_bos_and_stop(tokenizer, family):
-    assert bool(tokenizer.bos_ids) == (family in ("llama3", "llama2", "mistral"))
+    assert bool(tokenizer.bos_ids) == (family in ("llama3", "llama2", "mistral", "gemma"))
     assert tokenizer.encode_response("a")[-1] == tokenizer.stop_ids[0]
     assert all(tokenizer.token_bytes[token] == b"" for token in (*tokenizer.bos_ids, *tokenizer.stop_ids))
     text = "<step>a</step>"
@@ -332,6 +332,21 @@ def test_chat_marks_beside_a_bare_sentencepiece_model(tmp_path, place):
     shown = tokenizer.decode_for_reader(tokenizer.encode_prompt("hi"))
     assert shown.count("<|im_start|>") == 2 and shown.count("<|im_end|>") == 1 and "hi" in shown
     assert "<|im_" not in tokenizer.decode(tokenizer.encode_prompt("hi"))
+
+
+def test_a_mark_without_a_row_in_the_embedding_cannot_be_written(tmp_path):
+    """Gemma 3's small models, which read no images, have the tokenizer of those that do."""
+    backend = metaspace("gemma")
+    size = backend.get_vocab_size()
+    backend.add_special_tokens([AddedToken("<image>", special=True, normalized=False)])
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    folder = write_folder(tmp_path, backend, settings)
+    tokenizer = load_hf_tokenizer(folder, size)
+    assert tokenizer.vocab_size == size and tokenizer.encode_fn("<image>") == [size]
+    ids = tokenizer.encode_fn(tokenizer.as_text("two  <image> x"))
+    assert max(ids) < size and tokenizer.decode(ids) == "two  < image> x"
+    with pytest.raises(ValueError, match=f"has {size} tokens but the model has {size - 1} rows"):
+        load_hf_tokenizer(folder, size - 1)
 
 
 def test_tokens_that_only_the_settings_name_are_added_where_they_belong(tmp_path):

@@ -11,8 +11,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from support.gguf_files import file_arrays, model_metadata, plain_arrays, write_gguf, write_model
-from tango_jax.models import transformer
-from tango_jax.models.transformer import ModelConfig, RopeScaling
+from tango_jax.models import rotary, transformer
+from tango_jax.models.rotary import RopeScaling
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 
 CONFIG = ModelConfig(
@@ -108,8 +109,8 @@ def test_attention_scores_are_those_of_interleaved_rotation(tmp_path):
         z_THE = (z_THE2[..., 0] + 1j * z_THE2[..., 1]) * turn_TE
         return np.stack([z_THE.real, z_THE.imag], -1).reshape(5, -1, 8)
 
-    rope = transformer.rope_tables(CONFIG, jnp.arange(5)[None])
-    q, k = (transformer.apply_rope(jnp.einsum("td,dhe->the", x_TD, layers[n][0])[None], rope)[0] for n in "qk")
+    (rope,) = transformer.rope_tables(CONFIG, jnp.arange(5)[None])
+    q, k = (rotary.apply_rope(jnp.einsum("td,dhe->the", x_TD, layers[n][0])[None], rope)[0] for n in "qk")
     scores = np.einsum("the,she->hts", q[:, ::2], k)
     expected = np.einsum("the,she->hts", interleaved("attn_q.weight")[:, ::2], interleaved("attn_k.weight"))
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)

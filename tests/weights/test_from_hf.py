@@ -13,9 +13,11 @@ import pytest
 from support import hf_cases
 from support.hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from support.hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
-from tango_jax.models.transformer import RopeScaling
+from tango_jax.models.rotary import RopeScaling
+from tango_jax.models.transformer import LayerKind
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
+from tango_jax.weights.to_hf import hf_config
 
 LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral"))
 
@@ -51,6 +53,22 @@ def test_logits_equal_those_of_pytorch_live(name, tmp_path):
         np.testing.assert_allclose(golden, np.load(hf_cases.GOLDEN)[f"{name}/{kind}"], atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_as_near_to_float32_as_in_pytorch(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    from support.make_hf_golden import torch_logits
+
+    folder, inputs = write_checkpoint(tmp_path, CASES[name]), INPUTS["left_padded"]
+    # Rounded weights on both sides, so that only the arithmetic differs.
+    tensors = {key: value.astype("bfloat16").astype("float32") for key, value in make_tensors(CASES[name]).items()}
+    write_checkpoint(tmp_path, CASES[name], tensors=tensors)
+    exact = torch_logits(folder, inputs)
+    ours = np.asarray(logits(*load(folder, compute_dtype="bfloat16", head_dtype="bfloat16"), inputs))
+    theirs = torch_logits(folder, inputs, torch.bfloat16)
+    ours, theirs = (np.abs(found - exact).max(axis=-1)[inputs.is_token_BT] for found in (ours, theirs))
+    assert 10 * TOLERANCE < ours.max() < 2 * theirs.max() and ours.mean() < 1.2 * theirs.mean()
+
+
 def test_rotary_scaling_reaches_the_logits(tmp_path):
     """Parity would show little if the scaled band were never touched."""
     config, params = load(write_checkpoint(tmp_path, CASES["llama3_1"]))
@@ -66,7 +84,42 @@ def test_config_of_every_family(tmp_path):
         assert config.tied_head == case.config["tie_word_embeddings"]
         assert config.norm_eps == case.config["rms_norm_eps"]
         assert (config.compute_dtype, config.remat, config.max_position) == ("bfloat16", "dots", 8192)
-    assert config.rope_base == 1e6
+        own = case.config.get("rope_parameters", case.config)
+        assert config.rope_base == own["rope_theta"]
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model"])
+def test_the_text_part_of_a_model_that_reads_images(prefix, tmp_path):
+    case, tensors = CASES["gemma3"], make_tensors(CASES["gemma3"])
+    config, expected = load(write_checkpoint(tmp_path / "text", case))
+    whole = {name.replace("model", prefix, 1): value for name, value in tensors.items()}
+    whole |= {f"{part}.weight": np.ones((2, 2)) for part in ("vision_tower.encoder", "multi_modal_projector.linear")}
+    about = dict(model_type="gemma3", architectures=["Gemma3ForConditionalGeneration"], text_config=case.config,
+                 vision_config={"model_type": "siglip_vision_model"})  # fmt: skip
+    folder = write_checkpoint(tmp_path / "whole", case._replace(config=about), tensors=whole)
+    assert model_config_from_hf(folder) == config
+    assert_equal_trees(load_hf(folder, config), expected)
+    assert hf_config(config, "gemma3", "float32")["model_type"] == "gemma3_text"
+
+
+def test_two_kinds_of_layers_are_a_pattern(tmp_path):
+    config = model_config_from_hf(write_checkpoint(tmp_path, CASES["gemma3"]))
+    local = LayerKind(window=4, rope_base=10_000.0)
+    assert config.pattern == (local, local, LayerKind()) and config.layer_kinds[6:] == (local, local)
+    assert (config.rope_base, config.rope_scaling, config.query_width) == (1e6, RopeScaling(8.0), 12.0)
+    changes = dict(rope_scaling=None, query_pre_attn_scalar=16)  # the head dim
+    plain = model_config_from_hf(write_checkpoint(tmp_path, CASES["gemma3"], **changes))
+    assert (plain.rope_scaling, plain.query_width) == (None, 0.0)
+
+
+def test_layers_that_rotate_nothing_are_a_pattern(tmp_path):
+    config = model_config_from_hf(write_checkpoint(tmp_path, CASES["smollm3"]))
+    assert [layer.rope_base for layer in config.pattern] == [None, None, 0]
+    assert [layer.rope_base for layer in config.layer_kinds] == [None, None, 0, None, None, 0, None]
+    # By default every fourth, in seven layers one.
+    changes = dict(no_rope_layers=None, no_rope_layer_interval=4)
+    config = model_config_from_hf(write_checkpoint(tmp_path, CASES["smollm3"], **changes))
+    assert [layer.rope_base for layer in config.pattern] == [None, None, None, 0]
 
 
 def test_both_spellings_of_the_rotary_settings(tmp_path):

@@ -7,7 +7,9 @@ import pytest
 from support.hf_cases import CASES, make_tensors, write_checkpoint
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
 
-LLAMA, QWEN2, QWEN3, MISTRAL = (CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral"))
+LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA3, SMOLLM3 = (
+    CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral", "gemma3", "smollm3")
+)
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "rope_theta": 1e4,
                "original_max_position_embeddings": 64}  # fmt: skip
 
@@ -19,7 +21,7 @@ LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "ro
         (LLAMA, dict(model_type=None), "model_type=None is not supported"),
         (LLAMA, dict(architectures=["LlamaForSequenceClassification"]), "Classification is not.*LlamaForCausalLM"),
         (LLAMA, dict(quantization_config={"quant_method": "gptq"}), "quantization_config.*original checkpoint"),
-        (LLAMA, dict(rope_scaling={"type": "linear", "factor": 2.0}), "'linear' is not supported, only default"),
+        (LLAMA, dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "'dynamic' is not supported, only default"),
         (LLAMA, dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "rotary scaling 'yarn' is not supported"),
         (LLAMA, dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4}, rope_scaling={"type": "yarn"}),
          "rotary scaling 'yarn' is not supported, .* remove rope_scaling from config.json"),
@@ -38,6 +40,17 @@ LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "ro
         (QWEN2, dict(use_sliding_window=True, max_window_layers=1), "sliding_window=4096 .*embeddings=8192"),
         (QWEN2, dict(layer_types=["sliding_attention", "full_attention"], use_sliding_window=False),
          "layer_types has sliding_attention, but there is no sliding_window"),
+        (SMOLLM3, dict(no_rope_layers=[1, 0]), "no_rope_layers has 2 entries for num_hidden_layers=7"),
+        (GEMMA3, dict(model_type="gemma2"), "model_type='gemma2' is not supported; choose.* gemma3_text, olmo2"),
+        (GEMMA3, dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0 is not supported"),
+        (GEMMA3, dict(attn_logit_softcapping=50.0), "attn_logit_softcapping=50.0 is not supported"),
+        (GEMMA3, dict(use_bidirectional_attention=True), "use_bidirectional_attention=True is not supported"),
+        (GEMMA3, dict(hidden_activation="gelu"), "hidden_activation='gelu' is not supported, only gelu_pytorch_tanh"),
+        (GEMMA3, dict(sliding_window=None), "sliding_window=None must be at least 1"),
+        (GEMMA3, dict(rope_scaling=None, rope_parameters={"full_attention": {"rope_type": "yarn", "factor": 2.0}}),
+         "rotary scaling 'yarn' is not supported, .* remove rope_parameters"),
+        (GEMMA3, dict(model_type="gemma3"), "model_type='gemma3' without a text_config"),
+        (GEMMA3, dict(model_type="gemma3", text_config={}), r"\['Gemma3ForCausalLM'\] is not supported: .*Conditional"),
     ],
 )  # fmt: skip
 def test_configs_that_the_model_cannot_represent(case, changes, message, tmp_path):

@@ -92,15 +92,18 @@ def test_transformers_reads_the_config_without_a_word(name, tmp_path, caplog, mo
         exported = AutoConfig.from_pretrained(folder)
     assert not caplog.records
     for field in (
-        "model_type", "architectures", "hidden_size", "intermediate_size", "num_attention_heads", "hidden_act",
-        "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings", "vocab_size",
+        "model_type", "architectures", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+        *(("hidden_activation", "query_pre_attn_scalar", "layer_types") if name == "gemma3" else ("hidden_act",)),
+        "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings", "vocab_size",
     ):  # fmt: skip
         assert getattr(exported, field) == getattr(original, field)
     assert exported.head_dim == CASES[name].head_dim
     assert exported.rope_parameters == original.rope_parameters
-    assert getattr(exported, "sliding_window", None) is None
+    assert getattr(exported, "sliding_window", None) == (4 if name == "gemma3" else None)
+    assert getattr(exported, "no_rope_layers", None) == getattr(original, "no_rope_layers", None)
     raw = json.loads((folder / "config.json").read_text())
-    assert raw["rope_theta"] == exported.rope_parameters["rope_theta"]  # for readers older than transformers 5
+    rope = exported.rope_parameters
+    assert raw["rope_theta"] == rope.get("full_attention", rope)["rope_theta"]  # for readers older than transformers 5
     assert ("rope_scaling" in raw) == (config.rope_scaling is not None)
 
 
@@ -167,9 +170,12 @@ def test_an_export_that_fails_leaves_no_folder_and_can_be_repeated(tmp_path, mon
 def test_what_an_architecture_cannot_hold_is_refused(tmp_path):
     config, params = load(write_checkpoint(tmp_path / "in", QWEN2))
     assert [family_of(load(write_checkpoint(tmp_path / n, CASES[n]))[0]) for n in CASES] == [
-        "llama", "llama", "llama", "llama", "llama", "qwen2", "qwen3"]  # fmt: skip
+        "llama", "llama", "llama", "llama", "llama", "qwen2", "qwen3", "smollm3", "gemma3_text",
+        "olmo2"]  # fmt: skip
     with pytest.raises(ValueError, match="qkv_bias=False and qk_norm=True.*export it as qwen2"):
         export_hf(tmp_path / "out", config, params, architecture="Qwen3ForCausalLM")
+    with pytest.raises(ValueError, match=r"a llama has pattern=\(LayerKind\(.*export it as smollm3"):
+        hf_config(model_config_from_hf(write_checkpoint(tmp_path / "more", CASES["smollm3"])), "llama", "float32")
     with pytest.raises(ValueError, match="architecture='gpt2' is not one of llama, mistral"):
         export_hf(tmp_path / "out", config, params, architecture="gpt2")
     with pytest.raises(ValueError, match="no Hugging Face architecture"):

@@ -1,0 +1,73 @@
+"""Rotary positions: angles of queries and keys that grow with a token's position.
+
+In: a ModelConfig and positions; out: sine and cosine tables, one pair for each kind of layer, and rotated queries and
+keys. Stage: every forward pass, once for all layers. `config` is a ModelConfig of transformer.py, which imports this
+file.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Rope = tuple[jax.Array, jax.Array]  # sine and cosine of every position
+Ropes = tuple[Rope | None, ...]  # for each kind in ModelConfig.pattern; None: it rotates nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Rotary scaling. Llama 3's stretches low frequencies by `factor`, keeps high ones, and blends the band between.
+
+    Without an `original_max_position` every frequency is stretched (linear scaling, as in Gemma 3).
+    """
+
+    factor: float
+    low_freq_factor: float = 0.0
+    high_freq_factor: float = 0.0
+    original_max_position: int = 0
+
+
+def rope_frequencies(config: Any, own_base: float | None = None) -> np.ndarray:
+    """Angular frequencies of the rotary embedding, float32 [E/2]: the model's, or unscaled ones of another base."""
+    base = config.rope_base if own_base is None else own_base
+    # Rounded where PyTorch rounds: one unit in the last place is already 3e-4 radians at position 5000.
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequency = 1 / np.power(base, exponent.astype(np.float64)).astype(np.float32)
+    scaling = config.rope_scaling
+    if scaling is None or own_base is not None:
+        return frequency
+    if not scaling.original_max_position:
+        return frequency / np.float32(scaling.factor)
+    wavelength = 2 * math.pi / frequency
+    ratio = scaling.original_max_position / wavelength
+    band = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = np.clip((ratio - scaling.low_freq_factor) / band, 0.0, 1.0)
+    return keep * frequency + (1 - keep) * frequency / scaling.factor
+
+
+def rope_tables(config: Any, position_BT: jax.Array) -> Ropes:
+    """Sine and cosine of every position, each float32[B, T, 1, E/2], for each kind of layer in `config.pattern`.
+
+    They are computed once and shared by all layers of a kind, and by kinds with the same base.
+    """
+    tables = {}
+    for base in dict.fromkeys(kind.rope_base for kind in config.pattern):
+        if base == 0:
+            tables[base] = None
+            continue
+        angle = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config, base)[None, None, :]
+        tables[base] = jnp.sin(angle)[:, :, None, :], jnp.cos(angle)[:, :, None, :]
+    return tuple(tables[kind.rope_base] for kind in config.pattern)
+
+
+def apply_rope(x_BTHE: jax.Array, rope: Rope | None) -> jax.Array:
+    """Rotate the two halves of the head dim (Hugging Face's convention, not interleaved pairs)."""
+    if rope is None:
+        return x_BTHE
+    sin, cos = rope
+    first, second = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BTHE.dtype)
