@@ -82,7 +82,7 @@ def test_adapters_share_a_stage_one_that_trains_all_parameters():
     assert stage_ones(is_full=False) == ["rank=full", "rank=2", "rank=full"]
 
 
-@pytest.mark.parametrize("grid, folder", [({}, ""), ({"task.data_seed": [3]}, "stage_one/data_seed=3")])
+@pytest.mark.parametrize("grid, folder", [({}, ""), ({"task.data_seed": [3]}, "stage_one/shared")])
 def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
     config = tiny(grid, "ablation.arms=('tango', 'self_verify', 'no_labels')", "ablation.seeds=(0,)")
     two, *one = make_plan(config, tmp_path).runs
