@@ -4,7 +4,7 @@ Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py --w
            --config.ablation.workers=2 for two cores. What they are compared with: last_letter_trust.py.
 Hardware:  any CPU with two cores and 8 GiB of memory.
 Time:      about half a minute a run on one core, 12 runs, after a stage 1 of three minutes for each start.
-Expected:  family.md.
+Expected:  not run so far; family.md is the protocol.
 """
 
 from ml_collections import ConfigDict
