@@ -15,7 +15,8 @@ file of a grader is edited, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
 best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv,
-samples.png and rows/SET.jsonl in the output folder. If interrupted, the same command resumes at the unfinished shard.
+samples.png (accuracy by the tokens that both roles sample) and rows/SET.jsonl in the output folder. If interrupted, the
+same command resumes at the unfinished shard.
 """
 
 from collections.abc import Sequence

@@ -294,7 +294,7 @@ def _draw(axes: Axes, title: str, by_rule: dict[str, list[tuple[float, float, fl
     axes.set_xticks(ticks, [f"{tokens:,.0f}" for tokens in ticks])
     axes.minorticks_off()
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("tokens of a problem, of both roles")
+    axes.set_xlabel("tokens that both roles sample for a problem")
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.25)
 
