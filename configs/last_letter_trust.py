@@ -1,9 +1,11 @@
-"""The quickstart's setting after warm-ups of 0 to 20 turns, with and without trust in the verifier: trust.md.
+"""The quickstart's setting after warm-ups of 0 to 20 turns, and longer problems, with and without trust: trust.md.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_trust.py:trusted --workdir=runs/trust
-           and the same for the other PARTS; --config.ablation.workers=2 for two cores.
+           and the same for the other PARTS, those of longer problems in a folder of their own;
+           --config.ablation.workers=2 for two cores.
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about half a minute a run on one core, 180 runs, after a stage 1 of two minutes for each start.
+Time:      about half a minute a run on one core, 180 runs, after a stage 1 of two minutes for each start; of longer
+           problems two minutes a run, 48 runs, after a stage 1 of fifteen minutes to half an hour.
 Expected:  trust.md.
 """
 
@@ -20,6 +22,8 @@ PARTS = {
     "trusted": (("tango",), True, WARM_UPS),
     "left_alone": (("fixed_verifier_warm",), True, WARM_UPS[1:]),  # without a warm-up nothing would train it
     "published_left_alone": (("fixed_verifier_warm",), False, WARM_UPS[1:]),
+    "long": (("tango",), True, None),
+    "long_published": (("grpo", "gold_steps", "tango"), False, None),
 }
 
 
@@ -28,13 +32,14 @@ def get_config(argument: str = "") -> ConfigDict:
     part, _, starts = (argument or "trusted").partition(":")
     if part not in PARTS:
         raise ValueError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
-    config = load_shipped("last_letter")
+    is_long = part.startswith("long")
+    config = load_shipped("last_letter_long" if is_long else "last_letter")
     config.rollouts.every = 0
-    config.ablation.seeds = (0, 1, 2)
+    config.ablation.seeds = (0, 1, 2, 3) if is_long else (0, 1, 2)
     arms, is_trusted, warm_ups = PARTS[part]
     config.ablation.arms = arms
     grid = {} if is_trusted is None else {"trust": {"on": TRUST} if is_trusted else {"off": {}}}
     grid |= {"rl.warmup_steps": warm_ups} if warm_ups else {}
-    chosen = [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
+    chosen = [int(start) for start in starts.split(",")] if starts else [10, 11, 12] if is_long else [20, 21, 22]
     config.ablation.grid = grid | {"task.data_seed": chosen}
     return config
