@@ -22,9 +22,9 @@ def get_config() -> ConfigDict:
         role.sft.steps, role.sft.batch_size = 6, 4
         role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 3, 8, 3
         role.sft.optimizer.lr = 3e-3
-    config.generator.max_prompt, config.generator.max_response = 24, 32
+    config.generator.max_prompt, config.generator.max_response = 104, 32
     config.generator.cache_buckets = (16,)
-    config.verifier.max_prompt, config.verifier.max_response = 64, 48
+    config.verifier.max_prompt, config.verifier.max_response = 104, 48
     for split in ("sft", "rl", "test"):
         config.task[f"{split}_words"], config.task[f"{split}_letters"] = (1, 2), (2, 3)
     config.task.hard_error, config.task.easy_error, config.task.reading_error = 0.7, 0.02, 0.55

@@ -15,12 +15,19 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
 @dataclasses.dataclass(frozen=True)
 class Call:
     """One role responds `samples` times to each prompt. The first call of a turn answers problems; each later call
-    answers the records of the previous call: the verifier judges what the generator wrote."""
+    answers the records of the previous call: the verifier judges what the generator wrote. With a `text`, a role
+    answers another prompt, which holds a solution and its verification."""
 
     role: str
     samples: str  # key of `config.rl` with the number of responses to each prompt; empty: one
     labels: str = ""  # what solutions are labelled by: a name in rl/labels.py LABELS; empty: the grade
     about: str = ""  # which records of the previous call it answers: a name in rl/labels.py ABOUT; empty: all
+    text: str = ""  # second_try (a generator's) or second_judgement (a verifier's); empty: the role's own prompt
+
+    @property
+    def name(self) -> str:
+        """The name of what it responds, among the answers of a turn and in metrics."""
+        return self.text or self.role
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +40,16 @@ class TurnPlan:
     reward: str | Callable
     credit: str | Callable
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
+    learns: tuple[str, ...] = ()  # names of the calls whose responses are trained on; empty: the role's own
+    # Of the role that learns, the prompt with which it scores its own responses for the credit function: informed (the
+    # verifier's with the gold answer, rl/informed.py); empty: none.
+    teacher: str = ""
 
     def calls_until(self, role: str) -> tuple[Call, ...]:
-        """Its calls up to and including that of `role`, which is then rewarded. The calls after it are made later:
+        """Its calls up to and including the last of `role`, which is then rewarded. The calls after it are made later:
         dynamic sampling and `rl.judge` choose by the rewards and grades which responses they are about."""
-        return self.calls[: [call.role for call in self.calls].index(role) + 1]
+        last = max(index for index, call in enumerate(self.calls) if call.role == role)
+        return self.calls[: last + 1]
 
     def calls_after(self, role: str) -> tuple[Call, ...]:
         """The other calls, see `calls_until`."""
@@ -75,6 +87,18 @@ class Arm:
         """Whether the task must provide a curriculum."""
         return any(plan.problems == "curriculum" for plan in self.turns.values())
 
+    def further_texts(self, role: str) -> tuple[str, ...]:
+        """The prompts of a role beside its own, which stage 1 has examples of as well."""
+        plans = self.turns.values()
+        texts = [call.text for plan in plans for call in plan.calls if call.role == role and call.text]
+        return tuple(dict.fromkeys([*texts, *(plan.teacher for plan in plans if role == "verifier" and plan.teacher)]))
+
+    @property
+    def stage_one_kind(self) -> str:
+        """What makes its stage 1 another one than that of the other arms; empty: nothing."""
+        return ",".join([*["one_policy"] * self.is_one_policy, *self.further_texts("generator"),
+                         *self.further_texts("verifier")])  # fmt: skip
+
 
 _SOLVE = Call("generator", "samples_per_prompt")
 SOLVE_ALONE = TurnPlan((_SOLVE,), reward="outcome_reward", credit="outcome_credit")
@@ -94,6 +118,15 @@ SOLVE_WITHOUT_LABELS = TurnPlan(
 JUDGE_WITHOUT_LABELS = TurnPlan(
     (_SOLVE_BY_MAJORITY, Call("verifier", "samples_per_prompt", about="one_of_either_label")),
     reward="verdict_reward", credit="class_balanced_credit", problems="verifier",
+)  # fmt: skip
+SOLVE_TWICE = TurnPlan(
+    (_SOLVE, Call("verifier", ""), Call("generator", "", about="rejected", text="second_try")),
+    reward="second_try_reward", credit="second_try_credit", learns=("generator", "second_try"),
+)  # fmt: skip
+JUDGE_INFORMED = dataclasses.replace(JUDGE, credit="informed_credit", teacher="informed")
+JUDGE_AND_BE_JUDGED = dataclasses.replace(
+    JUDGE, calls=(*JUDGE.calls, Call("verifier", "", text="second_judgement")), reward="twice_judged_reward",
+    learns=("verifier",),
 )  # fmt: skip
 
 ARMS = {
@@ -137,6 +170,23 @@ ARMS = {
         "answers of the majority in place of gold answers, where the verifier confirms them", "no labels",
         Look(GREY, "-.", "cross"), {"generator": SOLVE_WITHOUT_LABELS, "verifier": JUDGE_WITHOUT_LABELS},
         is_one_policy=True,
+    ),
+    # One policy, which solves again where its own verdict is INCORRECT, and sees both (PAG, arXiv 2506.10406); one
+    # group holds first and second tries (Critique-GRPO, arXiv 2506.03106).
+    "second_try": Arm(
+        "one policy that answers again where its own verdict is INCORRECT", "second try",
+        Look(GREEN, "--", "x"), {"generator": SOLVE_TWICE, "verifier": JUDGE}, is_one_policy=True,
+    ),
+    # The verifier also imitates itself as it is with the gold answer in its prompt (self-trained verification, arXiv
+    # 2605.30290), token by token on its own samples.
+    "taught_verifier": Arm(
+        "a verifier that also imitates itself with the gold answer in its prompt", "taught verifier",
+        Look(PURPLE, "-", "triangle-up"), {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE_INFORMED},
+    ),
+    # The verifier's reward is multiplied by what it says of its own verification (DeepSeekMath-V2, arXiv 2511.22570).
+    "meta_judged": Arm(
+        "a verifier whose verifications are judged as well", "judged verifications",
+        Look(BLUE, "-.", "triangle-down"), {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE_AND_BE_JUDGED},
     ),
 }  # fmt: skip
 DEFAULT_ARM = next(iter(ARMS))

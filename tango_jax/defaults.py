@@ -107,6 +107,10 @@ RL: Group = {
                          "case."),
     "correctness_weight": Key(1.0, WEIGHT, "Weight of agreeing with the grader in the verifier's reward."),
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
+    "improvement_weight": Key(0.5, WEIGHT, "Weight of what a second try improves in its reward; read by arms with "
+                              "second tries (rl/family.py)."),
+    "teacher_weight": Key(0.5, WEIGHT, "Weight of imitating the informed verifier, beside the verdict's advantages; "
+                          "read by arms with a teacher (rl/informed.py)."),
     "label_count_decay": Key(0.8, SHARE_BELOW_ONE, "Decay of the moving average of correct and incorrect solutions."),
 }  # fmt: skip
 

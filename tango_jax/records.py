@@ -73,12 +73,30 @@ class Verification:
 
 
 @dataclasses.dataclass(frozen=True)
+class Judged:
+    """A solution and a verification of it, which the prompts of a second try and of a second judgement hold."""
+
+    solution: Solution
+    verification: Verification
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that was solved."""
+        return self.solution.problem
+
+    @property
+    def text(self) -> str:
+        """Both texts."""
+        return f"{self.solution.text}\n{self.verification.text}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Responses:
     """Result of one call in a turn: M responses of a role to each of P prompts, prompt-major, parsed and graded.
     `loop.turn.respond` makes it; reward and credit functions, packing, metrics and the rollout dump read it."""
 
     role: str
-    parents: Sequence[Problem] | Sequence[Solution]  # P, what the prompts are about
+    parents: Sequence[Problem] | Sequence[Solution] | Sequence[Judged]  # P, what the prompts are about
     prompts: list[list[int]]  # P lists of token ids
     group_size: int  # M
     rollout: Rollout
@@ -86,6 +104,14 @@ class Responses:
     metrics: dict[str, float]  # lengths, truncation, grader failures
     # The places of `parents` among the records of the call before, if they are only a part of them.
     places: Sequence[int] | None = None
+    most_prompts: int | None = None  # that such responses can have in any turn; None: always P
+
+    @property
+    def next_parents(self) -> list:
+        """What the next call of a turn answers: solutions, or verifications with what they are about."""
+        if isinstance(next(iter(self.records), None), Verification):
+            return [Judged(owner, record) for owner, record in zip(self.owners, self.records, strict=True)]
+        return self.records
 
     @property
     def owners(self) -> list:
@@ -93,7 +119,7 @@ class Responses:
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
 
-Answers = Mapping[str, Responses]  # role -> what it responded in a turn, in the order of the calls
+Answers = Mapping[str, Responses]  # name of a call -> what was responded to it in a turn, in their order
 
 
 @dataclasses.dataclass(frozen=True)

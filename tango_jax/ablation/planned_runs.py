@@ -136,8 +136,8 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
     """`stage_ones` holds those of the runs that were planned before, by their names; a new one is added to it."""
     config, stage_one = _of_a_run(cell.config, arm, seed), None
     if cell.stage_one is not None:
-        # One policy has a stage 1 of its own, in which it learns both texts.
-        stage_name = cell.stage_one + ",one_policy" * load_arm(arm).is_one_policy
+        # One policy has a stage 1 of its own, in which it learns both texts, and so has an arm with further prompts.
+        stage_name = ",".join(filter(None, (cell.stage_one, load_arm(arm).stage_one_kind)))
         if stage_name not in stage_ones:
             stage_ones[stage_name] = _stage_one(cell, arm, stage_name, workdir)
         stage_one = stage_ones[stage_name]

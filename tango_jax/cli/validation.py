@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import TurnPlan
 from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
@@ -61,6 +62,25 @@ def validate(config: ConfigDict) -> None:
     mistakes.raise_all()
 
 
+def _check_further_calls(config: ConfigDict, role: str, plan: TurnPlan, mistakes: Mistakes) -> None:
+    """What calls about a solution and its verification need."""
+    for call in plan.calls:
+        if not call.text:
+            continue
+        least, limit = config.generator.max_response + config.verifier.max_response, config[call.role].max_prompt
+        mistakes.require(
+            not config.rl.dynamic_sampling, f"arm={config.arm} has a call ({call.text}) that dynamic sampling does not "
+            f"choose among: set rl.dynamic_sampling={config.rl.dynamic_sampling} to 0",
+        )
+        mistakes.require(
+            limit > least, f"arm={config.arm} shows the {call.role} a solution and its verification, up to {least} "
+            f"tokens beside the problem, and {call.role}.max_prompt={limit}: raise it",
+        )
+    algorithm = config[role].loss.algorithm
+    mistakes.require(len(plan.learns) < 2 or algorithm == "grpo", f"arm={config.arm} compares groups of different "
+                     f"sizes, which {role}.loss.algorithm={algorithm} does not: choose grpo")
+
+
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     names = ("model", "checkpoint", "mesh", "init_from")
     different = [name for name in names if config.generator[name] != config.verifier[name]]
@@ -118,6 +138,8 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return
+    for role, plan in arm.turns.items():
+        _check_further_calls(config, role, plan, mistakes)
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

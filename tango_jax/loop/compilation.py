@@ -7,6 +7,7 @@ computed. Runs once, after stage 1, with dummy batches.
 import jax
 import numpy as np
 
+from tango_jax.arms import TurnPlan
 from tango_jax.loop.turn import RunContext, action_mask
 from tango_jax.models.lora import split
 from tango_jax.records import Responses, Rollout, States
@@ -32,7 +33,7 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
         progress.begin(f"sampler and update of the {role}")
         with CompileAhead() as ahead:
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
-                _compile_update(ahead, context, policy, bucket)
+                _compile_update(ahead, context, policy, bucket, context.method.arm.turns.get(role))
             weights = policy.sampler.layout(start[role])
             policy.sampler.compile_ahead(ahead, weights, group_sizes[role])
         preemption.check()
@@ -49,9 +50,14 @@ def compile_transfers(context: RunContext, states: States) -> None:
                 jax.block_until_ready(context.references[role]())
 
 
-def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int) -> None:
-    """Score and update on one-token responses, with prompts of the given length."""
+def _compile_update(
+    ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int, plan: TurnPlan | None
+) -> None:
+    """Score and update on one-token responses, with prompts of the given length; `plan` is that of the role's turns,
+    None if it is not trained."""
     P, M = context.config.rl.prompts_per_step, context.config.rl.samples_per_prompt
+    if plan and len(plan.learns) > 1:  # see family.joined
+        P, M = len(plan.learns) * P * M, 1
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
     logp = np.zeros((1,), np.float32)
     rollout = Rollout((token,) * (P * M), (logp,) * (P * M), np.zeros(P * M, bool), 1, P * M)
@@ -62,6 +68,8 @@ def _compile_update(ahead: CompileAhead, context: RunContext, policy: Policy, pr
     weights = policy.abstract_weights()
     for number in range(policy.config.loss.minibatches):
         batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
+        if plan and plan.teacher:
+            ahead(policy.score)(weights, batch)
         # The policy itself serves as the reference.
         batch = policy.with_scores(batch, weights, lambda: weights, ahead(policy.score))
         ahead(policy.update)(state, batch, split(weights)[1])

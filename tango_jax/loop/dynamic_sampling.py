@@ -39,7 +39,8 @@ def sample_until_full(
     while len(useful) < num_problems and len(batches) < max_batches:
         answers, reward = sample_batch(len(batches))
         num_problems = len(next(iter(answers.values())).parents)
-        has_signal = algorithm.has_signal_P(reward.reward_B, answers[role].group_size)
+        responses = answers[role]  # without second tries, whose rewards follow
+        has_signal = algorithm.has_signal_P(reward.reward_B[: len(responses.records)], responses.group_size)
         if max_batches == 1:
             return answers, reward, {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())}
         has_signal = has_signal.reshape(num_problems, -1).any(axis=1)

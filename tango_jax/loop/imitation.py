@@ -11,7 +11,7 @@ from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.sharding.layouts import place_batch
 from tango_jax.tasks.task import SftExample, Task
-from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.text.templates import generator_prompt, second_try_prompt, verifier_prompt, with_earlier
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
@@ -19,17 +19,16 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
 
     If the solution is too long for a verifier's prompt, its end is cut off; responses are truncated to the packed row.
     """
-    is_shortened = False
-    if policy.role == "generator":
-        prompt = generator_prompt(policy.template, policy.tokenizer, example.problem)
+    is_shortened, limit, problem = False, policy.config.max_prompt, example.problem
+    earlier = f"{example.solution}\n{example.verification}" if example.verification else example.solution
+    if example.text == "second_try":
+        prompt, is_shortened = second_try_prompt(policy.template, policy.tokenizer, problem, earlier, limit)
+    elif policy.role == "generator":
+        prompt = generator_prompt(policy.template, policy.tokenizer, problem)
     else:
+        problem = with_earlier(policy.template, example.text, problem) if example.text else problem
         prompt, is_shortened = verifier_prompt(
-            policy.template,
-            policy.tokenizer,
-            example.problem,
-            example.solution,
-            example.num_steps,
-            policy.config.max_prompt,
+            policy.template, policy.tokenizer, problem, earlier, example.num_steps, limit
         )
     room = max(0, sft_pack_shape(policy.config).row_length - len(prompt))
     response = policy.tokenizer.encode_response(example.response)

@@ -13,6 +13,8 @@ from tango_jax.grading import FAILURES
 from tango_jax.loop.responses import make_solution
 from tango_jax.loop.turn import RunContext, respond
 from tango_jax.records import Problem, Responses, Solution, States, Verification
+from tango_jax.rl.family import second_try_metrics
+from tango_jax.rl.labels import ABOUT
 from tango_jax.runtime import rng
 from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.tasks.task import Task
@@ -28,6 +30,7 @@ class Measured(NamedTuple):
     metrics: dict[str, float]
     solutions: list[Solution]
     verifications: list[Verification]
+    second_tries: dict[int, Solution]  # by the place of the solution, of an arm that has them
 
 
 def fixed_pool(task: Task, size: int) -> list[Solution]:
@@ -60,7 +63,19 @@ def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) ->
     metrics = _generator_metrics(solved)
     if pool:
         metrics |= _verifier_metrics(respond(context, states, "verifier", pool, 1, key_data, is_greedy=True), "pool")
-    return Measured(metrics | _verifier_metrics(judged, "live"), solved.records, judged.records)
+    metrics |= _verifier_metrics(judged, "live")
+    second_tries = {}
+    for call in context.method.arm.turns["generator"].calls if "generator" in context.method.arm.turns else ():
+        if call.text == "second_try":  # as in a turn: the verdict decides, without a label
+            places = ABOUT[call.about](judged)
+            parents = [judged.next_parents[place] for place in places]
+            second = None
+            if parents:
+                second = respond(context, states, call.role, parents, 1, key_data, is_greedy=True, text=call.text)
+            figures = second_try_metrics(solved.records, second)
+            metrics |= {name.replace("/", "/eval_"): value for name, value in figures.items()}
+            second_tries = dict(zip(map(int, places), second.records, strict=True)) if second else {}
+    return Measured(metrics, solved.records, judged.records, second_tries)
 
 
 def _generator_metrics(solved: Responses) -> dict[str, float]:

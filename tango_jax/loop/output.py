@@ -63,7 +63,8 @@ class RunOutput:
         """Write the metrics and some of the rollouts of the evaluation after the given number of turns."""
         step = generator_steps_after(self.schedule, turns_done - 1) if turns_done else 0
         number = evaluations_before(self.context.config, self.schedule, turns_done)
-        self.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications)
+        self.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications,
+                                   measured.second_tries)
         row = {"generator_step": step} | measured.metrics | self.context.timer.pop()
         self.log.write(turns_done, "eval", row)
 

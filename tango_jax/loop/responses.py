@@ -7,21 +7,27 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tango_jax.grading import FAILURES, GradeReport, parse_solution, parse_verification
-from tango_jax.records import Problem, Rollout, Solution, Verification
+from tango_jax.records import Judged, Problem, Rollout, Solution, Verification
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.tasks.task import Task
-from tango_jax.text.templates import PromptTooLong, generator_prompt, verifier_prompt
+from tango_jax.text.templates import (
+    PromptTooLong,
+    generator_prompt,
+    second_try_prompt,
+    verifier_prompt,
+    with_earlier,
+)
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
 _NEW_WORKDIR = "; a workdir keeps its max_prompt, so to raise it choose a new --workdir"
 
 
 @dataclasses.dataclass(frozen=True)
-class RoleText:
-    """The role-specific parts of a call: how prompts are built, and how responses are parsed. ROLE_TEXTS has one for
-    each role; turn.py reads it."""
+class CallText:
+    """What depends on the text that a call asks for: how prompts are built, and how responses are parsed. CALL_TEXTS
+    has one for each role, by its name, and for each prompt beside (arms.py, Call.text); turn.py reads it."""
 
     prompts: Callable  # (policy, parents) -> (token ids of each prompt, {count: value over all parents})
     read: Callable  # (task, tokenizer, parents, rollout, group_size) -> (records, {count: value to be summed})
@@ -71,6 +77,25 @@ def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[li
     return [ids for ids, _ in built], counts
 
 
+def _second_try_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
+    built = [second_try_prompt(policy.template, policy.tokenizer, one.problem, one.text, policy.config.max_prompt)
+             for one in parents]  # fmt: skip
+    return [ids for ids, _ in built], {"second_try/prompts_shortened": sum(is_shortened for _, is_shortened in built)}
+
+
+def _second_judgement_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
+    """Build the prompts, in which the blocks of a verification are what is judged; see `_verifier_prompts`."""
+    built = [
+        verifier_prompt(
+            policy.template, policy.tokenizer, with_earlier(policy.template, "second_judgement", one.problem), one.text,
+            len(one.verification.blocks), policy.config.max_prompt,
+        )
+        for one in parents
+    ]  # fmt: skip
+    shortened = sum(is_shortened for _, is_shortened in built)
+    return [ids for ids, _ in built], {"second_judgement/prompts_shortened": shortened}
+
+
 def _read_solutions(
     task: Task, tokenizer: Tokenizer, problems: Sequence[Problem], rollout: Rollout, group_size: int
 ) -> tuple[list[Solution], dict]:
@@ -110,6 +135,25 @@ def _read_verifications(
     return verifications, {}
 
 
+def _read_second_tries(
+    task: Task, tokenizer: Tokenizer, parents: Sequence[Judged], rollout: Rollout, group_size: int
+) -> tuple[list[Solution], dict]:
+    problems = [one.problem for one in parents]
+    solutions, failures = _read_solutions(task, tokenizer, problems, rollout, group_size)
+    return solutions, {name.replace("grader/", "grader/second_try_"): count for name, count in failures.items()}
+
+
+def _read_second_judgements(
+    _: Task, tokenizer: Tokenizer, parents: Sequence[Judged], rollout: Rollout, group_size: int
+) -> tuple[list[Verification], dict]:
+    owners = [one.verification for one in parents for _ in range(group_size)]
+    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
+    return [
+        _verification(text, ends, len(about.blocks), about.format_score, is_truncated)
+        for about, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
+    ], {}
+
+
 def make_solution(
     task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
 ) -> Solution:
@@ -130,7 +174,13 @@ def make_solution(
 
 def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
     """Parse one verifier response; `ends` holds the number of characters complete after each token."""
-    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    return _verification(text, ends, len(solution.steps), solution.format_score, is_truncated)
+
+
+def _verification(
+    text: str, ends: Sequence[int], num_judged: int, format_of_judged: float, is_truncated: bool
+) -> Verification:
+    parsed = parse_verification(text, num_judged, format_of_judged)
     return Verification(
         text=text,
         judgements=parsed.judgements,
@@ -143,13 +193,21 @@ def make_verification(solution: Solution, text: str, ends: Sequence[int], is_tru
     )
 
 
-ROLE_TEXTS = {
-    "generator": RoleText(
+CALL_TEXTS = {
+    "generator": CallText(
         _generator_prompts, _read_solutions, stream="solve", sample_phase="sample", read_phase="grade",
         sampled="solutions", reading="grading solutions",
     ),
-    "verifier": RoleText(
+    "verifier": CallText(
         _verifier_prompts, _read_verifications, stream="verify", sample_phase="verify", read_phase="verify",
         sampled="verifications", reading="reading verifications",
+    ),
+    "second_try": CallText(
+        _second_try_prompts, _read_second_tries, stream="second_try", sample_phase="sample", read_phase="grade",
+        sampled="second tries", reading="grading second tries",
+    ),
+    "second_judgement": CallText(
+        _second_judgement_prompts, _read_second_judgements, stream="second_judgement", sample_phase="verify",
+        read_phase="verify", sampled="second judgements", reading="reading second judgements",
     ),
 }  # fmt: skip

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from tango_jax.loop.responses import make_solution, make_verification
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
-from tango_jax.rl.own_method import Method, load_method
+from tango_jax.rl.credit import TurnSoFar
+from tango_jax.rl.own_method import CREDITS, REWARDS, Method, load_method
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.turn_metrics import rollout_metrics, turn_metrics

@@ -18,10 +18,12 @@ from ml_collections import ConfigDict
 from tango_jax.arms import Call
 from tango_jax.loop.breakdown import Broken
 from tango_jax.loop.dynamic_sampling import sample_until_full
-from tango_jax.loop.responses import ROLE_TEXTS
+from tango_jax.loop.responses import CALL_TEXTS
 from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
 from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import TurnSoFar
+from tango_jax.rl.family import joined
+from tango_jax.rl.informed import teacher_scores
 from tango_jax.rl.labels import ABOUT, LABELS
 from tango_jax.rl.own_method import Method
 from tango_jax.rl.packing import pack_minibatch
@@ -62,13 +64,15 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     rest, rl = plan.calls_after(role), context.config.rl
     asked = asked_about(context.config, answers[role], counters) if rest else None
     answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
-    is_action_BT = action_mask(context.policies[role], answers[role].rollout)
+    learner = joined([answers[name] for name in plan.learns or (role,) if name in answers], len(plan.learns))
+    is_action_BT = action_mask(context.policies[role], learner.rollout)
+    teacher_logp_BT = teacher_scores(plan.teacher, context.policies[role], states[role].weights, learner, is_action_BT)
     counters = counters.take(plan.problems, problems_of_a_turn(rl, plan.problems))
     counters = with_passes(with_verdicts(counters, rl, role, answers), rl, answers["generator"].records)
     trust_P = None if asked is None else asked.trust_P
-    so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P)
+    so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P, teacher_logp_BT)
     credit = context.method.credits[role](so_far)
-    state, update_metrics = update_policy(context, states[role], answers[role], credit.adv_BT, is_action_BT)
+    state, update_metrics = update_policy(context, states[role], learner, credit.adv_BT, is_action_BT)
     metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, asked.metrics() if asked else {},
                            credit.metrics, update_metrics)  # fmt: skip
     return TurnResult(states | dict.fromkeys(context.policies[role].roles, state), metrics, answers, reward, credit)
@@ -121,32 +125,35 @@ def make_calls(
     """
     answers, previous = {}, ""
     for call in calls:
-        path = (ROLE_TEXTS[call.role].stream, turn.role, turn.role_step, batch)
+        path = (CALL_TEXTS[call.name].stream, turn.role, turn.role_step, batch)
         samples = context.config.rl[call.samples] if call.samples else 1
         key_data = rng.step_key(context.config.seed, *path)
         places = ABOUT[call.about](answers[previous]) if call.about else None
         about = parents if places is None else [parents[place] for place in places]
-        said = respond(context, states, call.role, about, samples, key_data)
+        if call.text and not about:  # nothing was rejected: there is no second try
+            break
+        said = respond(context, states, call.role, about, samples, key_data, text=call.text)
         if call.labels:
             said = LABELS[call.labels](said, context.task)
-        answers[call.role], previous = dataclasses.replace(said, places=places), call.role
-        parents = said.records
+        answers[call.name], previous = dataclasses.replace(said, places=places), call.name
+        parents = said.next_parents
     return answers
 
 
 def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
-    is_greedy: bool = False,
+    is_greedy: bool = False, text: str = "",
 ) -> Responses:
-    """Sample (or decode greedily) `group_size` responses of a role to each parent.
+    """Sample (or decode greedily) `group_size` responses of a role to each parent, to the prompt of its own or, with
+    `text`, to another (arms.py, Call.text).
 
     Raises:
         Broken: in every process, if the logits were not finite in any of them.
     """
-    policy, text, timer = context.policies[role], ROLE_TEXTS[role], context.timer
-    first, last = hosts.own_range(len(parents))
-    with timer(text.sample_phase):
-        prompts, counts = text.prompts(policy, parents)
+    name, policy, timer = text or role, context.policies[role], context.timer
+    asked, (first, last) = CALL_TEXTS[name], hosts.own_range(len(parents))
+    with timer(asked.sample_phase):
+        prompts, counts = asked.prompts(policy, parents)
         request = SampleRequest(
             prompts=prompts[first:last],
             group_size=group_size,
@@ -156,16 +163,16 @@ def respond(
             top_k=policy.config.top_k,
             # Rows are numbered over all processes: a response does not depend on how many of them share the work.
             row_numbers=np.arange(first * group_size, last * group_size),
-            ended_fn=text.ended_fn(context.show_fn, (last - first) * group_size),
+            ended_fn=asked.ended_fn(context.show_fn, (last - first) * group_size),
         )
         rollout = _sample(context, policy, states[role].weights, request)
-    context.show_fn(text.reading)
-    with timer(text.read_phase):
-        records, own_counts = text.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
+    context.show_fn(asked.reading)
+    with timer(asked.read_phase):
+        records, own_counts = asked.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
     records, rollout = hosts.join_parts(records), _gather_rollout(rollout)
     for one in hosts.join_parts([own_counts]):
         counts = {name: counts.get(name, 0) + one.get(name, 0) for name in (*counts, *one)}
-    return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(role, rollout) | counts)
+    return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(name, rollout) | counts)
 
 
 def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRequest) -> Rollout:

@@ -17,6 +17,7 @@ rate between a device and its host, while nothing else is done.
 Parsing, grading and evaluation are not in it.
 """
 
+import math
 from collections import Counter
 from typing import NamedTuple
 
@@ -209,9 +210,13 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     """{role that samples: (prompts, responses of each)} in the turn in which `role` is updated."""
     requests, parents = {}, job.prompts
     for call in arm_of(job.config).turns[role].calls:
-        parents = job.prompts if call.about else parents  # one of each problem
+        parents = job.prompts if call.about == "one_of_either_label" else parents
         samples = job.config.rl[call.samples] if call.samples else 1
-        requests[call.role] = (parents, samples)
+        if call.role in requests:  # as more prompts of its first call; of second tries, as many as there can be
+            prompts, group_size = requests[call.role]
+            requests[call.role] = (prompts + math.ceil(parents * samples / group_size), group_size)
+        else:
+            requests[call.role] = (parents, samples)
         parents *= samples
     return requests
 

@@ -20,6 +20,7 @@ from tango_jax.planning.job import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.schedule import limits_of, replay
+from tango_jax.tasks.own_arm import arm_of
 
 
 class UpdateWorkload(NamedTuple):
@@ -89,7 +90,8 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
     policy, M = job.policies[role], job.config.rl.samples_per_prompt
-    shards, prompts = policy.placement.num_local_shards, job.minibatch_prompts(role)
+    plan, shards = arm_of(job.config).turns.get(role), policy.placement.num_local_shards
+    prompts = job.minibatch_prompts(role) * max(len(plan.learns) if plan else 1, 1)
     return packed_workload(policy.config, prompts, M, shards, filled, measured.get(role))
 
 

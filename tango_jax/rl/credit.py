@@ -34,6 +34,8 @@ class TurnSoFar(NamedTuple):
     # float64 [P], a factor of the weight of each group's step rewards (rl/trust.py); None: 1 everywhere, as published.
     # `answers` lacks the verifier's where nobody was asked.
     trust_P: np.ndarray | None = None
+    # float32 [B, T], log-probs of the tokens by the plan's teacher (rl/informed.py); None: it has none.
+    teacher_logp_BT: np.ndarray | None = None
 
     def algorithm(self, role: str) -> Algorithm:
         """The algorithm of a role."""

@@ -44,5 +44,10 @@ def one_of_either_label(solved: Responses) -> np.ndarray:
     return np.arange(len(label_PM)) * solved.group_size + sample_P
 
 
+def rejected(judged: Responses) -> np.ndarray:
+    """Places of the verifications whose verdict is INCORRECT."""
+    return np.flatnonzero([verification.verdict == "INCORRECT" for verification in judged.records])
+
+
 LABELS = {"majority": majority_labels}
-ABOUT = {"one_of_either_label": one_of_either_label}
+ABOUT = {"one_of_either_label": one_of_either_label, "rejected": rejected}

@@ -27,13 +27,18 @@ from ml_collections import ConfigDict
 from tango_jax.arms import Arm
 from tango_jax.config import ROLES
 from tango_jax.records import Answers, Counters, Credit, Rewards
+from tango_jax.rl import credit, family
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
+from tango_jax.rl.credit import TurnSoFar
 from tango_jax.rl.losses import LossTokens
 from tango_jax.rl.own_reward import OwnReward, load_own_rewards, with_own_reward
 from tango_jax.runtime.checks import Mistakes, one_of, shortened
 from tango_jax.runtime.user_code import UserFunction, is_user_code, load_function
 from tango_jax.tasks.own_arm import arm_of
+
+# What plans name.
+REWARDS = credit.REWARDS | family.REWARDS
+CREDITS = credit.CREDITS | family.CREDITS
 
 
 class Method(NamedTuple):
@@ -92,6 +97,7 @@ def _checked_reward(function: UserFunction) -> Callable[[Answers, ConfigDict], R
         if not isinstance(result, Rewards):
             function.refuse(f"it returned {shortened(result)}; it must return Rewards (tango_jax.records)")
         counts = {len(responses.records) for responses in answers.values()}
+        counts |= {sum(len(part.records) for part in answers.values() if part.role == role) for role in ROLES}
         if not _is_finite(result.reward_B) or np.ndim(result.reward_B) != 1 or len(result.reward_B) not in counts:
             function.refuse(f"reward_B is {_described(result.reward_B)}; it must have a finite number for each "
                             f"response of the role that learns, {' or '.join(map(str, sorted(counts)))}")

@@ -85,7 +85,12 @@ def with_own_reward(
         return reward_fn
 
     def both_fn(answers: Answers, rl: ConfigDict) -> Rewards:
-        usual, own_B = reward_fn(answers, rl), own_reward_B(own, answers[own.role])
+        usual, parts = reward_fn(answers, rl), []
+        # Second tries are rewarded as well, a second judgement is not.
+        for responses in answers.values():
+            if responses.role == own.role and sum(map(len, parts)) < len(usual.reward_B):
+                parts.append(own_reward_B(own, responses))
+        own_B = np.concatenate(parts)
         metrics = usual.metrics | {f"{own.role}/reward/own": own_B.mean()}
         terms = (*usual.terms, Term(f"own reward ({PurePath(own.function.name).name})", 1.0, own_B))
         return Rewards(usual.reward_B + own_B, metrics, terms)

@@ -104,7 +104,8 @@ def pack_minibatch(
         for b in range(first * group_size, last * group_size)
         if is_chosen_B[b]
     ]
-    max_prompts = prompts_per_minibatch(len(learner.prompts), jax.process_count(), loss.minibatches)
+    most = learner.most_prompts or len(learner.prompts)
+    max_prompts = prompts_per_minibatch(most, jax.process_count(), loss.minibatches)
     shape = pack_shape(config)
     batch = pack(sequences, shape, max_prompts * group_size, max_prompts, placement.num_local_shards)
     return place_batch(placement, batch)

@@ -12,6 +12,12 @@ SPLITS = {
     "sft_verifier_heldout": 7,
     "rl_verifier": 8,
     "rl_curriculum": 9,
+    "sft_second_try": 10,
+    "sft_second_try_heldout": 11,
+    "sft_second_judgement": 12,
+    "sft_second_judgement_heldout": 13,
+    "sft_informed": 14,
+    "sft_informed_heldout": 15,
 }
 
 

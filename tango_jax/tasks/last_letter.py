@@ -172,5 +172,28 @@ def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]
-    readings = [_named_letter(rng, word[-1], config.reading_error, config.easy_error) for word in words]
-    return problem, solution, verification_text(readings, claims)
+    return problem, solution, verification_text(_readings(rng, words, config), claims)
+
+
+def _readings(rng: np.random.Generator, words: list[str], config: LastLetterConfig) -> list[str]:
+    """What the verifier's teacher reads."""
+    return [_named_letter(rng, word[-1], config.reading_error, config.easy_error) for word in words]
+
+
+def further_example(
+    config: LastLetterConfig, seed: int, split: str, index: int, text: str
+) -> tuple[Problem, str, str, str]:
+    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own (arms.py,
+    Arm.further_texts): a second try writes what the verification reads; a second judgement says of each remark whether
+    what it reads is right, by a teacher who errs as the first one does; and a verifier that is shown the answer does
+    not err, so it has no verification before it."""
+    problem, solution, rng = mixed_solution(config, seed, split, index)
+    words = question_words(problem.question)
+    claims = [match[2] for match in _STEP.finditer(solution)]
+    if text == "informed":
+        return problem, solution, "", verification_text([word[-1] for word in words], claims)
+    readings = _readings(rng, words, config)
+    verification = verification_text(readings, claims)
+    if text == "second_try":
+        return problem, solution, verification, solution_text(readings)
+    return problem, solution, verification, verification_text(_readings(rng, words, config), readings)

@@ -25,7 +25,8 @@ from tango_jax.tasks.task import STREAMS
 SAMPLES = ("", "samples_per_prompt", "verifications_per_solution")
 # Names of functions of rl/labels.py, by the role that is called.
 LABELS = {"generator": ("", "majority"), "verifier": ("",)}
-ABOUT = {"generator": ("",), "verifier": ("", "one_of_either_label")}
+ABOUT = {"generator": ("", "rejected"), "verifier": ("", "one_of_either_label")}
+TEXTS = {"generator": ("", "second_try"), "verifier": ("", "second_judgement")}
 
 
 def arm_name(text: str) -> str:
@@ -74,15 +75,21 @@ def _check(shown: str, name: str, arm: Arm) -> None:
         if not mistakes.require(isinstance(plan, TurnPlan), f"{place} must be a TurnPlan, and is {shortened(plan)}"):
             continue
         calls = [call for call in plan.calls if isinstance(call, Call)]
-        roles = [call.role for call in calls]
-        mistakes.require(len(calls) == len(plan.calls) and role in roles and roles[0] == "generator"
-                         and len(set(roles)) == len(roles) and set(roles) <= set(ROLES),
-                         f"{place}: calls must be Calls of the generator and then perhaps of the verifier, that of the "
-                         f"{role} among them, and are {shortened(plan.calls)}")
+        names = [call.name for call in calls]
+        orders = [["generator"], ["generator", "verifier"], ["generator", "verifier", "second_try"],
+                  ["generator", "verifier", "second_judgement"]]  # fmt: skip
+        mistakes.require(len(calls) == len(plan.calls) and role in names and names in orders,
+                         f"{place}: calls must be Calls of the generator, then perhaps of the verifier, and then "
+                         f"perhaps for a second try or a second judgement, that of the {role} among them, and are "
+                         f"{shortened(plan.calls)}")
         for call in calls:
             mistakes.one_of(f"{place}, samples of the {call.role}", call.samples, SAMPLES)
             mistakes.one_of(f"{place}, labels of the {call.role}", call.labels, LABELS[call.role])
             mistakes.one_of(f"{place}, about of the {call.role}", call.about, ABOUT[call.role])
+            mistakes.one_of(f"{place}, text of the {call.role}", call.text, TEXTS[call.role])
+        mistakes.require(not plan.learns or (plan.learns[0] == role and set(plan.learns) <= set(names)),
+                         f"{place}: learns must name calls, that of the {role} first, and is {shortened(plan.learns)}")
+        mistakes.one_of(f"{place}, teacher", plan.teacher, ("", "informed") if role == "verifier" else ("",))
         mistakes.one_of(f"{place}, problems", plan.problems, STREAMS)
         for kind in ("reward", "credit"):
             value = getattr(plan, kind)
@@ -115,7 +122,8 @@ def read_arm(stored: Mapping[str, Any]) -> Arm:
         ValueError: it lacks something.
     """
     try:
-        turns = {role: TurnPlan(**plan | {"calls": tuple(Call(**call) for call in plan["calls"])})
+        turns = {role: TurnPlan(**plan | {"calls": tuple(Call(**call) for call in plan["calls"]),
+                                         "learns": tuple(plan.get("learns", ()))})
                  for role, plan in stored["turns"].items()}  # fmt: skip
         others = {field.name: stored[field.name] for field in dataclasses.fields(Arm) if field.name in stored}
         return Arm(**others | {"look": Look(**stored["look"]), "turns": turns})

@@ -4,11 +4,12 @@ Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the s
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import Arm
 from tango_jax.config import ROLES
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
@@ -53,10 +54,24 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
+    if task.sft_example and task.further_example:
+        task = task._replace(sft_example=_with_further_texts(arm, task))
     if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
     return task._replace(notes=notes)
+
+
+def _with_further_texts(arm: Arm, task: Task) -> Callable[[str, str, int], SftExample]:
+    """The examples of stage 1, in which an arm's further texts take turns with a role's own: as many of each."""
+
+    def sft_example(role: str, split: str, index: int) -> SftExample:
+        texts = ("", *arm.further_texts(role))
+        number, which = divmod(index, len(texts))
+        text = texts[which]
+        return task.further_example(text, split, number) if text else task.sft_example(role, split, number)
+
+    return sft_example
 
 
 def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
@@ -133,6 +148,11 @@ def _make_synthetic(config: ConfigDict) -> Task:
         problem, solution, verification = module.verifier_example(sft, seed, name, index)
         return SftExample(problem, solution, problem.size, verification)
 
+    def further_example(text: str, split: str, index: int) -> SftExample:
+        name = f"sft_{text}" + ("" if split == "train" else "_heldout")
+        made = module.further_example(sft, seed, name, index, text)
+        return SftExample(made[0], made[1], made[0].size, made[3], text, made[2])
+
     return Task(
         name=task.name,
         grade_kind="string",
@@ -144,6 +164,7 @@ def _make_synthetic(config: ConfigDict) -> Task:
         gold_steps=module.gold_steps,
         step_kinds=module.step_kinds,
         sft_example=sft_example,
+        further_example=further_example,
         sft_roles=ROLES,
         notes=(f"{main} of a problem: generator turns {_shown(getattr(rl, main))}, verifier turns "
                f"{_shown(getattr(verifier, main))}",),

@@ -17,6 +17,8 @@ class SftExample(NamedTuple):
     solution: str  # the solution that the verifier judges; empty for the generator
     num_steps: int  # number of steps in that solution
     response: str
+    text: str = ""  # the prompt that it answers, beside the role's own: see arms.py, Arm.further_texts
+    verification: str = ""  # of the solution, in the prompts of a second try and of a second judgement
 
 
 class Task(NamedTuple):
@@ -34,6 +36,8 @@ class Task(NamedTuple):
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None = None
     # (role, "train" or "heldout", index) -> text to imitate in stage 1
     sft_example: Callable[[str, str, int], SftExample] | None = None
+    # (text, "train" or "heldout", index) -> the same for a prompt beside the roles' own (arms.py, Arm.further_texts)
+    further_example: Callable[[str, str, int], SftExample] | None = None
     sft_roles: tuple[str, ...] = ()  # roles for which there are examples; of a user's task, empty means both
     notes: tuple[str, ...] = ()  # lines to log at the start, such as how many problems were left out
     # Like `train_problem`, for the verifier's turns; None: they take the problems of `train_problem`.

@@ -6,6 +6,7 @@ sampling. A template is specified by one of the names below, by the path of a te
 """
 
 import bisect
+import dataclasses
 import hashlib
 import json
 import re
@@ -70,6 +71,26 @@ TEMPLATES = {
     ("generator", "last_letter"): GENERATOR_PLAIN,  # an earlier name, which finished runs have in their settings
     ("verifier", "last_letter"): VERIFIER_PLAIN,
 }
+# What stands in place of the problem in prompts beside a role's own, so that any template serves. `{earlier}` is a
+# solution with its verification; the second judgement has it in place of the solution.
+FURTHER_MATH = {
+    "second_try": """{problem}
+
+An earlier solution, and what a verifier said of it:
+{earlier}
+
+Solve the problem once more, without the mistakes that were found.""",
+    "second_judgement": """{problem}
+
+Below, in place of a solution, stand a solution and its verification. Judge the remarks of the verification in order, \
+each as a step, and then whether its verdict is right.""",
+    "informed": """{problem}
+
+The right answer, by which to judge, is {answer}.""",
+}
+FURTHER_PLAIN = {
+    "second_try": "{problem}\n{earlier}", "second_judgement": "{problem}", "informed": "{problem}\n{answer}",
+}  # fmt: skip
 # The number of steps that is assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99
 FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
@@ -157,6 +178,33 @@ def verifier_prompt(
     prefixes = range(1, len(solution) + 1)
     longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(solution[:length], stated)))
     return build(solution[:longest], stated), True
+
+
+def with_earlier(template: str, text: str, problem: Problem, earlier: str = "") -> Problem:
+    """A problem whose question is what the prompt `text` says: one of FURTHER_PLAIN, whose wording follows from the
+    role's template. Only the informed prompt, which scores and never asks, has the problem's answer."""
+    wording = (FURTHER_PLAIN if template in (GENERATOR_PLAIN, VERIFIER_PLAIN) else FURTHER_MATH)[text]
+    question = _fill(wording, problem=problem.question, earlier=earlier, answer=problem.answer)
+    return dataclasses.replace(problem, question=question)
+
+
+def second_try_prompt(
+    template: str, tokenizer: Tokenizer, problem: Problem, earlier: str, max_prompt: int
+) -> tuple[list[int], bool]:
+    """The prompt ids of a second try, and whether the end of `earlier`, a solution with its verification, was cut off
+    to fit `max_prompt` tokens. The problem alone has to fit."""
+
+    def build(text: str) -> list[int]:
+        return generator_prompt(template, tokenizer, with_earlier(template, "second_try", problem, text))
+
+    ids = build(earlier)
+    if len(ids) <= max_prompt:
+        return ids, False
+    prefixes = range(1, len(earlier) + 1)
+    longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(earlier[:length])))
+    shortened = build(earlier[:longest])
+    # The wording around it takes tokens as well; without room for that, the problem is asked as at first.
+    return (shortened if len(shortened) <= max_prompt else generator_prompt(template, tokenizer, problem)), True
 
 
 def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:

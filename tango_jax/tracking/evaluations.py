@@ -25,6 +25,7 @@ from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.tracking.provenance import method_files
 from tango_jax.tracking.run_config import changes_results
+from tango_jax.tracking.turn_metrics import tokens_sampled
 from tango_jax.weights.source import NUMERICS
 
 
@@ -97,7 +98,7 @@ def evaluations_of(
                *(sources.start.get(role, "")[:12] for role in ROLES))  # fmt: skip
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
-            tokens += sum(row.get(f"{role}/tokens_sampled") or 0 for role in ROLES)
+            tokens += tokens_sampled(row)
             seconds += row["time/turn_s"]
             continue
         turn = _turn_beside(metrics, index)

@@ -5,8 +5,9 @@ updated, prompt-major; of an evaluation, one dict per problem. Runs after a turn
 to rollouts/*.jsonl, which `tango_jax.report` reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -28,14 +29,19 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
         "generator": [_solution(solution, step_kinds_fn) for solution in result.solutions],
         "verifier": [_verification(verification) for verification in result.verifications or ()],
     }
-    for role, responses in result.answers.items():
-        for item, record, logp_T in zip(dicts[role], responses.records, responses.rollout.logps, strict=True):
+    for name, responses in result.answers.items():
+        if name not in dicts:  # a second try or a second judgement
+            item_of = _solution_of(step_kinds_fn) if responses.role == "generator" else _verification
+            dicts[name] = [item_of(record) for record in responses.records]
+    for name, responses in result.answers.items():
+        for item, record, logp_T in zip(dicts[name], responses.records, responses.rollout.logps, strict=True):
             item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
     make_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = make_rows(result, dicts["generator"], dicts["verifier"])
+    _add_further(rows, result, dicts)
     M, loss = config.rl.samples_per_prompt, config[turn.role].loss
     formula, learners = algorithm_of(loss.algorithm).formula, result.answers[turn.role].records
-    groups = [_group(reward_M) for reward_M in result.reward.reward_B.reshape(-1, M)]
+    groups = [_group(reward_M) for reward_M in result.reward.reward_B[: len(learners)].reshape(-1, M)]
     return [
         {
             "turn": turn.index + 1,  # as `step` in metrics.jsonl
@@ -56,16 +62,30 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
     ]
 
 
+def _add_further(rows: list[dict], result: TurnResult, dicts: dict[str, list[dict]]) -> None:
+    """Add to the rows of a turn the second try or the second judgement that followed each."""
+    if second := result.answers.get("second_try"):
+        firsts = len(rows)  # their rewards and advantages come before those of second tries
+        for number, (place, item) in enumerate(zip(second.places, dicts["second_try"], strict=True)):
+            b = firsts + number
+            advantage = _advantage(result.credit, b, second.records[number].token_ends)
+            rows[place]["second_try"] = item | {"reward": _reward(result.reward, b), "advantage": advantage}
+    for row, item in zip(rows, dicts.get("second_judgement", ()), strict=False):
+        row["second_judgement"] = item
+
+
 def evaluation_rows(
     turns_done: int, generator_step: int, solutions: Sequence[Solution], verifications: Sequence[Verification],
-    step_kinds_fn: StepKinds = None,
+    step_kinds_fn: StepKinds = None, second_tries: Mapping[int, Solution] = MappingProxyType({}),
 ) -> list[dict]:  # fmt: skip
-    """Return a row for every problem of an evaluation after `turns_done` turns, which is greedy and has no rewards."""
+    """Return a row for every problem of an evaluation after `turns_done` turns, which is greedy and has no rewards;
+    `second_tries`: those there are, by the place of the solution."""
     return [
         {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
         | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}
         | {"problem": _problem(solution), "solution": _solution(solution, step_kinds_fn)}
         | {"verifications": [_verification(verification)], "step_rewards": [], "reward": None, "advantage": None}
+        | ({"second_try": _solution(second_tries[b], step_kinds_fn)} if b in second_tries else {})
         for b, (solution, verification) in enumerate(zip(solutions, verifications, strict=True))
     ]
 
@@ -149,6 +169,10 @@ def _solution(solution: Solution, step_kinds_fn: StepKinds) -> dict:
         "tokens": len(solution.token_ends),
         "is_truncated": solution.is_truncated,
     } | kinds
+
+
+def _solution_of(step_kinds_fn: StepKinds) -> Callable[[Solution], dict]:
+    return lambda solution: _solution(solution, step_kinds_fn)
 
 
 def _verification(verification: Verification) -> dict:

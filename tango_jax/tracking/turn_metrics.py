@@ -3,6 +3,9 @@
 In: the responses of a turn, device metrics of its updates. Out: flat metrics for metrics.jsonl.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from tango_jax.records import Responses, Rollout
@@ -73,8 +76,11 @@ def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()}
 
 
+def tokens_sampled(metrics: Mapping[str, Any]) -> float:
+    """Tokens that all calls of a turn sampled."""
+    return sum(value or 0 for name, value in metrics.items() if name.endswith("/tokens_sampled"))
+
+
 def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
     """Tokens sampled in a turn by both roles, per second of sampling."""
-    phases = {"generator": "time/sample_s", "verifier": "time/verify_s"}
-    tokens = sum(metrics.get(f"{role}/tokens_sampled", 0) for role in phases)
-    return tokens / sum(timing.get(name, 0.0) for name in phases.values())
+    return tokens_sampled(metrics) / sum(timing.get(name, 0.0) for name in ("time/sample_s", "time/verify_s"))

@@ -7,7 +7,7 @@ import pytest
 from tango_jax.config import default_config
 from tango_jax.loop import problems_ahead
 from tango_jax.loop.problems_ahead import check_problems
-from tango_jax.loop.responses import ROLE_TEXTS
+from tango_jax.loop.responses import CALL_TEXTS
 from tango_jax.records import Problem, Solution
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.tasks.task import Task
@@ -76,4 +76,4 @@ def test_a_problem_that_is_too_long_for_a_turn_is_named_with_its_role(role):
     parent = Solution(problem, "", (), (), 1.0, True, None) if role == "verifier" else problem
     with pytest.raises(ValueError, match=rf"^the {role}'s prompt for problem train/70 has 3\d tokens.*; the limit is "
                        rf"24: raise {role}.max_prompt or filter the problem; .* choose a new --workdir$"):  # fmt: skip
-        ROLE_TEXTS[role].prompts(policy, [parent])
+        CALL_TEXTS[role].prompts(policy, [parent])

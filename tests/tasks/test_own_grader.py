@@ -60,7 +60,7 @@ def test_solutions_and_the_fixed_pool_are_graded_by_it(task):
     tokenizer = load_sentencepiece(printable_model())
     tokens = tuple(np.array(tokenizer.encode_response(solved(answer))) for answer in "0123")
     rollout = Rollout(tokens, tokens, np.zeros(4, bool), 0, 0)
-    read, counts = responses.ROLE_TEXTS["generator"].read(graded, tokenizer, [PROBLEM, PROBLEM], rollout, 2)
+    read, counts = responses.CALL_TEXTS["generator"].read(graded, tokenizer, [PROBLEM, PROBLEM], rollout, 2)
     assert [solution.is_correct for solution in read] == [False, False, True, True]
     assert counts == {"grader/errors": 0, "grader/timeouts": 0, "grader/overlong": 0}
     assert [solution.is_correct for solution in fixed_pool(graded, 4)] == [False, False, True, True]
@@ -123,4 +123,4 @@ def test_a_mistake_in_one_process_is_raised_in_all(task, monkeypatch):
     monkeypatch.setattr(hosts, "join_parts", lambda items: ["the other one failed", *items])
     tokenizer, rollout = load_sentencepiece(printable_model()), Rollout((), (), np.zeros(0, bool), 0, 0)
     with pytest.raises(ValueError, match=r"^the other one failed\. Once that is mended, the same command resumes from"):
-        responses.ROLE_TEXTS["generator"].read(task(EVEN), tokenizer, [], rollout, 1)
+        responses.CALL_TEXTS["generator"].read(task(EVEN), tokenizer, [], rollout, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.letters import LETTERS
 from support.small_tokenizers import byte_level
 from tango_jax.config import default_config
-from tango_jax.loop.responses import ROLE_TEXTS, make_solution
+from tango_jax.loop.responses import CALL_TEXTS, make_solution
 from tango_jax.records import Counters, Credit, Problem, Rewards, Rollout, Term, TurnResult
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.last_letter import gold_steps, tokenizer_model
@@ -130,10 +130,10 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     config = types.SimpleNamespace(max_prompt=90 if name == "sentencepiece" else 900)
     template = TEMPLATES["verifier", "last_letter" if name == "sentencepiece" else "math"]
     policy = types.SimpleNamespace(template=template, tokenizer=tokenizer, config=config)
-    prompts, counts = ROLE_TEXTS["verifier"].prompts(policy, solutions)
+    prompts, counts = CALL_TEXTS["verifier"].prompts(policy, solutions)
     assert max(map(len, prompts)) <= config.max_prompt and 0 <= counts["verifier/prompts_shortened"] <= M
     rollout = rollout_of([token_ids(data, tokenizer) for _ in "ab"])
-    verifications, _ = ROLE_TEXTS["verifier"].read(TASK, tokenizer, solutions, rollout, 1)
+    verifications, _ = CALL_TEXTS["verifier"].read(TASK, tokenizer, solutions, rollout, 1)
     generator_scores(solutions, [False] * M)
     verifier_scores(solutions, verifications)
 

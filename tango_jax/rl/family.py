@@ -1,0 +1,151 @@
+"""Rewards and credits of the relatives of RL Tango that answer twice, judge twice or have a teacher (arms.py).
+
+In and out as in credit.py. Rows of a turn in which solutions are followed by second tries are those of the solutions,
+prompt-major, and then those of the second tries, in the order of the solutions that they follow.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.records import Answers, Credit, Responses, Rewards, Rollout, Solution, Term
+from tango_jax.rl import advantages
+from tango_jax.rl.credit import TurnSoFar, class_balanced_credit, outcome_reward, verdict_reward
+
+# One token counts at most this much, in nats: the log-ratio of a token that the teacher would never say has no bound.
+MAX_NATS = 5.0
+
+
+def joined(parts: Sequence[Responses], num_calls: int) -> Responses:
+    """The responses of several calls as one batch to train on, in which each has a prompt of its own. Of `num_calls`
+    calls, those that had nothing to answer are missing. One call alone is what it is."""
+    if num_calls < 2:
+        return parts[0]
+    rollouts = [part.rollout for part in parts]
+    rollout = Rollout(
+        tokens=sum((one.tokens for one in rollouts), ()),
+        logps=sum((one.logps for one in rollouts), ()),
+        is_truncated_B=np.concatenate([one.is_truncated_B for one in rollouts]),
+        decode_steps=sum(one.decode_steps for one in rollouts),
+        row_steps=sum(one.row_steps for one in rollouts),
+    )
+    prompts = [prompt for part in parts for prompt in part.prompts for _ in range(part.group_size)]
+    owners, records = ([item for part in parts for item in items(part)]
+                       for items in (lambda part: part.owners, lambda part: part.records))  # fmt: skip
+    most = num_calls * len(parts[0].records)  # each later call answers each of the first one's records at most once
+    return Responses(parts[0].role, owners, prompts, 1, rollout, records, {}, most_prompts=most)
+
+
+def second_try_reward(answers: Answers, rl: ConfigDict) -> Rewards:
+    """The generator's, of both tries: that of `outcome_reward`, and for the second one the improvement as well,
+
+        r_2 = outcome(y_2) + improvement_weight (right(y_2) - right(y_1))
+
+    after PAG (arXiv 2506.10406), whose tries are rewarded each on its own. Its bonus has other terms for the verifier,
+    which here has turns of its own.
+    """
+    first, second = outcome_reward(answers, rl), answers.get("second_try")
+    if second is None:
+        return first
+    again = outcome_reward({"generator": second}, rl)
+    gain_B = np.array([float(after.is_right) - float(before.is_right) for before, after in _pairs(second)], np.float32)
+    terms = tuple(
+        Term(of_first.name, of_first.weight, np.concatenate([of_first.value, of_second.value]))
+        for of_first, of_second in zip(first.terms, again.terms, strict=True)
+    )
+    gains_B = np.concatenate([np.zeros(len(first.reward_B), np.float32), gain_B])
+    reward_B = np.concatenate([first.reward_B, again.reward_B]) + rl.improvement_weight * gains_B
+    terms = (*terms, Term("improvement", rl.improvement_weight, gains_B))
+    return Rewards(reward_B.astype(np.float32), first.metrics, terms)
+
+
+def second_try_credit(so_far: TurnSoFar) -> Credit:
+    """The rewards of both tries, normalised over all tries of a problem (GRPO), as in Critique-GRPO (arXiv 2506.03106),
+    which only centres them and weighs right second tries by how unlikely they are; here they count alike."""
+    solved, second = so_far.answers["generator"], so_far.answers.get("second_try")
+    problem_B = np.arange(len(solved.records)) // solved.group_size
+    if second is not None:
+        problem_B = np.concatenate([problem_B, problem_B[list(second.places)]])
+    use_std, adv_B = so_far.config.generator.loss.use_std, np.zeros(len(problem_B), np.float64)
+    for problem in np.unique(problem_B):
+        is_own_B = problem_B == problem
+        adv_B[is_own_B] = advantages.standardise(so_far.reward_B[is_own_B].astype(np.float64), use_std)
+    adv_BT = (adv_B[:, None] * so_far.is_action_BT).astype(np.float32)
+    metrics = {"generator/alpha": 0.0} | second_try_metrics(solved.records, second)
+    return Credit(adv_BT, so_far.counters, metrics, (Term("outcome", 1.0, adv_BT),))
+
+
+def second_try_metrics(solutions: Sequence[Solution], second: Responses | None) -> dict[str, float]:
+    """How many solutions are tried again, what becomes of them, and the accuracy when second tries take their place;
+    by the grade, whatever training takes for it."""
+    pairs, right = _pairs(second) if second else [], sum(solution.is_correct for solution in solutions)
+    mended = sum(after.is_correct and not before.is_correct for before, after in pairs)
+    broken = sum(before.is_correct and not after.is_correct for before, after in pairs)
+    return {
+        "second_try/share": len(pairs) / len(solutions),
+        "second_try/mended": mended / len(solutions),
+        "second_try/broken": broken / len(solutions),
+        "second_try/final_accuracy": (right + mended - broken) / len(solutions),
+    }
+
+
+def _pairs(second: Responses) -> list[tuple[Solution, Solution]]:
+    """(solution, second try) of each second try."""
+    return [(owner.solution, record) for owner, record in zip(second.owners, second.records, strict=True)]
+
+
+def twice_judged_reward(answers: Answers, rl: ConfigDict) -> Rewards:
+    """The verifier's, format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570, its equation of R_V with the
+    meta-verification).
+
+    The quality of a verification is the share of its remarks that the second judgement accepts, and 0 where that does
+    not judge each of them. There a meta-verifier is trained on ratings by people; here the verifier judges its own
+    verification, as stage 1 taught it to, and is not trained on that.
+    """
+    judged, rated = answers["verifier"], answers["second_judgement"]
+    correctness_B = verdict_reward(answers, rl).terms[0].value
+    format_B = np.array([verification.format_score for verification in judged.records], np.float32)
+    quality_B = np.array([np.mean(one.judgements) if one.is_aligned else 0.0 for one in rated.records], np.float32)
+    reward_B = format_B * correctness_B * quality_B
+    is_right_B = correctness_B > 0
+    metrics = {
+        "verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean(),
+        "verifier/reward/quality": quality_B.mean(),
+        # By how much better verifications with a right verdict are rated: 0 where the second judgement says nothing.
+        "second_judgement/separation": _mean(quality_B[is_right_B]) - _mean(quality_B[~is_right_B]),
+    }  # fmt: skip
+    terms = (Term("format x agreement with the grade x quality", 1.0, reward_B),)
+    return Rewards(reward_B, metrics, terms)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def informed_credit(so_far: TurnSoFar) -> Credit:
+    """The verifier's advantages, and for every token by how much the informed verifier would rather have said it,
+
+        A_t = A_t(verdict) + teacher_weight clip(log p(y_t | answer shown) - log p(y_t), -c, c)
+
+    with c = MAX_NATS: the policy gradient of the reverse KL to the teacher on the verifier's own samples, beside
+    reinforcement learning; the paper imitates in place of it, and samples from the teacher as well.
+    """
+    credit, judged = class_balanced_credit(so_far), so_far.answers["verifier"]
+    logp_BT = np.zeros(so_far.is_action_BT.shape, np.float32)
+    for row_T, logp_T in zip(logp_BT, judged.rollout.logps, strict=True):
+        row_T[: len(logp_T)] = logp_T
+    log_ratio_BT = np.clip(so_far.teacher_logp_BT - logp_BT, -MAX_NATS, MAX_NATS) * so_far.is_action_BT
+    weight, num_actions = so_far.config.rl.teacher_weight, max(so_far.is_action_BT.sum(), 1)
+    metrics = credit.metrics | {
+        # An estimate of the reverse KL to the teacher, in nats a token, and how often it would have been unlikely.
+        "verifier/teacher_kl": float(-log_ratio_BT.sum() / num_actions),
+        "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_actions),
+    }
+    terms = (*credit.terms, Term("what the informed verifier would rather say", weight, log_ratio_BT))
+    adv_BT = (credit.adv_BT + weight * log_ratio_BT).astype(np.float32)
+    return credit._replace(adv_BT=adv_BT, metrics=metrics, terms=terms)
+
+
+REWARDS = {function.__name__: function for function in (second_try_reward, twice_judged_reward)}
+CREDITS = {function.__name__: function for function in (second_try_credit, informed_credit)}
