@@ -1,20 +1,59 @@
-"""Relatives of RL Tango in the quickstart's setting: one policy that checks itself, and no gold answers: family.md.
+"""Relatives of RL Tango under one protocol: who judges, whose weights, what follows a verdict, whose label (family.md).
 
-Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py --workdir=runs/family
-           --config.ablation.workers=2 for two cores. What they are compared with: last_letter_trust.py.
+Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy --workdir=runs/family
+           and the same for the other PARTS; one_policy:state_tracking and so on for the other task, in another folder.
+           --config.ablation.workers=2 for two cores.
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about half a minute a run on one core, 12 runs, after a stage 1 of three minutes for each start.
-Expected:  not run so far; family.md is the protocol.
+Time:      about a minute a run on one core, 30 runs of relatives and 24 beside them, after stages 1 of two to six
+           minutes for each start.
+Expected:  family.md.
 """
 
 from ml_collections import ConfigDict
 
 from tango_jax.cli.config_file import load_shipped
 
+TRUST = {"rl.trust": (0.4, 0.55), "rl.judge": "failed", "rl.alpha_schedule": "none"}
+PARTS = {
+    "beside": ("grpo", "gold_steps", "tango"),
+    "trusted": ("tango",),
+    "one_policy": ("self_verify", "no_labels"),
+    "second_try": ("second_try",),
+    "verifiers": ("taught_verifier", "meta_judged"),
+}
+TASKS = ("last_letter", "state_tracking")
 
-def get_config() -> ConfigDict:
-    config = load_shipped("last_letter")
+
+def make_room(config: ConfigDict, part: str) -> None:
+    """Room for the prompts that only some arms have, and as many examples of each role's own prompt in stage 1 as the
+    other arms get."""
+    generator, verifier = config.generator, config.verifier
+    question, verification = generator.max_prompt, verifier.max_response
+    if part == "second_try":
+        generator.prompt_buckets = (question,)
+        generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
+        verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
+        generator.sft.batch_size *= 2
+    if part == "verifiers":
+        verifier.prompt_buckets = (*verifier.prompt_buckets, verifier.max_prompt)
+        verifier.max_prompt += verification + 2
+        verifier.sft.pack_length = 0
+        verifier.sft.batch_size *= 2
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    """`argument`: a part of the comparison, or the part and its task, as in second_try:state_tracking; a third place
+    names the starts, as in second_try:last_letter:4,5."""
+    part, task, starts = ((argument or "one_policy").split(":") + ["", ""])[:3]
+    task = task or TASKS[0]
+    if part not in PARTS or task not in TASKS:
+        raise ValueError(f"there is no {argument!r}: choose a part, {', '.join(PARTS)}, and perhaps a task, "
+                         f"{' or '.join(TASKS)}")
+    config = load_shipped(task)
     config.rollouts.every = 0
-    config.ablation.arms, config.ablation.seeds = ("self_verify", "no_labels"), (0, 1)
-    config.ablation.grid = {"task.data_seed": [20, 21, 22]}
+    make_room(config, part)
+    config.ablation.arms, config.ablation.seeds = PARTS[part], (0, 1)
+    chosen = [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
+    trust = {"trust": {"on": TRUST}} if part == "trusted" else {}
+    config.ablation.grid = trust | {"task.data_seed": chosen}
     return config
