@@ -150,6 +150,34 @@ function rawTexts(rollout, verification, paints) {
   );
 }
 
+// A second try of the problem, and what the verifier said of its own verification, where an arm has them.
+function furtherCards({ second_try: second, second_judgement: again }) {
+  const card = (title, badges, text) =>
+    h(
+      "section",
+      { class: "card further" },
+      h("h3", {}, title),
+      h("div", { class: "banner" }, ...badges.filter(Boolean)),
+      h("pre", {}, ...readableParts(text)),
+    );
+  const note = (text) => h("span", { class: "badge none" }, text);
+  const accepted = again?.judgements.filter(Boolean).length;
+  return [
+    second &&
+      card(
+        "Second try, after the verdict INCORRECT",
+        [gradeBadge(second), second.reward && note(`reward ${second.reward.total.toFixed(2)}`)],
+        second.text,
+      ),
+    again &&
+      card(
+        "The verification, judged once more",
+        [verdictBadge(again), note(`accepts ${accepted} of ${plural(again.judgements.length, "remark")}`)],
+        again.text,
+      ),
+  ];
+}
+
 const phaseOf = ({ phase, role }) =>
   ({ warmup: "verifier's warm-up", eval: "evaluation" })[phase] ?? `the ${role}'s turn`;
 
@@ -257,6 +285,7 @@ function renderRollout(box, rollout, context, choice = 0) {
     ),
     stepsOf(rollout, verification, paints),
     paints.generator || paints.verifier ? shadeLegend(look.colour, scale, rollout.role) : null,
+    ...furtherCards(rollout),
     rewardCard(rollout, context),
     rawTexts(rollout, verification, paints),
   ];

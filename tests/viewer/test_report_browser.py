@@ -370,6 +370,31 @@ def test_an_invented_credit_is_shown_with_its_own_numbers(browser, tmp_path):
     assert browser.logged() == []
 
 
+def test_a_second_try_and_a_second_judgement_stand_beside_the_first(browser, tmp_path):
+    folder = write_run(tmp_path / "runs" / "twice", turns=4)
+    for path in sorted((folder / "rollouts").glob("*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            if row["role"] == "generator":
+                again = row["solution"] | {"text": "<b>once more</b>", "is_correct": True}
+                row["second_try"] = again | {"reward": {"total": 1.25, "terms": []}, "advantage": None}
+            else:
+                row["second_judgement"] = row["verifications"][0] | {
+                    "text": "<i>of itself</i>", "verdict": "INCORRECT", "judgements": [True, False, True]}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build_page(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    shown = {}
+    for turn in (1, 4):
+        browser.open(tmp_path / "report.html", f"r=twice:{turn}:0")
+        browser.wait("document.querySelector('#rollout h2') !== null")
+        shown[turn] = browser.text("#rollout .further")
+    assert "Second try" in shown[1] and "Answer is right" in shown[1]
+    assert "reward 1.25" in shown[1] and "<b>once more</b>" in shown[1]
+    assert "judged once more" in shown[4] and "Verdict INCORRECT" in shown[4]
+    assert "accepts 2 of 3 remarks" in shown[4] and "<i>of itself</i>" in shown[4]
+    assert browser.logged() == []
+
+
 def test_each_of_several_verifications_can_be_read(page, report, rollouts):
     row = next(row for row in rollouts if row["run"] == "tango/1" and row["role"] == "generator"
                and len({item["verdict"] for item in row["verifications"]}) == 2)  # fmt: skip
