@@ -22,7 +22,7 @@ class Call:
     samples: str  # key of `config.rl` with the number of responses to each prompt; empty: one
     labels: str = ""  # what solutions are labelled by: a name in rl/labels.py LABELS; empty: the grade
     about: str = ""  # which records of the previous call it answers: a name in rl/labels.py ABOUT; empty: all
-    text: str = ""  # second_try (a generator's) or second_judgement (a verifier's); empty: the role's own prompt
+    text: str = ""  # second_solution (a generator's) or second_judgement (a verifier's); empty: the role's own prompt
 
     @property
     def name(self) -> str:
@@ -120,8 +120,8 @@ JUDGE_WITHOUT_LABELS = TurnPlan(
     reward="verdict_reward", credit="class_balanced_credit", problems="verifier",
 )  # fmt: skip
 SOLVE_TWICE = TurnPlan(
-    (_SOLVE, Call("verifier", ""), Call("generator", "", about="rejected", text="second_try")),
-    reward="second_try_reward", credit="second_try_credit", learns=("generator", "second_try"),
+    (_SOLVE, Call("verifier", ""), Call("generator", "", about="rejected", text="second_solution")),
+    reward="second_try_reward", credit="second_try_credit", learns=("generator", "second_solution"),
 )  # fmt: skip
 JUDGE_INFORMED = dataclasses.replace(JUDGE, credit="informed_credit", teacher="informed")
 JUDGE_AND_BE_JUDGED = dataclasses.replace(

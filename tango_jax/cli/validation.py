@@ -1,5 +1,7 @@
 """Checks of a configuration, made before any work. Each message names the value, the limit and the fix."""
 
+import contextlib
+
 from ml_collections import ConfigDict
 
 from tango_jax.arms import TurnPlan
@@ -7,6 +9,7 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
+from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.own_method import load_method
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import make_schedule
@@ -76,9 +79,12 @@ def _check_further_calls(config: ConfigDict, role: str, plan: TurnPlan, mistakes
             limit > least, f"arm={config.arm} shows the {call.role} a solution and its verification, up to {least} "
             f"tokens beside the problem, and {call.role}.max_prompt={limit}: raise it",
         )
-    algorithm = config[role].loss.algorithm
-    mistakes.require(len(plan.learns) < 2 or algorithm == "grpo", f"arm={config.arm} compares groups of different "
-                     f"sizes, which {role}.loss.algorithm={algorithm} does not: choose grpo")
+    name = config[role].loss.algorithm
+    with contextlib.suppress(ValueError):  # that there is no such algorithm, `load_method` says
+        mistakes.require(
+            len(plan.learns) < 2 or algorithm_of(name).normalise_fn is not None, f"arm={config.arm} compares groups of "
+            f"different sizes, which {role}.loss.algorithm={name} does not: choose one that compares each group alone",
+        )
 
 
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:

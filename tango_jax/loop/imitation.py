@@ -21,7 +21,7 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
     """
     is_shortened, limit, problem = False, policy.config.max_prompt, example.problem
     earlier = f"{example.solution}\n{example.verification}" if example.verification else example.solution
-    if example.text == "second_try":
+    if example.text == "second_solution":
         prompt, is_shortened = second_try_prompt(policy.template, policy.tokenizer, problem, earlier, limit)
     elif policy.role == "generator":
         prompt = generator_prompt(policy.template, policy.tokenizer, problem)

@@ -80,7 +80,8 @@ def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[li
 def _second_try_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
     built = [second_try_prompt(policy.template, policy.tokenizer, one.problem, one.text, policy.config.max_prompt)
              for one in parents]  # fmt: skip
-    return [ids for ids, _ in built], {"second_try/prompts_shortened": sum(is_shortened for _, is_shortened in built)}
+    shortened = sum(is_shortened for _, is_shortened in built)
+    return [ids for ids, _ in built], {"second_solution/prompts_shortened": shortened}
 
 
 def _second_judgement_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
@@ -140,7 +141,7 @@ def _read_second_tries(
 ) -> tuple[list[Solution], dict]:
     problems = [one.problem for one in parents]
     solutions, failures = _read_solutions(task, tokenizer, problems, rollout, group_size)
-    return solutions, {name.replace("grader/", "grader/second_try_"): count for name, count in failures.items()}
+    return solutions, {name.replace("grader/", "grader/second_solution_"): count for name, count in failures.items()}
 
 
 def _read_second_judgements(
@@ -202,8 +203,8 @@ CALL_TEXTS = {
         _verifier_prompts, _read_verifications, stream="verify", sample_phase="verify", read_phase="verify",
         sampled="verifications", reading="reading verifications",
     ),
-    "second_try": CallText(
-        _second_try_prompts, _read_second_tries, stream="second_try", sample_phase="sample", read_phase="grade",
+    "second_solution": CallText(
+        _second_try_prompts, _read_second_tries, stream="second_solution", sample_phase="sample", read_phase="grade",
         sampled="second tries", reading="grading second tries",
     ),
     "second_judgement": CallText(

@@ -4,6 +4,7 @@ Takes the configuration and the task; returns the method. Runs at the start of a
 so now, and not after hours of stage 1.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 from tango_jax.loop.responses import make_solution, make_verification
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
 from tango_jax.rl.credit import TurnSoFar
+from tango_jax.rl.family import joined
 from tango_jax.rl.own_method import CREDITS, REWARDS, Method, load_method
 from tango_jax.rl.schedule import Turn
 from tango_jax.tasks.task import Task
@@ -42,19 +44,26 @@ def try_method(config: ConfigDict, task: Task) -> Method:
 def _try_turn(
     config: ConfigDict, method: Method, role: str, pairs: Sequence[tuple[Solution, Verification]]
 ) -> None:
-    """A turn of the role, without its update: two solutions of a problem, or two verifications of a solution."""
+    """A turn of the role, without its update: two solutions of a problem, or two verifications of a solution, and what
+    follows them where the plan asks for it."""
     solutions, verifications = map(list, zip(*pairs, strict=True))
     solutions = solutions if role == "generator" else solutions[:1]
     made = {"generator": _responses("generator", [solutions[0].problem], solutions),
             "verifier": _responses("verifier", solutions, verifications)}  # fmt: skip
+    judged = made["verifier"].next_parents
+    made["second_solution"] = dataclasses.replace(_responses("generator", judged[:1], solutions[:1]), places=[0])
+    made["second_judgement"] = _responses("verifier", judged, verifications)
     plan = method.arm.turns[role]
-    answers = {call.role: made[call.role] for call in plan.calls_until(role)}
+    answers = {call.name: made[call.name] for call in plan.calls_until(role)}
     reward = method.rewards[role](answers, config.rl)  # later calls are made when the rewards are known
-    answers |= {call.role: made[call.role] for call in plan.calls_after(role)}
-    length_B = np.array([len(record.token_ends) for record in answers[role].records])
+    answers |= {call.name: made[call.name] for call in plan.calls_after(role)}
+    learner = joined([answers[name] for name in plan.learns or (role,)], len(plan.learns))
+    length_B = np.array([len(record.token_ends) for record in learner.records])
     is_action_BT = np.arange(length_B.max())[None, :] < length_B[:, None]
-    turn = Turn(0, role, role, 0)
-    credit = method.credits[role](TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, Counters()))
+    teacher_logp_BT = np.zeros(is_action_BT.shape, np.float32) if plan.teacher else None
+    so_far = TurnSoFar(config, Turn(0, role, role, 0), answers, reward.reward_B, is_action_BT, Counters(),
+                       teacher_logp_BT=teacher_logp_BT)  # fmt: skip
+    credit = method.credits[role](so_far)
     turn_metrics(role, answers, reward.metrics, credit.metrics)
 
 

@@ -34,13 +34,15 @@ class Algorithm(NamedTuple):
         step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
 
     `has_signal_fn(reward_PM)` says of which groups some response has an outcome advantage, bool [P]; `formula` is what
-    the report shows of the outcome advantage.
+    the report shows of the outcome advantage; `normalise_fn(rewards, loss)` gives the outcome advantages of one group
+    of any size, and is None where groups are not compared each alone.
     """
 
     outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]
     step_fn: Callable[[np.ndarray, np.ndarray, np.ndarray, int, Any], np.ndarray]
     has_signal_fn: Callable[[np.ndarray], np.ndarray] = differs_within_group_P
     formula: str = ""
+    normalise_fn: Callable[[np.ndarray, Any], np.ndarray] | None = None
 
     def has_signal_P(self, reward_B: np.ndarray, group_size: int) -> np.ndarray:
         """Whether responses of a group have an advantage by these rewards, bool [P]."""
@@ -84,8 +86,10 @@ def _reinforce_pp_step_BT(
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     "grpo": Algorithm(_grpo_outcome_BT, _grpo_step_BT, formula="(reward - mean) / std of the group, or without the std "
-                      "where use_std is off"),
-    "rloo": Algorithm(_rloo_outcome_BT, _rloo_step_BT, formula="M / (M - 1) x (reward - mean of the group)"),
+                      "where use_std is off",
+                      normalise_fn=lambda rewards, loss: advantages.standardise(rewards, loss.use_std)),
+    "rloo": Algorithm(_rloo_outcome_BT, _rloo_step_BT, formula="M / (M - 1) x (reward - mean of the group)",
+                      normalise_fn=lambda rewards, loss: advantages.leave_one_out(rewards)),
     "reinforce_pp": Algorithm(_reinforce_pp_outcome_BT, _reinforce_pp_step_BT, differs_within_batch_P,
                               "reward, whitened over all tokens of the batch"),
 }  # fmt: skip

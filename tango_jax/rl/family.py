@@ -10,7 +10,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Answers, Credit, Responses, Rewards, Rollout, Solution, Term
-from tango_jax.rl import advantages
 from tango_jax.rl.credit import TurnSoFar, class_balanced_credit, outcome_reward, verdict_reward
 
 # One token counts at most this much, in nats: the log-ratio of a token that the teacher would never say has no bound.
@@ -45,7 +44,7 @@ def second_try_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     after PAG (arXiv 2506.10406), whose tries are rewarded each on its own. Its bonus has other terms for the verifier,
     which here has turns of its own.
     """
-    first, second = outcome_reward(answers, rl), answers.get("second_try")
+    first, second = outcome_reward(answers, rl), answers.get("second_solution")
     if second is None:
         return first
     again = outcome_reward({"generator": second}, rl)
@@ -61,16 +60,16 @@ def second_try_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 
 
 def second_try_credit(so_far: TurnSoFar) -> Credit:
-    """The rewards of both tries, normalised over all tries of a problem (GRPO), as in Critique-GRPO (arXiv 2506.03106),
-    which only centres them and weighs right second tries by how unlikely they are; here they count alike."""
-    solved, second = so_far.answers["generator"], so_far.answers.get("second_try")
+    """The rewards of both tries, normalised over all tries of a problem, as in Critique-GRPO (arXiv 2506.03106), which
+    only centres them and weighs right second tries by how unlikely they are; here they count alike."""
+    solved, second = so_far.answers["generator"], so_far.answers.get("second_solution")
     problem_B = np.arange(len(solved.records)) // solved.group_size
     if second is not None:
         problem_B = np.concatenate([problem_B, problem_B[list(second.places)]])
-    use_std, adv_B = so_far.config.generator.loss.use_std, np.zeros(len(problem_B), np.float64)
+    normalise_fn, adv_B = so_far.algorithm("generator").normalise_fn, np.zeros(len(problem_B), np.float64)
     for problem in np.unique(problem_B):
         is_own_B = problem_B == problem
-        adv_B[is_own_B] = advantages.standardise(so_far.reward_B[is_own_B].astype(np.float64), use_std)
+        adv_B[is_own_B] = normalise_fn(so_far.reward_B[is_own_B].astype(np.float64), so_far.config.generator.loss)
     adv_BT = (adv_B[:, None] * so_far.is_action_BT).astype(np.float32)
     metrics = {"generator/alpha": 0.0} | second_try_metrics(solved.records, second)
     return Credit(adv_BT, so_far.counters, metrics, (Term("outcome", 1.0, adv_BT),))
@@ -83,10 +82,10 @@ def second_try_metrics(solutions: Sequence[Solution], second: Responses | None) 
     mended = sum(after.is_correct and not before.is_correct for before, after in pairs)
     broken = sum(before.is_correct and not after.is_correct for before, after in pairs)
     return {
-        "second_try/share": len(pairs) / len(solutions),
-        "second_try/mended": mended / len(solutions),
-        "second_try/broken": broken / len(solutions),
-        "second_try/final_accuracy": (right + mended - broken) / len(solutions),
+        "second_solution/share": len(pairs) / len(solutions),
+        "second_solution/mended": mended / len(solutions),
+        "second_solution/broken": broken / len(solutions),
+        "second_solution/final_accuracy": (right + mended - broken) / len(solutions),
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from tango_jax.records import Responses, Solution
+from tango_jax.records import Responses, Solution, TrainState
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
@@ -30,9 +30,9 @@ def informed_prompts(policy: Policy, solutions: Sequence[Solution]) -> list[list
 
 
 def teacher_scores(
-    teacher: str, policy: Policy, weights: dict, learner: Responses, is_action_BT: np.ndarray
+    teacher: str, policy: Policy, state: TrainState, learner: Responses, is_action_BT: np.ndarray
 ) -> np.ndarray | None:
-    """Log-probs of the sampled tokens under the informed prompt, by the policy as it was when it sampled, float32
+    """Log-probs of the sampled tokens under the informed prompt, by the policy as it is when it samples, float32
     [B, T], 0 off the actions; None if the plan has no `teacher`."""
     if not teacher:
         return None
@@ -43,7 +43,7 @@ def teacher_scores(
     parts = []
     for number in range(policy.config.loss.minibatches):
         batch = pack_minibatch(policy.config, policy.placement, number, informed, place_BT, is_action_BT)
-        scored = _own_shards(policy.score(weights, batch))
+        scored = _own_shards(policy.score(state.weights, batch))
         parts += zip(_own_shards(batch.adv_NZRT), _own_shards(batch.is_action_NZRT), scored, strict=True)
     logp = np.zeros(1 + is_action_BT.size, np.float32)
     for place, is_action, logp_part in hosts.join_parts(parts):

@@ -16,7 +16,8 @@ What they return is checked, and whatever they raise becomes a ValueError of one
 reward and credit functions with the same arguments, which must have the same results.
 """
 
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,8 +38,8 @@ from tango_jax.runtime.user_code import UserFunction, is_user_code, load_functio
 from tango_jax.tasks.own_arm import arm_of
 
 # What plans name.
-REWARDS = credit.REWARDS | family.REWARDS
-CREDITS = credit.CREDITS | family.CREDITS
+REWARDS = ChainMap(family.REWARDS, credit.REWARDS)
+CREDITS = ChainMap(family.CREDITS, credit.CREDITS)
 
 
 class Method(NamedTuple):
@@ -79,7 +80,7 @@ def load_method(config: ConfigDict) -> Method:
 
 
 def _named(
-    key: str, value: str | Callable, table: dict[str, Callable], parameters: tuple[str, ...],
+    key: str, value: str | Callable, table: Mapping[str, Callable], parameters: tuple[str, ...],
     checked_fn: Callable[[UserFunction], Callable],
 ) -> Callable:
     """The function of the table, or that of the user, with its errors and results checked."""

@@ -194,6 +194,6 @@ def further_example(
         return problem, solution, "", verification_text([word[-1] for word in words], claims)
     readings = _readings(rng, words, config)
     verification = verification_text(readings, claims)
-    if text == "second_try":
+    if text == "second_solution":
         return problem, solution, verification, solution_text(readings)
     return problem, solution, verification, verification_text(_readings(rng, words, config), readings)

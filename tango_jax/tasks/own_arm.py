@@ -26,7 +26,7 @@ SAMPLES = ("", "samples_per_prompt", "verifications_per_solution")
 # Names of functions of rl/labels.py, by the role that is called.
 LABELS = {"generator": ("", "majority"), "verifier": ("",)}
 ABOUT = {"generator": ("", "rejected"), "verifier": ("", "one_of_either_label")}
-TEXTS = {"generator": ("", "second_try"), "verifier": ("", "second_judgement")}
+TEXTS = {"generator": ("", "second_solution"), "verifier": ("", "second_judgement")}
 
 
 def arm_name(text: str) -> str:
@@ -76,7 +76,7 @@ def _check(shown: str, name: str, arm: Arm) -> None:
             continue
         calls = [call for call in plan.calls if isinstance(call, Call)]
         names = [call.name for call in calls]
-        orders = [["generator"], ["generator", "verifier"], ["generator", "verifier", "second_try"],
+        orders = [["generator"], ["generator", "verifier"], ["generator", "verifier", "second_solution"],
                   ["generator", "verifier", "second_judgement"]]  # fmt: skip
         mistakes.require(len(calls) == len(plan.calls) and role in names and names in orders,
                          f"{place}: calls must be Calls of the generator, then perhaps of the verifier, and then "

@@ -105,7 +105,7 @@ def make_over(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[
         too_much = Over(num_tokens(example.problem) - config.generator.max_prompt, tokens - limit)
         if role == "generator":
             return too_much
-        problem, solution, num_steps, _ = example
+        problem, solution, num_steps = example[:3]
         prompt, _ = verifier_prompt(template, tokenizers[role], problem, solution, num_steps, _NO_LIMIT)
         return too_much._replace(solution=len(prompt) - config.verifier.max_prompt)
 

@@ -74,7 +74,7 @@ TEMPLATES = {
 # What stands in place of the problem in prompts beside a role's own, so that any template serves. `{earlier}` is a
 # solution with its verification; the second judgement has it in place of the solution.
 FURTHER_MATH = {
-    "second_try": """{problem}
+    "second_solution": """{problem}
 
 An earlier solution, and what a verifier said of it:
 {earlier}
@@ -89,7 +89,7 @@ each as a step, and then whether its verdict is right.""",
 The right answer, by which to judge, is {answer}.""",
 }
 FURTHER_PLAIN = {
-    "second_try": "{problem}\n{earlier}", "second_judgement": "{problem}", "informed": "{problem}\n{answer}",
+    "second_solution": "{problem}\n{earlier}", "second_judgement": "{problem}", "informed": "{problem}\n{answer}",
 }  # fmt: skip
 # The number of steps that is assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99
@@ -195,7 +195,7 @@ def second_try_prompt(
     to fit `max_prompt` tokens. The problem alone has to fit."""
 
     def build(text: str) -> list[int]:
-        return generator_prompt(template, tokenizer, with_earlier(template, "second_try", problem, text))
+        return generator_prompt(template, tokenizer, with_earlier(template, "second_solution", problem, text))
 
     ids = build(earlier)
     if len(ids) <= max_prompt:

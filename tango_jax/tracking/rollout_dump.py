@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ml_collections import ConfigDict
 
@@ -63,7 +64,7 @@ class RolloutDump:
 
     def write_evaluation(
         self, number: int, turns_done: int, generator_step: int, solutions: Sequence[Solution],
-        verifications: Sequence[Verification], second_tries: Mapping[int, Solution],
+        verifications: Sequence[Verification], second_tries: Mapping[int, Solution] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Write the first problems of evaluation `number`, counted from 0; see `evaluation_rows`."""
         count = self._config.rollouts.eval_problems

@@ -64,12 +64,12 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
 
 def _add_further(rows: list[dict], result: TurnResult, dicts: dict[str, list[dict]]) -> None:
     """Add to the rows of a turn the second try or the second judgement that followed each."""
-    if second := result.answers.get("second_try"):
+    if second := result.answers.get("second_solution"):
         firsts = len(rows)  # their rewards and advantages come before those of second tries
-        for number, (place, item) in enumerate(zip(second.places, dicts["second_try"], strict=True)):
+        for number, (place, item) in enumerate(zip(second.places, dicts["second_solution"], strict=True)):
             b = firsts + number
             advantage = _advantage(result.credit, b, second.records[number].token_ends)
-            rows[place]["second_try"] = item | {"reward": _reward(result.reward, b), "advantage": advantage}
+            rows[place]["second_solution"] = item | {"reward": _reward(result.reward, b), "advantage": advantage}
     for row, item in zip(rows, dicts.get("second_judgement", ()), strict=False):
         row["second_judgement"] = item
 
@@ -85,7 +85,7 @@ def evaluation_rows(
         | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}
         | {"problem": _problem(solution), "solution": _solution(solution, step_kinds_fn)}
         | {"verifications": [_verification(verification)], "step_rewards": [], "reward": None, "advantage": None}
-        | ({"second_try": _solution(second_tries[b], step_kinds_fn)} if b in second_tries else {})
+        | ({"second_solution": _solution(second_tries[b], step_kinds_fn)} if b in second_tries else {})
         for b, (solution, verification) in enumerate(zip(solutions, verifications, strict=True))
     ]
 

@@ -281,6 +281,12 @@ MISTAKES = [
     ("generator.adapter=generator", r"generator\.adapter=generator: only the verifier can be the generator's policy"),
     ("verifier.adapter=generator verifier.model.width=64", r"one policy, and generator and verifier differ in model"),
     ("arm=self_verify verifier.model.width=64", r"arm=self_verify makes both roles one policy, and generator and ver"),
+    ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
+     r"tokens beside the problem, and generator\.max_prompt=20: raise it"),
+    ("arm=meta_judged verifier.max_prompt=70", r"shows the verifier a solution .* verifier\.max_prompt=70: raise it"),
+    ("arm=second_try rl.dynamic_sampling=1", r"call \(second_solution\) that dynamic sampling does not choose among"),
+    ("arm=second_try generator.loss.algorithm=reinforce_pp",
+     r"groups of different sizes, which generator\.loss\.algorithm=reinforce_pp does not: choose one that c"),
     ("rl.judge=some", r"rl\.judge='some' is not one of all, silent, failed"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
     ("loggers.wandb=me/tango", r"loggers\.wandb='me/tango' is no project name: W&B allows no / in it"),

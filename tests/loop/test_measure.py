@@ -10,7 +10,7 @@ from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
 from tango_jax.loop import measure
 from tango_jax.loop import turn as turns
-from tango_jax.loop.responses import RoleText
+from tango_jax.loop.responses import CallText
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
@@ -32,13 +32,13 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
     counts = {"verifier/prompts_shortened": 2, "verifier/shortened_rate": 0.5}
-    text = RoleText(
+    text = CallText(
         prompts=lambda policy, solutions: ([[1]] * 4, counts),
         stream="verify", sample_phase="verify", read_phase="verify",
         read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
         sampled="verifications", reading="reading verifications",
     )  # fmt: skip
-    monkeypatch.setitem(turns.ROLE_TEXTS, "verifier", text)
+    monkeypatch.setitem(turns.CALL_TEXTS, "verifier", text)
 
     def sample(context, policy, params, request):
         request.ended_fn(3)
@@ -73,7 +73,8 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
 
     monkeypatch.setattr(measure, "respond", respond)
     task = types.SimpleNamespace(num_test=1, test_problem=lambda index: None)
-    metrics = measure.evaluate_roles(types.SimpleNamespace(config=default_config(), task=task), {}, []).metrics
+    context = types.SimpleNamespace(config=default_config(), task=task, method=None)
+    metrics = measure.evaluate_roles(context, {}, []).metrics
     assert {name: metrics[name] for name in metrics if name.startswith("grader/")} == {
         "grader/eval_errors": 2, "grader/eval_timeouts": 1, "grader/eval_overlong": 0,
     }  # fmt: skip

@@ -174,7 +174,7 @@ MISTAKES = {
                  "turns must be a mapping from"),
     "another role": (HEAD + "arm = dataclasses.replace(GRPO, turns={'judge': GRPO.turns['generator']})\n",
                      {"arm": "own.py:arm"}, "turns must be a mapping from generator or verifier to a TurnPlan"),
-    "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator and"),
+    "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator, then"),
     "unknown credit": (HEAD + CREDIT + "credit='mine')})\n", {"arm": "own.py:arm"},
                        r"turns\['generator'\], credit='mine' is not one of outcome_credit, verified_majority_"),
     "credit of another signature": (HEAD + "def f(a, b):\n    pass\n" + CREDIT + "credit='own.py:f')})\n",

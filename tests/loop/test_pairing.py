@@ -22,8 +22,8 @@ def asked(monkeypatch):
     """Every call of a role in a run without models: (turn, role, ids of problems, random key)."""
     calls = []
 
-    def respond(context, states, role, parents, group_size, key_data, is_greedy=False):
-        calls.append((role, [parent.id for parent in parents], tuple(int(word) for word in key_data)))
+    def respond(context, states, role, parents, group_size, key_data, is_greedy=False, text=""):
+        calls.append((text or role, [parent.id for parent in parents], tuple(int(word) for word in key_data)))
         rows = len(parents) * group_size
         rollout = Rollout((np.zeros(1, int),) * rows, (np.zeros(1),) * rows, np.zeros(rows, bool), 1, rows)
         records = [parent for parent in parents for _ in range(group_size)]
@@ -40,6 +40,8 @@ def asked(monkeypatch):
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
     monkeypatch.setitem(turns.LABELS, "majority", lambda said, task: said)
+    monkeypatch.setitem(turns.ABOUT, "rejected", lambda said: range(0, len(said.records), 2))
+    monkeypatch.setattr(turns, "teacher_scores", lambda *arguments: None)
     monkeypatch.setitem(turns.ABOUT, "one_of_either_label", lambda said: range(0, len(said.records), said.group_size))
 
     def run(arm: str, *overrides: str, signal: bool = False) -> dict:

@@ -1,5 +1,6 @@
 """Second tries, second judgements and a teacher that sees the answer: rewards, credits and prompts, worked by hand."""
 
+import types
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def answers_of(first: list[bool], tried: dict[int, bool], group_size: int = 2) -
     if tried:
         places = rejected(judged)
         assert list(places) == sorted(tried)
-        answers["second_try"] = Responses(
+        answers["second_solution"] = Responses(
             "generator", [judged.next_parents[place] for place in places], [[20 + int(place)] for place in places], 1,
             rollout_of([3] * len(tried), first=50), [solution(tried[place]) for place in places], {}, places,
         )  # fmt: skip
@@ -88,7 +89,7 @@ def test_nothing_rejected_is_nothing_tried_again():
     credit = second_try_credit(so_far_of(answers, np.array([0.0, 1.0], np.float32), is_action_BT))
     # Two rewards, 0 and 1: mean 0.5, sample deviation 0.7071.
     np.testing.assert_allclose(credit.adv_BT[:, 0], [-0.7071, 0.7071], atol=1e-4)
-    assert credit.metrics["second_try/share"] == 0 and credit.metrics["second_try/final_accuracy"] == 0.5
+    assert credit.metrics["second_solution/share"] == 0 and credit.metrics["second_solution/final_accuracy"] == 0.5
 
 
 def test_one_group_holds_both_tries():
@@ -104,14 +105,14 @@ def test_one_group_holds_both_tries():
     np.testing.assert_allclose(credit.adv_BT[:, 1], expected, rtol=1e-4)
     np.testing.assert_array_equal(credit.adv_BT[:4, 2], 0)
     # Of four solutions three are tried again: one is mended, one broken; two of four are right in the end, as before.
-    assert {name: value for name, value in credit.metrics.items() if name.startswith("second_try/")} == {
-        "second_try/share": 0.75, "second_try/mended": 0.25, "second_try/broken": 0.25,
-        "second_try/final_accuracy": 0.25}  # fmt: skip
+    assert {name: value for name, value in credit.metrics.items() if name.startswith("second_solution/")} == {
+        "second_solution/share": 0.75, "second_solution/mended": 0.25, "second_solution/broken": 0.25,
+        "second_solution/final_accuracy": 0.25}  # fmt: skip
 
 
 def test_both_tries_are_one_batch_with_their_own_prompts():
     answers = answers_of([False, True, False, False], {0: True, 3: False})
-    both = joined([answers["generator"], answers["second_try"]], 2)
+    both = joined([answers["generator"], answers["second_solution"]], 2)
     assert both.prompts == [[10], [10], [11], [11], [20], [23]] and both.group_size == 1
     assert [int(tokens[0]) for tokens in both.rollout.tokens] == [1, 2, 3, 4, 50, 51]
     assert both.most_prompts == 8 and len(both.records) == 6  # its arrays have room for a second try of each
@@ -166,6 +167,7 @@ def test_the_teacher_scores_the_same_tokens_under_its_own_prompt(monkeypatch, sh
     rollout = Rollout(tuple(RESPONSES), tuple(np.zeros(n, np.float32) for n in LENGTHS), np.zeros(6, bool), 6, 36)
     learner = Responses("verifier", [None] * 3, [[1], [2], [3]], 2, rollout, [], {})
     monkeypatch.setattr(informed, "informed_prompts", lambda policy, parents: list(PROMPTS))
-    scores_BT = informed.teacher_scores("informed", policy, PARAMS, learner, IS_ACTION_BN)
+    state = types.SimpleNamespace(weights=PARAMS)
+    scores_BT = informed.teacher_scores("informed", policy, state, learner, IS_ACTION_BN)
     np.testing.assert_allclose(scores_BT, plain_logps(PARAMS)[1], atol=2e-5)
-    assert informed.teacher_scores("", policy, PARAMS, learner, IS_ACTION_BN) is None
+    assert informed.teacher_scores("", policy, state, learner, IS_ACTION_BN) is None

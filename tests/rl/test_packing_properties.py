@@ -62,8 +62,8 @@ def test_every_response_is_packed_once_beside_its_prompt(batch):
 
 
 def test_a_row_too_short_for_what_a_model_may_write_is_refused_at_the_start():
-    row = "verifier.share_prompts=False verifier.pack_length=111".split()
-    message = r"verifier\.pack_length=111 cannot hold .* max_prompt 64 \+ max_response 48 = 112 tokens"
+    row = "verifier.share_prompts=False verifier.pack_length=151".split()
+    message = r"verifier\.pack_length=151 cannot hold .* max_prompt 104 \+ max_response 48 = 152 tokens"
     with pytest.raises(ValueError, match=message):
         validate(load_config("configs/tiny.py", row))
-    validate(load_config("configs/tiny.py", [row[0], "verifier.pack_length=112"]))
+    validate(load_config("configs/tiny.py", [row[0], "verifier.pack_length=152"]))

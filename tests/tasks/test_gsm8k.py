@@ -130,10 +130,10 @@ def test_roles_get_their_texts_and_rows_are_parted(made):
     ids = {part: {made.sft_example("generator", part, k)[0].id for k in range(6)} for part in ("train", "heldout")}
     assert (len(ids["train"]), len(ids["heldout"])) == (3, 2) and not ids["train"] & ids["heldout"]
     for index in range(6):
-        problem, nothing, zero, solution = made.sft_example("generator", "train", index)
+        problem, nothing, zero, solution = made.sft_example("generator", "train", index)[:4]
         assert (nothing, zero) == ("", 0)
         assert grade(solution, problem.answer) and parse_solution(solution).format_score == 1.0
-        problem, solution, num_steps, verification = made.sft_example("verifier", "train", index)
+        problem, solution, num_steps, verification = made.sft_example("verifier", "train", index)[:4]
         assert parse_verification(verification, num_steps).aligned
         assert len(parse_solution(solution).steps) == num_steps
     assert made.sft_example("verifier", "train", 4) == made.sft_example("verifier", "train", 4)
@@ -148,7 +148,7 @@ def test_the_pool_has_step_labels_and_other_solutions_have_none(made):
         assert all(labels[-1]) == grade(solution, problem.answer)
         assert made.gold_steps(problem, (*steps, "and so on")) is None
     assert {all(label) for label in labels} == {True, False}
-    problem, _, _, solution = made.sft_example("generator", "heldout", 0)
+    problem, _, _, solution = made.sft_example("generator", "heldout", 0)[:4]
     assert made.gold_steps(problem, parse_solution(solution).steps) is None
 
 

@@ -294,7 +294,7 @@ def test_prompts_of_another_template_are_counted(tmp_path):
     tokenizers = {role: load_sentencepiece(tokenizer_model(config.task)) for role in ("generator", "verifier")}
     make_task(config, tokenizers)
     template = tmp_path / "template.txt"
-    template.write_text("{problem}\n" * 9)
+    template.write_text("{problem}\n" * 19)
     config.generator.template = str(template)
-    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* has at least \d+ tokens, .*max_prompt=24: "):
+    with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* has at least \d+ tokens, .*max_prompt=104: "):
         make_task(config, tokenizers)

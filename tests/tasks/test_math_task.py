@@ -123,7 +123,7 @@ def test_a_file_of_tagged_solutions(tokenizer):
     assert task.sft_roles == ("generator", "verifier") and task.pool_solution is None
     example = task.sft_example("generator", "train", 0)
     assert parse_solution(example.response).answer and example.solution == ""
-    problem, solution, num_steps, verification = task.sft_example("verifier", "heldout", 0)
+    problem, solution, num_steps, verification = task.sft_example("verifier", "heldout", 0)[:4]
     assert parse_solution(solution).steps and parse_verification(verification, num_steps).aligned
     config.verifier.sft.steps = 0
     assert task_of(config, tokenizer).sft_roles == ("generator",)

@@ -152,7 +152,7 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
     assert "0 left out because of their length" in task.notes[-1] and "cut off" not in task.notes[-1]
 
     def length(index):
-        problem, solution, num_steps, _ = task.sft_example("verifier", "train", index)
+        problem, solution, num_steps, _ = task.sft_example("verifier", "train", index)[:4]
         return len(verifier_prompt(template, tokenizer, problem, solution, num_steps, 1 << 30)[0])
 
     config.verifier.max_prompt = max(length(index) for index in range(8)) - 1
@@ -160,7 +160,7 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
     assert "left out because of their length, " in again.notes[-1]
     assert "of them because the verifier's prompt would cut off the solution" in again.notes[-1]
     for index in range(8):
-        problem, solution, num_steps, _ = again.sft_example("verifier", "train", index)
+        problem, solution, num_steps, _ = again.sft_example("verifier", "train", index)[:4]
         assert num_steps == len(parse_solution(solution).steps)
         prompt, is_shortened = verifier_prompt(template, tokenizer, problem, solution, num_steps, 1 << 30)
         assert not is_shortened and (len(prompt) <= config.verifier.max_prompt or stage_one == "gsm8k")

@@ -377,7 +377,7 @@ def test_a_second_try_and_a_second_judgement_stand_beside_the_first(browser, tmp
         for row in rows:
             if row["role"] == "generator":
                 again = row["solution"] | {"text": "<b>once more</b>", "is_correct": True}
-                row["second_try"] = again | {"reward": {"total": 1.25, "terms": []}, "advantage": None}
+                row["second_solution"] = again | {"reward": {"total": 1.25, "terms": []}, "advantage": None}
             else:
                 row["second_judgement"] = row["verifications"][0] | {
                     "text": "<i>of itself</i>", "verdict": "INCORRECT", "judgements": [True, False, True]}
