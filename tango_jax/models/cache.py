@@ -4,8 +4,10 @@ The prefix is written once by prefill. The suffix holds the new tokens; all rows
 decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
 layouts in which both products of attention read contiguous memory; the kernels of decode_attention.py take keys as
 values lie (`key_axis`). In a prefix, X takes the place of S: the prompt bucket, where S is the cache bucket. With
-`sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head. Layers
-with a window keep as many columns as the others, and masks leave out those before it.
+`sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head.
+
+Layers with a window keep no more columns than it has: of a prompt its last ones, and of the new tokens a ring of that
+size. Where rows are put into slots (`cache_tokens`), they keep as many as the others, and masks leave out the rest.
 """
 
 from collections.abc import Callable
@@ -46,16 +48,49 @@ def key_axis(config: ModelConfig) -> int:
     return -1 if config.decode_attention == "xla" else -2
 
 
-def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
-    K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.sample_cache_dtype or config.compute_dtype)
-    layers = range(config.num_layers)
-    key_shape = (E, length) if key_axis(config) == -1 else (length, E)
+def keep_windows(config: ModelConfig, prefix: Prefix) -> Prefix:
+    """The prefix with, in layers with a window, only the last columns of each prompt: those that new tokens may see.
+    Columns before the first token of a prompt hold anything; see `window_positions`."""
 
-    def zeros(*shape: int) -> Cached:
+    def keep(window: int, layer: tuple[Cached, Cached]) -> tuple[Cached, Cached]:
+        if not window or window > layer[1].shape[-2]:
+            return layer
+        column_PX = jnp.maximum(window_positions(prefix.length_P, window), 0)
+
+        def take(x: jax.Array, axis: int) -> jax.Array:
+            shape = [len(column_PX), *[1] * (x.ndim - 1)]
+            shape[axis] = window
+            return jnp.take_along_axis(x, column_PX.reshape(shape), axis)
+
+        return map_columns(take, *layer, key_axis(config))
+
+    layers = zip(config.layer_kinds, prefix.k, prefix.v, strict=True)
+    k, v = zip(*(keep(kind.window, (k, v)) for kind, k, v in layers), strict=True)
+    return prefix.replace(k=k, v=v)
+
+
+def window_positions(length_P: jax.Array, window: int) -> jax.Array:
+    """int32 [P, X]: positions of the last tokens of each prompt, as many as the window has; below 0 there is none."""
+    return length_P[:, None] - window + jnp.arange(window)[None, :]
+
+
+def suffix_length(window: int, length: int) -> int:
+    """Columns of new tokens that a layer keeps of a cache bucket; a window of 0 is none."""
+    return min(window or length, length)
+
+
+def init_suffix(config: ModelConfig, rows: int, length: int, keeps_all: bool = True) -> Suffix:
+    """An empty suffix; unless it `keeps_all`, layers with a window have no more columns than that."""
+    K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.sample_cache_dtype or config.compute_dtype)
+    lengths = [length if keeps_all else suffix_length(kind.window, length) for kind in config.layer_kinds]
+
+    def zeros(length: int, *shape: int) -> Cached:
         values = jnp.zeros((rows, K, *shape), dtype)
         return Quantized(values, jnp.zeros((rows, K, length), jnp.float32)) if config.sample_cache_dtype else values
 
-    return Suffix(k=tuple(zeros(*key_shape) for _ in layers), v=tuple(zeros(length, E) for _ in layers))
+    is_last = key_axis(config) == -1
+    return Suffix(k=tuple(zeros(S, *((E, S) if is_last else (S, E))) for S in lengths),
+                  v=tuple(zeros(S, S, E) for S in lengths))  # fmt: skip
 
 
 def map_columns(

@@ -165,8 +165,8 @@ def prefill(
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     state = DecodeState(
-        prefix=prefix,
-        suffix=kv.init_suffix(config, B, cache_bucket),
+        prefix=kv.keep_windows(config, prefix),
+        suffix=kv.init_suffix(config, B, cache_bucket, keeps_all=False),
         step=jnp.zeros((), jnp.int32),
         token_B=jnp.zeros((B,), jnp.int32),
         is_alive_B=batch.limit_B > 0,
@@ -205,16 +205,16 @@ def decode(
     sampling: SamplingParams,
     min_alive: jax.Array,
     mesh: Mesh | None = None,
+    keeps_all: bool = False,
 ) -> DecodeState:
     """Sample until a row has filled the cache bucket, or no more than `min_alive` (int32[]) rows are alive.
 
     Args:
         mesh: of the state.
+        keeps_all: layers with a window keep as many columns as the others, as rows in slots do.
     """
     B, S = state.out_token_BS.shape
-    P = state.prefix.length_P.shape[0]
-    prefix_mask_PX = jnp.arange(state.prefix.v[0].shape[-2])[None, :] < state.prefix.length_P[:, None]
-    prompt_length_B = jnp.repeat(state.prefix.length_P, B // P)
+    prompt_length_B = jnp.repeat(state.prefix.length_P, B // state.prefix.length_P.shape[0])
 
     def is_unfinished(state: DecodeState) -> jax.Array:
         # One sum over the devices for both conditions: a row without room outweighs all others.
@@ -222,9 +222,8 @@ def decode(
         return jnp.sum(jnp.where(state.is_alive_B, vote_B, 0)) > min_alive
 
     def body(state: DecodeState) -> DecodeState:
-        column = (state.step - 1) % S  # of the newest tokens
         rope = transformer.rope_tables(config, (prompt_length_B + state.length_B - 1)[:, None])
-        attend_fns = _attend_fns(config, mesh, state, prefix_mask_PX, column)
+        attend_fns = _attend_fns(config, mesh, state, keeps_all)
         x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
         if config.sample_weight_dtype:
             layers, x_B1D = in_this_step(layers, x_B1D)
@@ -237,31 +236,21 @@ def decode(
     return lax.while_loop(is_unfinished, body, state)
 
 
-def _attend_fns(
-    config: ModelConfig, mesh: Mesh | None, state: DecodeState, prefix_mask_PX: jax.Array, column: jax.Array
-) -> list[AttendFn]:
-    """Attention of each layer in a step that writes this column."""
+def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keeps_all: bool) -> list[AttendFn]:
+    """Attention of each layer in a step, which writes the column of the newest tokens."""
     prefix, suffix = state.prefix, state.suffix
-    layers = zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True)
+    layers = list(zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True))
     if config.decode_attention == "xla":
-        S, X = state.out_token_BS.shape[1], prefix_mask_PX.shape[1]
-        age_S = (column - jnp.arange(S)) % S
-
-        def masks(window: int) -> tuple[jax.Array, jax.Array | None]:
-            """What a row sees of its own columns and, in a window that ends with its newest token, of its prefix."""
-            is_own_BS = age_S[None, :] < state.length_B[:, None]
-            if not window:
-                return is_own_BS, None
-            prompt_length_B = jnp.repeat(prefix.length_P, is_own_BS.shape[0] // prefix.length_P.shape[0])
-            position_B = prompt_length_B + state.length_B - 1
-            is_near_BX = position_B[:, None] - jnp.arange(X)[None, :] < window
-            return is_own_BS & (age_S < window)[None, :], is_near_BX
-
-        by_window = {window: masks(window) for window in config.windows}
-        return [
-            kv.make_decode_attention(pk, pv, prefix_mask_PX, sk, sv, column, *by_window[kind.window])
-            for kind, (pk, pv, sk, sv) in zip(config.layer_kinds, layers, strict=True)
-        ]
+        # Layers of one kind have caches of one size, and so masks in common.
+        sizes = [(kind.window, pv.shape[-2], sv.shape[-2])
+                 for kind, (_, pv, _, sv) in zip(config.layer_kinds, layers, strict=True)]  # fmt: skip
+        masks = {size: _masks(state, *size, keeps_all) for size in dict.fromkeys(sizes)}
+        fns = []
+        for size, (pk, pv, sk, sv) in zip(sizes, layers, strict=True):
+            column, is_prompt_PX, is_own_BS, is_near_BX = masks[size]
+            fns.append(kv.make_decode_attention(pk, pv, is_prompt_PX, sk, sv, column, is_own_BS, is_near_BX))
+        return fns
+    column = (state.step - 1) % state.out_token_BS.shape[1]
     # Of a row that has ended, and of a prompt whose rows have, nothing is needed; a kernel wants one column at least.
     is_asked_P = state.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)
     prompt_length_P = jnp.where(is_asked_P, prefix.length_P, 1)
@@ -270,3 +259,24 @@ def _attend_fns(
         make_skipping_decode_attention(pk, pv, prompt_length_P, sk, sv, column, length_B, config.decode_attention, mesh)
         for pk, pv, sk, sv in layers
     ]
+
+
+def _masks(
+    state: DecodeState, window: int, X: int, S: int, keeps_all: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """For layers with this window (0: none), whose caches have X and S columns: the column that the newest tokens are
+    written to, the columns of a prefix that hold a token, and what a row sees of its own columns and, if there is a
+    window, which ends with its newest token, of its prefix."""
+    column, length_P = (state.step - 1) % S, state.prefix.length_P
+    age_S = (column - jnp.arange(S)) % S
+    is_own_BS = age_S[None, :] < state.length_B[:, None]
+    if not window:
+        return column, jnp.arange(X)[None, :] < length_P[:, None], is_own_BS, None
+    # A prefix of the window's size holds the last tokens of a prompt (cache.keep_windows), any other all of them.
+    is_cut = X == window and not keeps_all
+    position_PX = kv.window_positions(length_P, X) if is_cut else jnp.broadcast_to(jnp.arange(X), (len(length_P), X))
+    is_prompt_PX = (position_PX >= 0) & (position_PX < length_P[:, None])
+    samples = len(state.length_B) // len(length_P)
+    newest_B = jnp.repeat(length_P, samples) + state.length_B - 1
+    is_near_BX = newest_B[:, None] - jnp.repeat(position_PX, samples, axis=0) < window
+    return column, is_prompt_PX, is_own_BS & (age_S < window)[None, :], is_near_BX

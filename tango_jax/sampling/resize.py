@@ -28,19 +28,24 @@ class ResizeFns:
     grow_rest: Callable  # (cache bucket, DecodeState without caches) -> the same
     compact_layer: Callable  # (prefix and suffix k and v, prompt_B, keep_B) -> the same
     compact_rest: Callable  # (DecodeState without caches, prompt_B, keep_B) -> the same
+    windows: tuple[int, ...] | None  # of each layer, 0 for none, where those that have one keep no more columns
 
     def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
         """The same functions wrapped so that a call compiles them and returns the shapes of their results."""
-        return ResizeFns(*(ahead(getattr(self, field.name)) for field in dataclasses.fields(self)))
+        names = [field.name for field in dataclasses.fields(self) if field.name != "windows"]
+        return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
 
 
-def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> ResizeFns:
+def make_resize_fns(
+    mesh: Mesh | None, has_slots: bool, key_axis: int = -1, windows: tuple[int, ...] | None = None
+) -> ResizeFns:
     """The functions for states on the mesh, or on the default device.
 
     Args:
         has_slots: rows have begun at different steps, so that the ring may have wrapped; and rows that are kept stay on
             their shard, where `keep_B` counts them. Otherwise it counts those of the whole batch.
         key_axis: see `cache.key_axis`; -1 with slots.
+        windows: see ResizeFns; None with slots.
     """
     specs, heads = state_specs(), PartitionSpec("rows", "tensor")
     rest_specs = _without_caches(specs)
@@ -61,6 +66,7 @@ def make_resize_fns(mesh: Mesh | None, has_slots: bool, key_axis: int = -1) -> R
         grow_rest=jax.jit(_grow_ring_rest if has_slots else _grow_rest, static_argnums=0, out_shardings=of_rest),
         compact_layer=jax.jit(compact_layer, out_shardings=of_layer),
         compact_rest=jax.jit(compact_rest, out_shardings=of_rest),
+        windows=windows,
     )
 
 
@@ -68,7 +74,10 @@ def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
     """The same rows with room for `bucket` new tokens. The old suffix is deleted."""
     layers = list(zip(state.suffix.k, state.suffix.v, strict=True))
     rest = fns.grow_rest(bucket, _without_caches(state))
-    _replace_layers(layers, lambda layer: fns.grow_layer(bucket, layer, state.step))
+    for index, window in enumerate(fns.windows or (0,) * len(layers)):
+        length = kv.suffix_length(window, bucket)
+        if layers[index][1].shape[-2] < length:
+            _replace_layer(layers, index, lambda layer, length=length: fns.grow_layer(length, layer, state.step))
     k, v = zip(*layers, strict=True)
     return rest.replace(prefix=state.prefix, suffix=kv.Suffix(k=k, v=v))
 
@@ -80,20 +89,21 @@ def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray) -> Deco
     prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
     layers = list(zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True))
     rest = fns.compact_rest(_without_caches(state), prompt_B, keep_B)
-    _replace_layers(layers, lambda layer: fns.compact_layer(layer, prompt_B, keep_B))
+    for index in range(len(layers)):
+        _replace_layer(layers, index, lambda layer: fns.compact_layer(layer, prompt_B, keep_B))
     prefix_k, prefix_v, suffix_k, suffix_v = zip(*layers, strict=True)
     prefix = kv.Prefix(k=prefix_k, v=prefix_v, length_P=rest.prefix.length_P)
     return rest.replace(prefix=prefix, suffix=kv.Suffix(k=suffix_k, v=suffix_v))
 
 
-def _replace_layers(layers: list[Layer], layer_fn: Callable) -> None:
-    """Replace every layer of the list by its new shape, and delete the old one."""
-    for index, layer in enumerate(layers):
-        # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
-        layers[index] = jax.block_until_ready(layer_fn(layer))
-        for array in jax.tree.leaves(layer):
-            if isinstance(array, jax.Array):  # and not only its shape, as in `compile_ahead`
-                array.delete()
+def _replace_layer(layers: list[Layer], index: int, layer_fn: Callable) -> None:
+    """Replace a layer of the list by its new shape, and delete the old one."""
+    layer = layers[index]
+    # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
+    layers[index] = jax.block_until_ready(layer_fn(layer))
+    for array in jax.tree.leaves(layer):
+        if isinstance(array, jax.Array):  # and not only its shape, as in `compile_ahead`
+            array.delete()
 
 
 def _without_caches(state: DecodeState) -> DecodeState:

@@ -92,7 +92,8 @@ def make_sampler(
     # Pinned, so that each function takes what any other one has made without compiling once more.
     specs, max_new = state_specs(), config.cache_buckets[-1]
     state_shardings = shardings_of(mesh, specs)
-    decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh)
+    keeps_all = config.cache_tokens > 0
+    decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh, keeps_all=keeps_all)
     decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=state_shardings)
     if config.cache_tokens:
         rows = specs.token_B
@@ -104,6 +105,7 @@ def make_sampler(
     else:
         first = functools.partial(decode.prefill, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
         prefill_fn = jax.jit(first, out_shardings=state_shardings)
-        resize_fns = make_resize_fns(mesh, has_slots=False, key_axis=kv.key_axis(model_config))
+        windows = tuple(kind.window for kind in model_config.layer_kinds)
+        resize_fns = make_resize_fns(mesh, False, kv.key_axis(model_config), windows)
         driver = BatchDriver(config, stop_ids, prefill_fn, decode_fn, resize_fns)
     return Sampler(config, placement, jax.jit(split, out_shardings=weight_shardings), driver)

@@ -190,17 +190,17 @@ def nbytes(tree):
 def test_a_cache_changes_its_shape_layer_by_layer(has_slots, monkeypatch):
     model = dataclasses.replace(MODEL, num_layers=8)
     fns, peaks = make_resize_fns(None, has_slots), []
-    replace_layers = resize._replace_layers
+    replace_layer = resize._replace_layer
 
-    def watched(layers, layer_fn):
+    def watched(layers, index, layer_fn):
         def fn(layer):
             new = layer_fn(layer)
             peaks.append(nbytes(jax.live_arrays()))
             return new
 
-        replace_layers(layers, fn)
+        replace_layer(layers, index, fn)
 
-    monkeypatch.setattr(resize, "_replace_layers", watched)
+    monkeypatch.setattr(resize, "_replace_layer", watched)
     others = nbytes(jax.live_arrays())
     state = empty_state(model, 64, 16, 8, 32)
     for change in (
