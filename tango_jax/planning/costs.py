@@ -208,8 +208,9 @@ def decode_parts(
     """The matrices of the layers, attention to the cache, and the head: together `decode_bytes` and `decode_flops`.
 
     They are apart because each waits for the one before it. The cache is not read beside the products of a matrix, and
-    no layer's weights are read beside those of the head.
+    no layer's weights are read beside those of the head. Layers with a window read no more columns than it has.
     """
+    prompt_length, cache = (mean_columns(model, columns) for columns in (prompt_length, cache))
     flops = decode_flops(model, rows, prompt_length + cache, tensor)
     matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
     weights = decode_bytes(model, 0, 0, 0, 0, tensor)
@@ -220,6 +221,11 @@ def decode_parts(
         StepPart(cached, Flops(flops.layers - matrices.layers, 0.0)),
         StepPart(head, Flops(0.0, flops.head)),
     )
+
+
+def mean_columns(model: ModelConfig, columns: float) -> float:
+    """Columns of a cache that a layer keeps of so many, in the mean over layers: no more than its window has."""
+    return float(np.mean([min(kind.window or columns, columns) for kind in model.layer_kinds]))
 
 
 def update_bytes(model: ModelConfig, micro_batches: int, tensor: int, gradients: float) -> float:
