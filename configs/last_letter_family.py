@@ -1,11 +1,11 @@
 """Relatives of RL Tango under one protocol: who judges, whose weights, what follows a verdict, whose label (family.md).
 
-Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy --workdir=runs/family
-           and the same for the other PARTS; one_policy:state_tracking and so on for the other task, in another folder.
-           --config.ablation.workers=2 for two cores.
+Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy --workdir=runs/family/one_policy
+           and the same for the other PARTS, each in a folder of its own; one_policy:state_tracking and so on for the
+           other task. --config.ablation.workers=2 for two cores.
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about a minute a run on one core, 30 runs of relatives and 24 beside them, after stages 1 of two to six
-           minutes for each start.
+Time:      about a minute a run on one core, 30 runs of relatives and 24 beside them; two to four minutes a run of
+           second_try. Stages 1 of two to ten minutes for each start.
 Expected:  family.md.
 """
 
