@@ -41,8 +41,8 @@ def second_try_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 
         r_2 = outcome(y_2) + improvement_weight (right(y_2) - right(y_1))
 
-    after PAG (arXiv 2506.10406), whose tries are rewarded each on its own, with a bonus. The verifier, which learns in the
-    same rollouts there, has turns of its own here.
+    after PAG (arXiv 2506.10406), whose tries are rewarded each on its own, with a bonus. The verifier has turns of its
+    own here, and there it learns in the same rollouts.
     """
     first, second = outcome_reward(answers, rl), answers.get("second_solution")
     if second is None:
