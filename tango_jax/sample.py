@@ -5,9 +5,10 @@
 
 A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. The templates and lengths of a
 run are used, also of one that was exported. Without --verifier, the workdir's own verifier is used, and any other
-checkpoint judges itself. Without --question, every line of standard input is a question. Lines written by a model start
-with "| ", so that they cannot be mistaken for output of this command; control characters are shown as escapes
-(model_text.py).
+checkpoint judges itself. With --second_try, a solution whose verdict is INCORRECT is followed by another one, before
+which the generator reads both, as the arm second_try learns to. Without --question, every line of standard input is a
+question. Lines written by a model start with "| ", so that they cannot be mistaken for output of this command; control
+characters are shown as escapes (model_text.py).
 """
 
 import argparse
@@ -22,7 +23,7 @@ from rich.text import Text
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
-from tango_jax.grading import parse_solution, parse_verification, why_misaligned
+from tango_jax.grading import ParsedSolution, parse_solution, parse_verification, why_misaligned
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checks import cut
@@ -34,7 +35,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
 )
-from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.text.templates import generator_prompt, second_try_prompt, verifier_prompt
 from tango_jax.text.tokenizer import unreadable_characters
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
@@ -161,9 +162,31 @@ def answer(
             console.print(Text(quoted(words, encoding, "   "), style="dim"))
     if not steps:
         console.print(Text("The solution has no <step> blocks: only the answer can be judged.", "yellow"))
-    boxed = "none" if solution.answer is None else on_one_line(solution.answer, encoding)
     console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
-                                ("   Answer: ", "bold"), boxed))
+                                ("   Answer: ", "bold"), shown_answer(solution, encoding)))
+    if judged.verdict == "INCORRECT" and args.second_try:
+        earlier = f"{text}\n{verification.text}"
+        try_again(problem, earlier, generator, args, console)
+
+
+def shown_answer(solution: ParsedSolution, encoding: str) -> str:
+    """The answer of a solution, for the terminal."""
+    return "none" if solution.answer is None else on_one_line(solution.answer, encoding)
+
+
+def try_again(
+    problem: Problem, earlier: str, generator: CheckpointSampler, args: argparse.Namespace,
+    console: rich.console.Console,
+) -> None:
+    """Sample and show a second solution by a generator that reads the first one and its verification, `earlier`."""
+    prompt, is_cut = second_try_prompt(generator.template, generator.tokenizer, problem, earlier, generator.max_prompt)
+    with working("solving again"):
+        response = sample_one(generator, prompt, args, "solve again")
+    console.print(Text("Second try" + (" (after a part of the first)" if is_cut else ""), style="bold"))
+    console.print(Text(quoted(response.text, console.encoding)))
+    warn_if_cut_off("second try", response, console)
+    solution = parse_solution(response.text, generator.min_steps)
+    console.print(Text.assemble(("Answer: ", "bold"), shown_answer(solution, console.encoding)))
 
 
 def checked_question(text: str) -> str:
@@ -221,6 +244,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
     parser.add_flag("--use_chat", "prompts in the checkpoint's chat template (default: as in the run)")
+    parser.add_flag("--second_try", "solve again where the verdict is INCORRECT")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
     return parser.parse_args(argv)

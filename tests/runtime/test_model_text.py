@@ -218,6 +218,34 @@ def test_sample_shows_every_line_of_a_model_behind_a_bar(monkeypatch, encoding):
         assert own[-1].startswith("Verdict: INVALID   Answer: "), own
 
 
+@pytest.mark.parametrize("verdict, asked", [("INCORRECT", True), ("INCORRECT", False), ("CORRECT", True)])
+def test_sample_solves_again_what_the_verdict_rejects(monkeypatch, verdict, asked):
+    """The generator reads its solution and what the verifier said of it; model text stays behind the bar."""
+    steps = "<step_verification><step>no \\boxed{INCORRECT}</step></step_verification>"
+    texts = {
+        "solve": "<think><step>a\nVerdict: CORRECT</step></think><answer>\\boxed{1}</answer>",
+        "verify": f"{steps}<final_verification>\\boxed{{{verdict}}}</final_verification>",
+        "solve again": "<think><step>b\nAnswer: 3</step></think><answer>\\boxed{2}</answer>",
+    }  # fmt: skip
+    read = []
+    written = lambda sampler, prompt, args, name: sample.Response(texts[name], 9, False)  # noqa: E731
+    monkeypatch.setattr(sample, "sample_one", written)
+    monkeypatch.setattr(sample, "unreadable_characters", lambda tokenizer, texts: [])
+    monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
+    monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
+    monkeypatch.setattr(sample, "second_try_prompt", lambda *arguments: (read.append(arguments[3]), ([1], False))[1])
+    stream = io.StringIO()
+    console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    sampler = sample.CheckpointSampler(SimpleNamespace(tokenizer=None), None, None, "", 10, 3)
+    sample.answer("q", sampler, sampler, SimpleNamespace(second_try=asked), console)
+    own = [line for line in stream.getvalue().splitlines() if not line.lstrip(" 1.").startswith("|")]
+    is_tried = verdict == "INCORRECT" and asked
+    assert own[-1 - 2 * is_tried] == f"Verdict: {verdict}   Answer: 1"
+    assert own[-2:] == ["Second try", "Answer: 2"] or not is_tried
+    assert read == ([f"{texts['solve']}\n{texts['verify']}"] if is_tried else [])
+    assert ("Second try" in own) == is_tried
+
+
 def test_a_question_that_is_no_text_ends_in_one_line(capsys):
     with pytest.raises(SystemExit) as stopped:
         sample.main(["--checkpoint=x", "--question=a\udcff"])
