@@ -136,7 +136,7 @@ GENERATE: Group = {
 # Which runs an experiment consists of (`python -m tango_jax.ablate`). A run depends on none of these: arms, seeds and
 # cells can be added to an existing experiment.
 ABLATION: Group = {
-    "arms": Key(tuple(name for name, arm in ARMS.items() if not (arm.needs_curriculum or arm.is_one_policy)), None,
+    "arms": Key(tuple(name for name, arm in ARMS.items() if not (arm.needs_curriculum or arm.stage_one_kind)), None,
                 "Arms to run.", Change.EXPERIMENT),
     "seeds": Key((0, 1, 2), SEED, "Seeds to run.", Change.EXPERIMENT),
     "grid": Key({}, None, "Settings to try, all combinations of them; each value is a cell of the grid. An axis is a "

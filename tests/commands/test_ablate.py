@@ -34,7 +34,7 @@ from tango_jax.viewer.runs import find_runs
 
 ROLES = ("generator", "verifier")
 # Those of an experiment by default; the others need settings that configs/tiny.py does not have.
-COMPARED = tuple(name for name, arm in ARMS.items() if not (arm.needs_curriculum or arm.is_one_policy))
+COMPARED = tuple(name for name, arm in ARMS.items() if not (arm.needs_curriculum or arm.stage_one_kind))
 TWO = ("tango", "grpo")  # those with two seeds
 
 
