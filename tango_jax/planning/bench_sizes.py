@@ -49,6 +49,7 @@ class BenchOptions(NamedTuple):
     base_dtype: str = ""  # of the frozen base of adapters
     mesh: str = "fsdp:-1"  # axis:size,axis:size; -1: all devices that the other axes leave
     layers: int = 0  # 0: all
+    vocab: int = 0  # tokens that it knows, no option of the command line; 0: all
     rows: int = 0
     prompt: int = 0
     new: int = 0
@@ -96,7 +97,7 @@ USUAL_ACCELERATOR = Usual(rows=256, prompt=512, new=512, micro_tokens=16_384)
 
 
 def open_model(options: BenchOptions) -> ModelConfig:
-    """The model that the options name, cut to `layers`. Nothing is downloaded.
+    """The model that the options name, cut to `layers` and `vocab`. Nothing is downloaded.
 
     Raises:
         ValueError: there is no such model, this project cannot run it, or it has fewer layers, or a matrix that is
@@ -116,7 +117,8 @@ def open_model(options: BenchOptions) -> ModelConfig:
     rank, alpha = options.lora_rank, role_config().model.lora.alpha
     lora = LoraConfig(rank, alpha, base_dtype=options.base_dtype) if rank else None
     try:
-        return dataclasses.replace(model, num_layers=options.layers or model.num_layers, lora=lora)
+        sizes = {"num_layers": options.layers or model.num_layers, "vocab_size": options.vocab or model.vocab_size}
+        return dataclasses.replace(model, **sizes, lora=lora)
     except ValueError as error:
         raise ValueError(f"--lora_rank={rank}: {error}") from error
 

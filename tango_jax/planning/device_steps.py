@@ -75,6 +75,7 @@ class TimedModel(NamedTuple):
 
     name: str  # a preset
     layers: int = 0  # 0: all
+    vocab: int = 0  # tokens that it knows; 0: all
     rows: tuple[int, int] = (64, 256)  # decoded at once
     prompt: int = 0  # tokens; 0: as many as `bench --model` chooses
     new: int = 0
@@ -114,7 +115,8 @@ SIZES = {
         "tiny", {"generator.sft.steps": 2, "verifier.sft.steps": 2, "rl.generator_steps": 1, "rl.warmup_steps": 1,
                  "eval.every": 1, "eval.problems": 2, "eval.pool": 2, "generator.row_buckets": (8,),
                  "verifier.row_buckets": (8,), "generator.cache_buckets": ()},
-        (TimedModel("smollm2_135m_instruct", layers=1, rows=(2, 4), prompt=8, new=4, micro_rows=2, dtype="float32"),),
+        (TimedModel("smollm2_135m_instruct", layers=1, vocab=1024, rows=(2, 4), prompt=8, new=4, micro_rows=2,
+                    dtype="float32"),),
         matrix=256),
 }  # fmt: skip
 
@@ -221,8 +223,8 @@ def model(size: str, emit: Emit, name: str, rank: str, runs: str) -> None:
     """Decoding few rows, prompts and decoding many rows, training: what does not fit is a row that says so, and the
     others follow."""
     [timed] = [each for each in SIZES[size].models if each.name == name]
-    options = BenchOptions(timed.name, dtype=timed.dtype, layers=timed.layers, prompt=timed.prompt, new=timed.new,
-                           micro_rows=timed.micro_rows, lora_rank=int(rank))  # fmt: skip
+    options = BenchOptions(timed.name, dtype=timed.dtype, layers=timed.layers, vocab=timed.vocab, prompt=timed.prompt,
+                           new=timed.new, micro_rows=timed.micro_rows, lora_rank=int(rank))  # fmt: skip
     rates, (few, many) = measured_rates(open_model(options), SIZES[size].matrix), timed.rows
     emit({"machine": rates._asdict()})
     for rows, phases in ((few, ("decode",)), (many, ("prefill", "decode")), (few, TRAINING_PHASES)):

@@ -237,6 +237,7 @@ def open_devices(target: Target, count: int) -> Devices:
         topology = topologies.get_topology_desc(
             topology_name="", platform="cuda", target_config=description, topology=f"1x{hosts}x{count // hosts}"
         )
+        _answer_jax_for(target)
         return Devices(list(topology.devices), True, GPU_FLAGS)
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no server to ask what slice this is
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened: others may compile at the same time
@@ -248,6 +249,14 @@ def open_devices(target: Target, count: int) -> Devices:
         topology_name=prefix + shape, platform="tpu", chip_config_name=chip, chips_per_host_bounds=host, num_slices=1
     )
     return Devices(list(topology.devices), True, {})
+
+
+def _answer_jax_for(target: Target) -> None:
+    """jax asks a GPU of this machine how wide the heads may be that cuDNN takes. There is none, and jax would refuse
+    what the target can run: heads of 256 numbers on an H100."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    cudnn.check_compute_capability = lambda least: target.capability >= float(least)
 
 
 def cpu_devices(count: int) -> list:

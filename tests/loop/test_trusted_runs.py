@@ -6,7 +6,9 @@ import pytest
 from support.paths import CONFIGS
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
+from tango_jax.config import ROLES
 from tango_jax.loop import run
+from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.console import Console
@@ -17,7 +19,19 @@ SILENT = Console(enabled=False)
 
 
 def config_of(*overrides: str):
-    return load_config(str(CONFIGS / "tiny.py"), ["rollouts.every=1", "eval.every=6", *overrides])
+    on_one_device = [f"{role}.mesh.fsdp=1" for role in ROLES]
+    return load_config(str(CONFIGS / "tiny.py"), [*on_one_device, "rollouts.every=1", "eval.every=6", *overrides])
+
+
+@pytest.fixture(scope="module")
+def train():
+    """`run_or_resume` in silence. What is compiled is compiled once: neither trust nor the arm changes a policy."""
+    policies = make_policies(config_of())
+
+    def run_of(config, workdir, preemption=None):
+        return run.run_or_resume(config, workdir, SILENT, policies, preemption)
+
+    return run_of
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +40,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def doubted(folder):
+def doubted(folder, train):
     """A verifier that is never believed."""
-    run.run_or_resume(config_of("rl.trust=(0.999,1)", "rl.judge=silent"), folder / "doubted", SILENT)
+    train(config_of("rl.trust=(0.999,1)", "rl.judge=silent"), folder / "doubted")
     return folder / "doubted"
 
 
-def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted):
-    run.run_or_resume(config_of("arm=grpo"), folder / "grpo", SILENT)
+def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted, train):
+    train(config_of("arm=grpo"), folder / "grpo")
     ours, theirs = ([{name: value for name, value in row.items() if name.startswith("generator/")}
                      for row in read_metrics(path / "metrics.jsonl") if row["phase"] == "generator"]
                     for path in (doubted, folder / "grpo"))  # fmt: skip
@@ -42,17 +56,17 @@ def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted):
         assert mine | plain == mine and mine["generator/trust"] == 0
 
 
-def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted):
+def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted, train):
     config = config_of("rl.trust=(0.999,1)", "rl.judge=silent")
     for turns in (3, 2):
         with pytest.raises(hosts.Preempted):
-            run.run_or_resume(config, folder / "stopped", SILENT, preemption=StopAfter(turns))
-    run.run_or_resume(config, folder / "stopped", SILENT)
+            train(config, folder / "stopped", preemption=StopAfter(turns))
+    train(config, folder / "stopped")
     assert repeatable_rows(folder / "stopped/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
 
 
-def test_the_dump_says_who_was_asked(folder):
-    run.run_or_resume(config_of("rl.judge=failed"), folder / "failed", SILENT)
+def test_the_dump_says_who_was_asked(folder, train):
+    train(config_of("rl.judge=failed"), folder / "failed")
     rows = [row for row in read_rollouts(folder / "failed/rollouts") if row["role"] == "generator"]
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -66,12 +80,12 @@ def test_the_dump_says_who_was_asked(folder):
     assert np.mean(shares) == pytest.approx(len(judged) / len(rows))
 
 
-def test_practice_goes_on_with_what_was_counted(folder):
+def test_practice_goes_on_with_what_was_counted(folder, train):
     config = config_of("rl.practice=half_right", "task.verifier_words=(1,2)", "rl.generator_steps=9")
-    run.run_or_resume(config, folder / "practice", SILENT)
+    train(config, folder / "practice")
     with pytest.raises(hosts.Preempted):
-        run.run_or_resume(config, folder / "practice_stopped", SILENT, preemption=StopAfter(7))
-    run.run_or_resume(config, folder / "practice_stopped", SILENT)
+        train(config, folder / "practice_stopped", preemption=StopAfter(7))
+    train(config, folder / "practice_stopped")
     rows = [repeatable_rows(folder / name / "metrics.jsonl") for name in ("practice", "practice_stopped")]
     assert rows[0] == rows[1]
     saved = peek_meta(folder / "practice/checkpoints").meta
