@@ -59,7 +59,7 @@ def test_what_takes_a_while_is_said_on_standard_error(folder, capsys):
 
 def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, **console) -> str:
     """What is printed about a question; a text that is None is cut off, after <think>."""
-    stream, args = io.StringIO(), argparse.Namespace(seed=0, temperature=0.0, top_p=1.0)
+    stream, args = io.StringIO(), argparse.Namespace(seed=0, temperature=0.0, top_p=1.0, second_try=False)
     generator, verifier = (
         scripted(tokenizer, lambda number, prompt, is_greedy, text=text: text, template)
         for tokenizer, text, template in zip(

@@ -30,7 +30,7 @@ NEVER = SimpleNamespace(is_due=lambda: False, saved=lambda: None, unsaved=lambda
 
 @pytest.fixture(scope="module")
 def policies() -> dict:
-    config = load_config(TINY)
+    config = load_config(TINY, ["verifier.max_prompt=64"])
     return {role: make_policy(role, config[role], start_source(config, role)) for role in ("generator", "verifier")}
 
 

@@ -340,7 +340,7 @@ def test_a_kernel_is_planned_to_read_less():
 
 def test_a_budget_of_cached_tokens():
     """Of 24 tokens of prompt, and 16 or 32 of response: room for four rows, then for two."""
-    settings = ["generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
+    settings = ["generator.max_prompt=24", "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
     config = load_config(str(ROOT / "configs/tiny.py"), settings)
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     shapes = job.policies["generator"].sampling
@@ -358,7 +358,8 @@ def test_a_budget_of_cached_tokens():
 def test_prompts_are_read_in_the_bucket_of_their_chunk():
     """Prompts of 24, 16, 8 and 1 tokens, one at a time."""
     config = load_config(str(ROOT / "configs/tiny.py"), [
-        "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160", "generator.prompt_buckets=(8,16)",
+        "generator.max_prompt=24", "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160",
+        "generator.prompt_buckets=(8,16)",
     ])  # fmt: skip
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     done = sampling_workload(job, "generator", 4, 2, filled=0.5)
