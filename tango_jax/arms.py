@@ -45,6 +45,10 @@ class TurnPlan:
     # verifier's with the gold answer, rl/informed.py); empty: none.
     teacher: str = ""
 
+    def learners(self, role: str) -> tuple[str, ...]:
+        """The names of the calls whose responses are rewarded and trained on in a turn of `role`."""
+        return self.learns or (role,)
+
     def calls_until(self, role: str) -> tuple[Call, ...]:
         """Its calls up to and including the last of `role`, which is then rewarded. The calls after it are made later:
         dynamic sampling and `rl.judge` choose by the rewards and grades which responses they are about."""
@@ -89,9 +93,9 @@ class Arm:
 
     def further_texts(self, role: str) -> tuple[str, ...]:
         """The prompts of a role beside its own, which stage 1 has examples of as well."""
-        plans = self.turns.values()
-        texts = [call.text for plan in plans for call in plan.calls if call.role == role and call.text]
-        return tuple(dict.fromkeys([*texts, *(plan.teacher for plan in plans if role == "verifier" and plan.teacher)]))
+        texts = [call.text for plan in self.turns.values() for call in plan.calls if call.role == role]
+        teachers = [plan.teacher for learner, plan in self.turns.items() if learner == role]
+        return tuple(dict.fromkeys(filter(None, (*texts, *teachers))))
 
     @property
     def stage_one_kind(self) -> str:

@@ -84,11 +84,6 @@ class Judged:
         """The problem that was solved."""
         return self.solution.problem
 
-    @property
-    def text(self) -> str:
-        """Both texts."""
-        return f"{self.solution.text}\n{self.verification.text}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Responses:

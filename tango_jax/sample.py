@@ -35,7 +35,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
 )
-from tango_jax.text.templates import generator_prompt, second_try_prompt, verifier_prompt
+from tango_jax.text.templates import earlier_text, generator_prompt, second_try_prompt, verifier_prompt
 from tango_jax.text.tokenizer import unreadable_characters
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
@@ -165,8 +165,7 @@ def answer(
     console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
                                 ("   Answer: ", "bold"), shown_answer(solution, encoding)))
     if judged.verdict == "INCORRECT" and args.second_try:
-        earlier = f"{text}\n{verification.text}"
-        try_again(problem, earlier, generator, args, console)
+        try_again(problem, earlier_text(text, verification.text), generator, args, console)
 
 
 def shown_answer(solution: ParsedSolution, encoding: str) -> str:

@@ -1,7 +1,5 @@
 """Checks of a configuration, made before any work. Each message names the value, the limit and the fix."""
 
-import contextlib
-
 from ml_collections import ConfigDict
 
 from tango_jax.arms import TurnPlan
@@ -9,7 +7,6 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
-from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.own_method import load_method
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import make_schedule
@@ -65,7 +62,7 @@ def validate(config: ConfigDict) -> None:
     mistakes.raise_all()
 
 
-def _check_further_calls(config: ConfigDict, role: str, plan: TurnPlan, mistakes: Mistakes) -> None:
+def _check_further_calls(config: ConfigDict, plan: TurnPlan, mistakes: Mistakes) -> None:
     """What calls about a solution and its verification need."""
     for call in plan.calls:
         if not call.text:
@@ -78,12 +75,6 @@ def _check_further_calls(config: ConfigDict, role: str, plan: TurnPlan, mistakes
         mistakes.require(
             limit > least, f"arm={config.arm} shows the {call.role} a solution and its verification, up to {least} "
             f"tokens beside the problem, and {call.role}.max_prompt={limit}: raise it",
-        )
-    name = config[role].loss.algorithm
-    with contextlib.suppress(ValueError):  # that there is no such algorithm, `load_method` says
-        mistakes.require(
-            len(plan.learns) < 2 or algorithm_of(name).normalise_fn is not None, f"arm={config.arm} compares groups of "
-            f"different sizes, which {role}.loss.algorithm={name} does not: choose one that compares each group alone",
         )
 
 
@@ -144,8 +135,8 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return
-    for role, plan in arm.turns.items():
-        _check_further_calls(config, role, plan, mistakes)
+    for plan in arm.turns.values():
+        _check_further_calls(config, plan, mistakes)
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

@@ -11,6 +11,7 @@ from tango_jax.arms import TurnPlan
 from tango_jax.loop.turn import RunContext, action_mask
 from tango_jax.models.lora import split
 from tango_jax.records import Responses, Rollout, States
+from tango_jax.rl.family import joined_shape
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
@@ -56,8 +57,7 @@ def _compile_update(
     """Score and update on one-token responses, with prompts of the given length; `plan` is that of the role's turns,
     None if it is not trained."""
     P, M = context.config.rl.prompts_per_step, context.config.rl.samples_per_prompt
-    if plan and len(plan.learns) > 1:  # see family.joined
-        P, M = len(plan.learns) * P * M, 1
+    P, M = joined_shape(len(plan.learners(policy.role)) if plan else 1, P, M)
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
     logp = np.zeros((1,), np.float32)
     rollout = Rollout((token,) * (P * M), (logp,) * (P * M), np.zeros(P * M, bool), 1, P * M)

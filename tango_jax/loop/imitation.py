@@ -11,7 +11,7 @@ from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.sharding.layouts import place_batch
 from tango_jax.tasks.task import SftExample, Task
-from tango_jax.text.templates import generator_prompt, second_try_prompt, verifier_prompt, with_earlier
+from tango_jax.text.templates import earlier_text, generator_prompt, second_try_prompt, verifier_prompt, with_earlier
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
@@ -20,7 +20,7 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
     If the solution is too long for a verifier's prompt, its end is cut off; responses are truncated to the packed row.
     """
     is_shortened, limit, problem = False, policy.config.max_prompt, example.problem
-    earlier = f"{example.solution}\n{example.verification}" if example.verification else example.solution
+    earlier = earlier_text(example.solution, example.verification) if example.verification else example.solution
     if example.text == "second_solution":
         prompt, is_shortened = second_try_prompt(policy.template, policy.tokenizer, problem, earlier, limit)
     elif policy.role == "generator":

@@ -14,6 +14,7 @@ from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import (
     PromptTooLong,
+    earlier_text,
     generator_prompt,
     second_try_prompt,
     verifier_prompt,
@@ -78,21 +79,24 @@ def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[li
 
 
 def _second_try_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
-    built = [second_try_prompt(policy.template, policy.tokenizer, one.problem, one.text, policy.config.max_prompt)
-             for one in parents]  # fmt: skip
+    limit = policy.config.max_prompt
+    built = [second_try_prompt(policy.template, policy.tokenizer, one.problem, _earlier(one), limit) for one in parents]
     shortened = sum(is_shortened for _, is_shortened in built)
     return [ids for ids, _ in built], {"second_solution/prompts_shortened": shortened}
 
 
+def _earlier(judged: Judged) -> str:
+    return earlier_text(judged.solution.text, judged.verification.text)
+
+
 def _second_judgement_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
     """Build the prompts, in which the blocks of a verification are what is judged; see `_verifier_prompts`."""
+    template, tokenizer, limit = policy.template, policy.tokenizer, policy.config.max_prompt
+    problems = [with_earlier(template, "second_judgement", one.problem) for one in parents]
     built = [
-        verifier_prompt(
-            policy.template, policy.tokenizer, with_earlier(policy.template, "second_judgement", one.problem), one.text,
-            len(one.verification.blocks), policy.config.max_prompt,
-        )
-        for one in parents
-    ]  # fmt: skip
+        verifier_prompt(template, tokenizer, problem, _earlier(one), len(one.verification.blocks), limit)
+        for problem, one in zip(problems, parents, strict=True)
+    ]
     shortened = sum(is_shortened for _, is_shortened in built)
     return [ids for ids, _ in built], {"second_judgement/prompts_shortened": shortened}
 

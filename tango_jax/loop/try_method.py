@@ -57,7 +57,7 @@ def _try_turn(
     answers = {call.name: made[call.name] for call in plan.calls_until(role)}
     reward = method.rewards[role](answers, config.rl)  # later calls are made when the rewards are known
     answers |= {call.name: made[call.name] for call in plan.calls_after(role)}
-    learner = joined([answers[name] for name in plan.learns or (role,)], len(plan.learns))
+    learner = joined(answers, plan.learners(role))
     length_B = np.array([len(record.token_ends) for record in learner.records])
     is_action_BT = np.arange(length_B.max())[None, :] < length_B[:, None]
     teacher_logp_BT = np.zeros(is_action_BT.shape, np.float32) if plan.teacher else None

@@ -64,7 +64,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     rest, rl = plan.calls_after(role), context.config.rl
     asked = asked_about(context.config, answers[role], counters) if rest else None
     answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
-    learner = joined([answers[name] for name in plan.learns or (role,) if name in answers], len(plan.learns))
+    learner = joined(answers, plan.learners(role))
     is_action_BT = action_mask(context.policies[role], learner.rollout)
     teacher_logp_BT = teacher_scores(plan.teacher, context.policies[role], states[role], learner, is_action_BT)
     counters = counters.take(plan.problems, problems_of_a_turn(rl, plan.problems))

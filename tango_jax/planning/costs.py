@@ -208,9 +208,8 @@ def decode_parts(
     """The matrices of the layers, attention to the cache, and the head: together `decode_bytes` and `decode_flops`.
 
     They are apart because each waits for the one before it. The cache is not read beside the products of a matrix, and
-    no layer's weights are read beside those of the head. Layers with a window read no more columns than it has.
+    no layer's weights are read beside those of the head.
     """
-    prompt_length, cache = (mean_columns(model, columns) for columns in (prompt_length, cache))
     flops = decode_flops(model, rows, prompt_length + cache, tensor)
     matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
     weights = decode_bytes(model, 0, 0, 0, 0, tensor)

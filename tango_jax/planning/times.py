@@ -28,6 +28,7 @@ from tango_jax.planning.costs import (
     StepPart,
     cached_token_bytes,
     decode_parts,
+    mean_columns,
     optimizer_bytes,
     prefill_flops,
     score_flops,
@@ -119,6 +120,8 @@ class TimeModel(NamedTuple):
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
             prompt_read, read = done.columns(segment)
+            if not policy.sampler_config.cache_tokens:  # with it, rows in slots keep every column
+                prompt_read, read = (mean_columns(model, columns) for columns in (prompt_read, read))
             seconds += segment.steps * self.step_seconds(model, prefixes, prompt_read, rows, read, tensor)
         if done.saved:  # there and back, from one bucket of the cache to a larger one
             tokens = done.prompt_length + max(segment.cache for segment in done.segments)

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from tango_jax.models.decode_attention import columns_read
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
+from tango_jax.rl.family import joined_shape
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.schedule import limits_of, replay
@@ -89,9 +90,10 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
-    policy, M = job.policies[role], job.config.rl.samples_per_prompt
-    plan, shards = arm_of(job.config).turns.get(role), policy.placement.num_local_shards
-    prompts = job.minibatch_prompts(role) * max(len(plan.learns) if plan else 1, 1)
+    policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
+    plan = arm_of(job.config).turns.get(role)
+    num_calls = len(plan.learners(role)) if plan else 1
+    prompts, M = joined_shape(num_calls, job.minibatch_prompts(role), job.config.rl.samples_per_prompt)
     return packed_workload(policy.config, prompts, M, shards, filled, measured.get(role))
 
 

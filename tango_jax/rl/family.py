@@ -16,11 +16,18 @@ from tango_jax.rl.credit import TurnSoFar, class_balanced_credit, outcome_reward
 MAX_NATS = 5.0
 
 
-def joined(parts: Sequence[Responses], num_calls: int) -> Responses:
-    """The responses of several calls as one batch to train on, in which each has a prompt of its own. Of `num_calls`
-    calls, those that had nothing to answer are missing. One call alone is what it is."""
-    if num_calls < 2:
-        return parts[0]
+def joined_shape(num_calls: int, prompts: int, samples: int) -> tuple[int, int]:
+    """(prompts, responses to each) of a batch of one call, or at most of several calls' joined responses: each later
+    call answers each response of the first once or not at all."""
+    return (prompts, samples) if num_calls == 1 else (num_calls * prompts * samples, 1)
+
+
+def joined(answers: Answers, names: Sequence[str]) -> Responses:
+    """The responses to the calls of these names as one batch to train on, in which each has a prompt of its own. Calls
+    that had nothing to answer are missing among the `answers`. One call alone is what it is."""
+    if len(names) == 1:
+        return answers[names[0]]
+    parts = [answers[name] for name in names if name in answers]
     rollouts = [part.rollout for part in parts]
     rollout = Rollout(
         tokens=sum((one.tokens for one in rollouts), ()),
@@ -32,7 +39,7 @@ def joined(parts: Sequence[Responses], num_calls: int) -> Responses:
     prompts = [prompt for part in parts for prompt in part.prompts for _ in range(part.group_size)]
     owners, records = ([item for part in parts for item in items(part)]
                        for items in (lambda part: part.owners, lambda part: part.records))  # fmt: skip
-    most = num_calls * len(parts[0].records)  # each later call answers each of the first one's records at most once
+    most, _ = joined_shape(len(names), len(parts[0].prompts), parts[0].group_size)
     return Responses(parts[0].role, owners, prompts, 1, rollout, records, {}, most_prompts=most)
 
 
@@ -127,8 +134,9 @@ def informed_credit(so_far: TurnSoFar) -> Credit:
 
         A_t = A_t(verdict) + teacher_weight clip(log p(y_t | answer shown) - log p(y_t), -c, c)
 
-    with c = MAX_NATS: the policy gradient of the reverse KL to the teacher on the verifier's own samples, beside
-    reinforcement learning; the paper imitates in place of it, and samples from the teacher as well.
+    with c = MAX_NATS: the policy gradient of the reverse KL to the teacher on the verifier's own samples (as in arXiv
+    2601.18734), beside reinforcement learning. That the teacher is the verifier itself, shown the reference, is from
+    self-trained verification (arXiv 2605.30290), where imitating it takes the place of rewards for verdicts.
     """
     credit, judged = class_balanced_credit(so_far), so_far.answers["verifier"]
     logp_BT = np.zeros(so_far.is_action_BT.shape, np.float32)

@@ -16,8 +16,9 @@ What they return is checked, and whatever they raise becomes a ValueError of one
 reward and credit functions with the same arguments, which must have the same results.
 """
 
+import functools
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import TurnSoFar
 from tango_jax.rl.losses import LossTokens
 from tango_jax.rl.own_reward import OwnReward, load_own_rewards, with_own_reward
-from tango_jax.runtime.checks import Mistakes, one_of, shortened
+from tango_jax.runtime.checks import Mistakes, one_of, require, shortened
 from tango_jax.runtime.user_code import UserFunction, is_user_code, load_function
 from tango_jax.tasks.own_arm import arm_of
 
@@ -66,13 +67,19 @@ def load_method(config: ConfigDict) -> Method:
     for role, plan in arm.turns.items() if arm else ():
         place = f"arm={config.arm}, turns[{role!r}]"
         with mistakes.collected():
-            reward_fn = _named(f"{place}, reward", plan.reward, REWARDS, ("answers", "rl"), _checked_reward)
-            rewards[role] = with_own_reward(reward_fn, own_rewards.get(role))
+            learners = plan.learners(role)
+            checked_fn = functools.partial(_checked_reward, learners=learners)
+            reward_fn = _named(f"{place}, reward", plan.reward, REWARDS, ("answers", "rl"), checked_fn)
+            rewards[role] = with_own_reward(reward_fn, own_rewards.get(role), learners)
         with mistakes.collected():
             credits[role] = _named(f"{place}, credit", plan.credit, CREDITS, ("so_far",), _checked_credit)
     for role in ROLES:
         with mistakes.collected():
-            algorithm_of(config[role].loss.algorithm, f"{role}.loss.algorithm")
+            key, name = f"{role}.loss.algorithm", config[role].loss.algorithm
+            is_joined = arm is not None and role in arm.turns and len(arm.turns[role].learners(role)) > 1
+            is_able = algorithm_of(name, key).normalise_fn is not None
+            require(is_able or not is_joined, f"arm={config.arm} compares groups of different sizes, which "
+                    f"{key}={name} does not: choose one that compares each group alone")
         with mistakes.collected():
             load_loss_term(role, config[role].loss)
     mistakes.raise_all()
@@ -92,16 +99,17 @@ def _named(
     return checked_fn(function)
 
 
-def _checked_reward(function: UserFunction) -> Callable[[Answers, ConfigDict], Rewards]:
+def _checked_reward(
+    function: UserFunction, learners: Sequence[str]
+) -> Callable[[Answers, ConfigDict], Rewards]:
     def reward_fn(answers: Answers, rl: ConfigDict) -> Rewards:
         result = function.call(answers, rl)
         if not isinstance(result, Rewards):
             function.refuse(f"it returned {shortened(result)}; it must return Rewards (tango_jax.records)")
-        counts = {len(responses.records) for responses in answers.values()}
-        counts |= {sum(len(part.records) for part in answers.values() if part.role == role) for role in ROLES}
-        if not _is_finite(result.reward_B) or np.ndim(result.reward_B) != 1 or len(result.reward_B) not in counts:
+        count = sum(len(answers[name].records) for name in learners if name in answers)
+        if not _is_finite(result.reward_B) or np.shape(result.reward_B) != (count,):
             function.refuse(f"reward_B is {_described(result.reward_B)}; it must have a finite number for each "
-                            f"response of the role that learns, {' or '.join(map(str, sorted(counts)))}")
+                            f"response of the role that learns, {count}")
         return result
 
     return reward_fn

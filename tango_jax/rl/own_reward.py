@@ -17,7 +17,7 @@ on made-up responses before a run begins any work (loop/try_method.py).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -77,20 +77,16 @@ def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
 
 
 def with_own_reward(
-    reward_fn: Callable[[Answers, ConfigDict], Rewards], own: OwnReward | None
+    reward_fn: Callable[[Answers, ConfigDict], Rewards], own: OwnReward | None, learners: Sequence[str]
 ) -> Callable[[Answers, ConfigDict], Rewards]:
-    """The reward of a turn, plus that of the user's function for each response, if there is one. The new function
-    raises ValueError where the user's failed."""
+    """The reward of a turn, plus that of the user's function for each response to the calls named `learners`, if there
+    is one. The new function raises ValueError where the user's failed."""
     if own is None:
         return reward_fn
 
     def both_fn(answers: Answers, rl: ConfigDict) -> Rewards:
-        usual, parts = reward_fn(answers, rl), []
-        # Second tries are rewarded as well, a second judgement is not.
-        for responses in answers.values():
-            if responses.role == own.role and sum(map(len, parts)) < len(usual.reward_B):
-                parts.append(own_reward_B(own, responses))
-        own_B = np.concatenate(parts)
+        usual = reward_fn(answers, rl)
+        own_B = np.concatenate([own_reward_B(own, answers[name]) for name in learners if name in answers])
         metrics = usual.metrics | {f"{own.role}/reward/own": own_B.mean()}
         terms = (*usual.terms, Term(f"own reward ({PurePath(own.function.name).name})", 1.0, own_B))
         return Rewards(usual.reward_B + own_B, metrics, terms)

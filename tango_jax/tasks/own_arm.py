@@ -82,6 +82,9 @@ def _check(shown: str, name: str, arm: Arm) -> None:
                          f"{place}: calls must be Calls of the generator, then perhaps of the verifier, and then "
                          f"perhaps for a second try or a second judgement, that of the {role} among them, and are "
                          f"{shortened(plan.calls)}")
+        is_twice = names[-1:] == ["second_solution"] and any(call.samples for call in calls[1:])
+        mistakes.require(not is_twice, f"{place}: a second solution follows one verification of each solution: leave "
+                         "the samples of both calls empty")
         for call in calls:
             mistakes.one_of(f"{place}, samples of the {call.role}", call.samples, SAMPLES)
             mistakes.one_of(f"{place}, labels of the {call.role}", call.labels, LABELS[call.role])

@@ -180,6 +180,11 @@ def verifier_prompt(
     return build(solution[:longest], stated), True
 
 
+def earlier_text(solution: str, verification: str) -> str:
+    """A solution and its verification as the prompts of a second try and of a second judgement have them."""
+    return f"{solution}\n{verification}"
+
+
 def with_earlier(template: str, text: str, problem: Problem, earlier: str = "") -> Problem:
     """A problem whose question is what the prompt `text` says: one of FURTHER_PLAIN, whose wording follows from the
     role's template. Only the informed prompt, which scores and never asks, has the problem's answer."""

@@ -175,6 +175,11 @@ MISTAKES = {
     "another role": (HEAD + "arm = dataclasses.replace(GRPO, turns={'judge': GRPO.turns['generator']})\n",
                      {"arm": "own.py:arm"}, "turns must be a mapping from generator or verifier to a TurnPlan"),
     "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator, then"),
+    "second solutions of several verifications": (
+        HEAD + "from tango_jax.arms import SOLVE_TWICE, Call\n"
+        "calls = (SOLVE_TWICE.calls[0], Call('verifier', 'verifications_per_solution'), SOLVE_TWICE.calls[2])\n"
+        "arm = dataclasses.replace(GRPO, turns={'generator': dataclasses.replace(SOLVE_TWICE, calls=calls)})\n",
+        {"arm": "own.py:arm"}, "a second solution follows one verification of each solution: leave the samples of b"),
     "unknown credit": (HEAD + CREDIT + "credit='mine')})\n", {"arm": "own.py:arm"},
                        r"turns\['generator'\], credit='mine' is not one of outcome_credit, verified_majority_"),
     "credit of another signature": (HEAD + "def f(a, b):\n    pass\n" + CREDIT + "credit='own.py:f')})\n",

@@ -11,13 +11,14 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
-from tango_jax.models.transformer import ModelConfig
+from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.costs import (
     Flops,
     decode_bytes,
     decode_flops,
     decode_parts,
+    mean_columns,
     num_parameters,
 )
 from tango_jax.planning.hlo import Collective
@@ -371,6 +372,12 @@ def test_prompts_are_read_in_the_bucket_of_their_chunk():
 
     assert seconds(24, 16, 8, 8) - seconds(24, 16, 8) == pytest.approx(seconds(8, 8) - seconds(8))
     assert 0 < seconds(24, 16, 8, 8) < seconds(24, 24, 24, 24)
+
+
+def test_a_layer_with_a_window_reads_no_more_columns_than_that():
+    """Of three layers two have a window of 4; rows in slots keep every column."""
+    model = ModelConfig(6, 2, 3, 1, 1, 2, 1, pattern=(LayerKind(window=4), LayerKind(window=4), LayerKind()))
+    assert mean_columns(model, 10) == (4 + 4 + 10) / 3 and mean_columns(model, 3) == 3
 
 
 def test_a_decode_step_is_a_sum_of_parts():

@@ -19,8 +19,10 @@ from tango_jax.rl.family import (
     twice_judged_reward,
 )
 from tango_jax.rl.labels import rejected
+from tango_jax.rl.own_reward import OwnReward, with_own_reward
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.schedule import Turn
+from tango_jax.runtime.user_code import UserFunction
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source
 
@@ -112,11 +114,21 @@ def test_one_group_holds_both_tries():
 
 def test_both_tries_are_one_batch_with_their_own_prompts():
     answers = answers_of([False, True, False, False], {0: True, 3: False})
-    both = joined([answers["generator"], answers["second_solution"]], 2)
+    both = joined(answers, ("generator", "second_solution"))
     assert both.prompts == [[10], [10], [11], [11], [20], [23]] and both.group_size == 1
     assert [int(tokens[0]) for tokens in both.rollout.tokens] == [1, 2, 3, 4, 50, 51]
     assert both.most_prompts == 8 and len(both.records) == 6  # its arrays have room for a second try of each
-    assert joined([answers["generator"]], 1) is answers["generator"]
+    assert joined(answers, ("generator",)) is answers["generator"]
+
+
+def test_a_reward_of_ones_own_counts_for_both_tries():
+    answers, rl = answers_of([False, True], {0: True}), default_config().rl
+    own = OwnReward("generator", UserFunction("generator.reward", "f", lambda one: 3.0 if one.is_correct else 1.0))
+    usual = second_try_reward(answers, rl)
+    both = with_own_reward(second_try_reward, own, ("generator", "second_solution"))
+    np.testing.assert_allclose(both(answers, rl).reward_B - usual.reward_B, [1.0, 3.0, 3.0], rtol=1e-6)
+    del answers["second_solution"]  # nothing was rejected
+    assert len(both(answers, rl).reward_B) == 2
 
 
 def test_the_verifiers_reward_is_format_times_verdict_times_quality():

@@ -52,7 +52,7 @@ def test_the_generators_function_is_added_to_the_grade_and_the_format_score(own)
     answers = {"generator": responses("generator", [PROBLEM], 2, [solution("abc"), solution("a", False, 1.0)])}
     rl = default_config().rl
     rl.outcome_weight, rl.format_weight = 2.0, 0.5
-    reward = with_own_reward(REWARDS["outcome_reward"], own_fn)(answers, rl)
+    reward = with_own_reward(REWARDS["outcome_reward"], own_fn, ("generator",))(answers, rl)
     # 2 + 0.25 - 6;  0 + 0.5 - 1.
     np.testing.assert_array_equal(reward.reward_B, np.float32([-3.75, -0.5]))
     assert [(term.name, term.weight, term.value.tolist()) for term in reward.terms] == [
@@ -68,11 +68,11 @@ def test_with_weights_of_zero_it_takes_their_place(own):
     rl = default_config().rl
     rl.outcome_weight = rl.format_weight = 0.0
     own_fn = own("def f(solution):\n    return 0.25\n")
-    assert with_own_reward(REWARDS["outcome_reward"], own_fn)(answers, rl).reward_B == [0.25]
+    assert with_own_reward(REWARDS["outcome_reward"], own_fn, ("generator",))(answers, rl).reward_B == [0.25]
     judged = {"verifier": responses("verifier", [solution()], 1, [verification("CORRECT")])}
     rl.correctness_weight = rl.gamma = 0.0
     own_fn = own("def f(verification, solution):\n    return 0.25\n", "verifier")
-    assert with_own_reward(REWARDS["verdict_reward"], own_fn)(judged, rl).reward_B == [0.25]
+    assert with_own_reward(REWARDS["verdict_reward"], own_fn, ("verifier",))(judged, rl).reward_B == [0.25]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
@@ -86,7 +86,7 @@ def test_alpha_by_signal_follows_the_grades_whatever_else_is_in_the_reward(own, 
     solved = [solution("x" * number, grade, number / 8) for number, grade in enumerate(grades)]
     answers = {"generator": responses("generator", [PROBLEM] * 4, 2, solved),
                "verifier": responses("verifier", solved, 1, [verification("CORRECT")] * 8)}  # fmt: skip
-    reward = with_own_reward(REWARDS["outcome_reward"], own_fn)(answers, config.rl)
+    reward = with_own_reward(REWARDS["outcome_reward"], own_fn, ("generator",))(answers, config.rl)
     assert algorithm_of(algorithm).has_signal_P(reward.reward_B, 2).all()
     so_far = TurnSoFar(config, Turn(0, "generator", "generator", 0), answers, reward.reward_B, np.ones((8, 3), bool),
                        Counters())  # fmt: skip
@@ -101,7 +101,7 @@ def test_the_verifiers_function_gets_the_solution_that_was_judged(own):
     answers = {"verifier": responses("verifier", [solution("ab"), solution("", False)], 2, records)}
     rl = default_config().rl
     rl.correctness_weight = 3.0
-    reward = with_own_reward(REWARDS["verdict_reward"], own_fn)(answers, rl)
+    reward = with_own_reward(REWARDS["verdict_reward"], own_fn, ("verifier",))(answers, rl)
     np.testing.assert_array_equal(reward.terms[-1].value, np.float32([21, 22, 0, 1]))
     # 3 for the first verdict alone, and 0.8 * 0.25 for each format score.
     np.testing.assert_allclose(reward.reward_B, [24.2, 22.2, 0.2, 1.2], rtol=1e-6)
