@@ -2,7 +2,8 @@
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy --workdir=runs/family/one_policy
            and the same for the other PARTS, each in a folder of its own; one_policy:state_tracking and so on for the
-           other task. --config.ablation.workers=2 for two cores.
+           other TASKS. --config.ablation.workers=2 for two cores. All of a task, in a table and a figure:
+           python -m tango_jax.ablate --figures runs/family/*/ablation.csv --out=runs/family/all --against=grpo
 Hardware:  any CPU with two cores and 8 GiB of memory.
 Time:      about a minute a run on one core, 30 runs of relatives and 24 beside them; two to four minutes a run of
            second_try. Stages 1 of two to ten minutes for each start.
@@ -21,7 +22,9 @@ PARTS = {
     "second_try": ("second_try",),
     "verifiers": ("taught_verifier", "meta_judged"),
 }
-TASKS = ("last_letter", "state_tracking")
+# What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
+STAGE_ONE = {"one_policy": "both_roles", "second_try": "second_tries", "verifiers": "further_prompts"}
+TASKS = ("last_letter", "last_letter_long", "state_tracking")
 
 
 def make_room(config: ConfigDict, part: str) -> None:
@@ -54,6 +57,7 @@ def get_config(argument: str = "") -> ConfigDict:
     make_room(config, part)
     config.ablation.arms, config.ablation.seeds = PARTS[part], (0, 1)
     chosen = [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
-    trust = {"trust": {"on": TRUST}} if part == "trusted" else {}
-    config.ablation.grid = trust | {"task.data_seed": chosen}
+    own = {"trust": {"on": TRUST}} if part == "trusted" else {}
+    own |= {"stage_one": {STAGE_ONE[part]: {}}} if part in STAGE_ONE else {}
+    config.ablation.grid = own | {"task.data_seed": chosen}
     return config

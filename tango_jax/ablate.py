@@ -9,18 +9,19 @@ DIR/ablation.csv with every evaluation of every run, DIR/ablation.md, and DIR/ab
 If interrupted, the same command resumes. Every run is reported, and arms, seeds and cells can be added to a finished
 experiment: --keys=ablation describes its settings.
 
-    python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6]
+    python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6] [--against=grpo]
 
 draws the figures from tables alone (several: --figures A.csv B.csv), and prints and writes a summary; --setting is that
-of what_it_bought.png.
+of what_it_bought.png. --against compares all arms of all settings with one, ARM or ARM:SETTING, also over equal tokens.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax.ablation.against import compare
 from tango_jax.ablation.experiment import TABLE, run_experiment
-from tango_jax.ablation.figures import draw_figures
+from tango_jax.ablation.figures import draw_figures, learning
 from tango_jax.ablation.planned_runs import Plan, make_plan
 from tango_jax.ablation.summary import summarize
 from tango_jax.cli.arguments import Parser
@@ -81,11 +82,17 @@ def redraw(argv: Sequence[str]) -> None:
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")
     parser.add_argument("--setting", default="", help="of what_it_bought.png; default: the one with the most runs")
+    parser.add_argument("--against", metavar="ARM[:SETTING]", default="", help="compare arms across settings with it")
     options = parser.parse_args(argv)
     folder = folder_to_write("--out", options.out)
     with known(arms_beside(options.figures)):
         rows = read_tables(options.figures)
+        if options.against:
+            table, figure = compare(learning(rows), options.against)
         files, summary = draw_figures(rows, folder, options.setting), summarize(rows)
+    if options.against:
+        files, summary = [*files, folder / "against.png"], f"{summary}\n{table}"
+        save_figure(figure, files[-1])
     write_atomically(folder / "summary.md", summary)
     print(summary, *(f"  {path}" for path in [*files, folder / "summary.md"]), sep="\n")
 

@@ -70,9 +70,7 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
     Raises:
         ValueError: there is no such setting.
     """
-    settings = {key: {arm: arms[arm] for arm in in_order(arms) if trains_generator(arm) and _has_moved(arms[arm])}
-                for key, arms in curves_by_setting(rows).items()}  # fmt: skip
-    settings = {key: arms for key, arms in settings.items() if arms}
+    settings = learning(rows)
     if setting:
         one_of("--setting", setting, [name for _, name in settings])
     files = []
@@ -98,6 +96,13 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
     for axis, figure in draw_along(settings):
         save(f"along_{_file_name(axis)}", figure)
     return files
+
+
+def learning(rows: Sequence[Evaluation]) -> Settings:
+    """The arms of every setting whose generator learns, and has made a step."""
+    settings = {key: {arm: arms[arm] for arm in in_order(arms) if trains_generator(arm) and _has_moved(arms[arm])}
+                for key, arms in curves_by_setting(rows).items()}  # fmt: skip
+    return {key: arms for key, arms in settings.items() if arms}
 
 
 def _has_moved(curves: Curves) -> bool:

@@ -170,9 +170,9 @@ def _comparison_table(arms: Arms, pairs: Sequence[tuple[str, str]], bound: str |
             continue
         cells = [f"{first} / {second}", str(count), str(span)]
         for measure_fn in (steps_to, tokens_to):
-            cells.append(_ratio(*({unit: measure_fn(curve) for unit, curve in both[arm].items()}
+            cells.append(ratio_text(*({unit: measure_fn(curve) for unit, curve in both[arm].items()}
                                   for arm in (first, second))))  # fmt: skip
-        cells.append(_figure(difference(*_means(both).values()), count, sign="+"))
+        cells.append(figure_text(difference(*_means(both).values()), count, sign="+"))
         if bound:
             cells.append(_gap_share(arms, (first, second, bound), count, span) if first != bound else "1")
         lines.append("| " + " | ".join(cells) + " |")
@@ -190,7 +190,7 @@ def _gap_share(arms: Arms, names: tuple[str, str, str], pairs: int, steps: int) 
     common = len(three[names[0]])
     if not common:
         return "no common runs"
-    shown = _figure(gap_share(*_means(three).values()), common)
+    shown = figure_text(gap_share(*_means(three).values()), common)
     other = [f"of {common}"] * (common != pairs) + [f"over {span} steps"] * (span != steps)
     return f"{shown} ({', '.join(other)})" if other else shown
 
@@ -204,7 +204,7 @@ def _mean(values: Mapping[Unit, float | None]) -> str:
         return ""
     if len(values) < MIN_FOR_INTERVAL:
         return f"{np.mean(list(values.values())):.3f} ({', '.join(f'{value:.2f}' for value in values.values())})"
-    return _figure(estimate(values, most=1.0), len(values))
+    return figure_text(estimate(values, most=1.0), len(values))
 
 
 def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
@@ -214,10 +214,10 @@ def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
     if len(values) < MIN_FOR_INTERVAL:
         shown = ", ".join(f"{'' if found.is_reached else '>'}{_short(found.x)}" for found in reached.values())
         return f"{'≥ ' * is_bound}{_short(np.mean(list(values.values())))} ({shown})"
-    return "≥ " * is_bound + _figure(estimate(values), len(values), _short)
+    return "≥ " * is_bound + figure_text(estimate(values), len(values), _short)
 
 
-def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
+def ratio_text(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
     """A ratio of means, marked where runs are censored; none where no run of either arm got there."""
     units = over.keys() & under.keys()
     if not any(reached[unit].is_reached for unit in units for reached in (over, under)):
@@ -226,7 +226,7 @@ def _ratio(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
         return "both begin there"
     is_over, is_under = (all(reached[unit].is_reached for unit in units) for reached in (over, under))
     bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ ", (False, False): "~ "}[is_over, is_under]
-    return bound + _figure(ratio(values_of(over), values_of(under)), len(units))
+    return bound + figure_text(ratio(values_of(over), values_of(under)), len(units))
 
 
 def _score(curves: Curves, name: str) -> str:
@@ -243,12 +243,13 @@ def _live(curves: Curves) -> str:
     if not all(values.size > 1 for values in found.values()):
         return ""
     first, last = ({unit: values[place] for unit, values in found.items()} for place in (0, -1))
-    change = _figure(difference(last, first), len(found), sign="+")
+    change = figure_text(difference(last, first), len(found), sign="+")
     return f"{np.mean(list(first.values())):.3f} to {np.mean(list(last.values())):.3f}: {change}"
 
 
-def _figure(found: Estimate, count: int, format_fn=None, sign: str = "") -> str:
-    format_fn = format_fn or (lambda value: f"{value:{sign}.3f}")
+def figure_text(found: Estimate, count: int, format_fn=None, sign: str = "") -> str:
+    """A figure of `count` runs with its interval, if there are runs enough for one."""
+    format_fn = format_fn or (lambda value: f"{round(value, 3) + 0.0:{sign}.3f}")  # not -0.000
     if not np.isfinite(found.value):
         return "no gap to be seen"
     if count < MIN_FOR_INTERVAL or not np.isfinite(found.low):

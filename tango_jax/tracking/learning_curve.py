@@ -137,6 +137,22 @@ def mean_accuracy(curve: Curve) -> float:
     return float(np.trapezoid(accuracy, steps) / span) if span else float(accuracy[-1])
 
 
+def shared_tokens(curves: Iterable[Curve]) -> int:
+    """The sampled tokens that all of the curves have."""
+    return min(curve.evaluations[-1].sampled_tokens for curve in curves)
+
+
+def mean_over_tokens(curve: Curve, tokens: float) -> float:
+    """Mean accuracy over the first `tokens` that both roles sampled, warm-up included, of which the curve has as many:
+    the area under accuracy over tokens, by trapezoids, divided by them."""
+    x, accuracy = curve.of("sampled_tokens"), curve.of("accuracy")
+    if not tokens:
+        return float(accuracy[0])
+    kept = x < tokens
+    x, accuracy = np.append(x[kept], tokens), np.append(accuracy[kept], np.interp(tokens, x, accuracy))
+    return float(np.trapezoid(accuracy, x) / tokens)
+
+
 class Band(NamedTuple):
     """A mean curve with its 95 % interval at every point; of too few independent observations (`has_interval`), such as
     three starts, their range, which tells how far they differ and not where the mean of all starts may be."""

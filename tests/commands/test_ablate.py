@@ -298,11 +298,12 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
     write_table(rows, tmp_path / "a.csv")
     write_table([row._replace(setting="words=4") for row in rows], tmp_path / "b.csv")
     ablate.main(["--figures", str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), f"--out={tmp_path / 'out'}",
-                 "--setting=words=4"])  # fmt: skip
+                 "--setting=words=4", "--against=grpo:words=4"])  # fmt: skip
     summary = (tmp_path / "out" / "summary.md").read_text()
     printed = capsys.readouterr().out
     assert summary in printed and "| tango / grpo | 1 | 20 | 1.000 |" in summary
-    for name in ("what_it_bought", "curves_last_letter", "curves_last_letter_words=4", "map"):
+    assert "all arms against grpo, words=4" in summary
+    for name in ("what_it_bought", "curves_last_letter", "curves_last_letter_words=4", "map", "against"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{name}.png" in printed
 
@@ -313,6 +314,7 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
     (["--figures={table}", "--config=tiny"], "error: unknown argument '--config=tiny'"),
     (["--figures={table}", "--setting=words=4"], "error: --setting='words=4' is not one of "),
     (["--figures={table}", "--out={table}"], "is a file; name a folder"),
+    (["--figures={table}", "--against=tango"], "error: --against=tango names none of the arms and settings: "),
 ])  # fmt: skip
 def test_a_mistake_in_drawing_is_one_line(tmp_path, arguments, message):
     write_table(run_rows("grpo", (0.0, 0.5)), tmp_path / "a.csv")
