@@ -21,25 +21,28 @@ from tango_jax.runtime.finite import first_not_finite
 
 
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """Compile sampling, scoring and updates of both roles; `start` holds the weights of each."""
-    rl = context.config.rl
-    # Greedy evaluation uses one response per prompt. All arms are covered, since the arms of an ablation share compiled
-    # functions.
-    group_sizes = {
-        "generator": (1, rl.samples_per_prompt),
-        "verifier": (1, rl.samples_per_prompt, rl.verifications_per_solution),
-    }
+    """Compile what both roles sample with, and score and update those that are trained; `start` holds the weights of
+    each. Runs of another arm in the same process compile what is missing."""
+    turns = context.method.arm.turns
     hosts.compile_exchange()
     for role, policy in context.policies.items():
-        progress.begin(f"sampler and update of the {role}")
+        phase = f"sampler and update of the {role}" if role in turns else f"sampler of the {role}"
+        progress.begin(phase)
         with CompileAhead() as ahead:
-            for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
-                _compile_update(ahead, context, policy, bucket, context.method.arm.turns.get(role))
+            if role in turns:
+                for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
+                    _compile_update(ahead, context, policy, bucket, turns[role])
             weights = policy.sampler.layout(start[role])
-            policy.sampler.compile_ahead(ahead, weights, group_sizes[role])
+            policy.sampler.compile_ahead(ahead, weights, _group_sizes(context, role))
         preemption.check()
         first_not_finite(split(start[role])[0])  # runs before every save
-        progress.advance(phase=f"sampler and update of the {role}")
+        progress.advance(phase=phase)
+
+
+def _group_sizes(context: RunContext, role: str) -> set[int]:
+    """The numbers of responses to a prompt that the role gives in a turn, and the one of greedy evaluations."""
+    calls = [call for plan in context.method.arm.turns.values() for call in plan.calls if call.role == role]
+    return {1, *(context.config.rl[call.samples] for call in calls if call.samples)}
 
 
 def compile_transfers(context: RunContext, states: States) -> None:
@@ -52,12 +55,11 @@ def compile_transfers(context: RunContext, states: States) -> None:
 
 
 def _compile_update(
-    ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int, plan: TurnPlan | None
+    ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int, plan: TurnPlan
 ) -> None:
-    """Score and update on one-token responses, with prompts of the given length; `plan` is that of the role's turns,
-    None if it is not trained."""
+    """Score and update on one-token responses, with prompts of the given length; `plan` is that of the role's turns."""
     P, M = context.config.rl.prompts_per_step, context.config.rl.samples_per_prompt
-    P, M = joined_shape(len(plan.learners(policy.role)) if plan else 1, P, M)
+    P, M = joined_shape(len(plan.learners(policy.role)), P, M)
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
     logp = np.zeros((1,), np.float32)
     rollout = Rollout((token,) * (P * M), (logp,) * (P * M), np.zeros(P * M, bool), 1, P * M)
@@ -68,7 +70,7 @@ def _compile_update(
     weights = policy.abstract_weights()
     for number in range(policy.config.loss.minibatches):
         batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-        if plan and plan.teacher:
+        if plan.teacher:
             ahead(policy.score)(weights, batch)
         # The policy itself serves as the reference.
         batch = policy.with_scores(batch, weights, lambda: weights, ahead(policy.score))

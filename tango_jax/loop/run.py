@@ -30,6 +30,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import locked
+from tango_jax.runtime.process import return_freed_memory
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.loggers import RunLog
@@ -93,6 +94,7 @@ def run_stages(
     context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
         compile_run(context, start_params, progress, preemption)
+    return_freed_memory()
     start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config)
     if start.counters.turn:
         console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")

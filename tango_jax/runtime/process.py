@@ -15,6 +15,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1
 KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28), (_M_ARENA_MAX, 1))
 RETURNING = ((_M_MMAP_THRESHOLD, 2**20), (_M_TRIM_THRESHOLD, 2**20))
 
+_keeps_freed_memory = True  # as glibc does; see set_allocator
+
 
 def set_allocator(keeps_freed_memory: bool) -> bool:
     """Make glibc keep freed memory, or return it to the system; returns whether that was possible.
@@ -25,13 +27,28 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
     Results do not change. The equivalent environment variables (MALLOC_MMAP_MAX_ ...) work only if set before the
     process starts; this works from inside.
     """
-    if not sys.platform.startswith("linux"):
+    global _keeps_freed_memory
+    libc = _libc("mallopt")
+    if libc is None:
         return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
+    _keeps_freed_memory = keeps_freed_memory
     settings = KEEPING if keeps_freed_memory else RETURNING
     return all([libc.mallopt(parameter, value) == 1 for parameter, value in settings])
+
+
+def return_freed_memory() -> bool:
+    """Return the memory that is free between small allocations, unless it is to be kept; returns whether there was any.
+
+    Compilation leaves more than a gigabyte of it behind, which glibc would hold on to.
+    """
+    libc = None if _keeps_freed_memory else _libc("malloc_trim")
+    return libc is not None and libc.malloc_trim(0) == 1
+
+
+def _libc(function: str) -> ctypes.CDLL | None:
+    """The C library, if it has this function of glibc's."""
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    return libc if hasattr(libc, function) else None
 
 
 def use_compile_cache(name: str) -> str:
