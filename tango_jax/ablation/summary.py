@@ -249,7 +249,7 @@ def _live(curves: Curves) -> str:
 
 def figure_text(found: Estimate, count: int, format_fn=None, sign: str = "") -> str:
     """A figure of `count` runs with its interval, if there are runs enough for one."""
-    format_fn = format_fn or (lambda value: f"{round(value, 3) + 0.0:{sign}.3f}")  # not -0.000
+    format_fn = format_fn or (lambda value: f"{value:{sign}.3f}")
     if not np.isfinite(found.value):
         return "no gap to be seen"
     if count < MIN_FOR_INTERVAL or not np.isfinite(found.low):
