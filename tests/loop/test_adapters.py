@@ -1,6 +1,7 @@
 """Runs that train adapters: one base for both roles, resumption, what checkpoints hold, and what comes out of a run."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -75,7 +76,7 @@ def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
     assert len(bases[0]) > 10 and all(ours is theirs for ours, theirs in zip(*bases, strict=True))
     for name, leaf in lora.split(weights["generator"])[1]["layers"].items():
         np.testing.assert_array_equal(leaf, tiny_params()["layers"][name], err_msg=name)
-    other = config_of(model, "verifier.model.lora.base_dtype=bfloat16")
+    other = config_of(model, "verifier.model.lora.base_dtype=bfloat16", *(f"{role}.sft.steps=0" for role in ROLES))
     policies = make_policies(other)
     weights = run_stage_one(policies, other, task, tmp_path / "other", SILENT, hosts.Preemption(is_watching=False))
     assert weights["verifier"]["embed"].dtype == np.dtype("bfloat16") != weights["generator"]["embed"].dtype
@@ -130,7 +131,9 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
 
 
 def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
-    settings = [f"{role}.model.lora.rank={RANK}" for role in ROLES] + [f"{role}.sft.full=True" for role in ROLES]
+    few_programs = ("mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()")
+    settings = [f"{role}.{setting}" for role in ROLES for setting in (
+        f"model.lora.rank={RANK}", "sft.full=True", *few_programs)]  # fmt: skip
     config = load_config(str(CONFIGS / "tiny.py"), [*settings, "verifier.sft.start=generator"])
     workdir = tmp_path / "full"
     run.run_or_resume(config, workdir, SILENT)
@@ -280,15 +283,22 @@ def test_other_sizes_than_the_base_are_refused(model, whole, tmp_path):
 # ---------------------------------------------------------------------------------------------- one policy, two roles
 
 
+def ranks(rank: int) -> list[str]:
+    return [f"{role}.model.lora.rank={rank}" for role in ROLES]
+
+
+@pytest.fixture(scope="module")
+def one_policy(model):
+    """(rank) -> the policies of runs in which both roles are one, whichever setting says so: compiled once."""
+    return functools.cache(lambda rank: make_policies(config_of(model, "verifier.adapter=generator", *ranks(rank))))
+
+
 @pytest.mark.parametrize("said, rank", [
     ("verifier.adapter=generator", 0), ("verifier.adapter=generator", RANK), ("arm=self_verify", RANK),
     ("arm=no_labels", 0)])  # fmt: skip
-def test_both_roles_can_be_one_policy(model, tmp_path, said, rank):
+def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
     """Turns of either role change what both sample with; a resumed run is the same; a checkpoint holds it once."""
-    settings = [said, "generator.optimizer.lr=1e-3", "verifier.optimizer.lr=1e-3",
-                *(f"{role}.model.lora.rank={rank}" for role in ROLES)]  # fmt: skip
-    config = config_of(model, *settings)
-    policies = make_policies(config)
+    config, policies = config_of(model, said, *ranks(rank)), one_policy(rank)
     run.run_or_resume(config, tmp_path / "whole", SILENT, policies)
     with pytest.raises(hosts.Preempted):
         run.run_or_resume(config, tmp_path / "stopped", SILENT, policies, preemption=StopAfter(9))

@@ -42,10 +42,11 @@ TWO_PROCESSES = ((1, 4, 2), 2)  # of four devices each
 
 
 class MeshTrain:
-    """Runs on a layout; processes of their own share one compile cache."""
+    """Runs on a layout. Those of this process with equal settings share what is compiled, and processes of their own a
+    cache of it."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder, self.policies = folder, {}
         self.overrides = ["generator.cache_buckets=()", "rl.warmup_steps=1", "rl.generator_steps=3"]
         self.overrides += ["rl.format_weight=0.5", "checkpoint.every=1", "checkpoint.keep=9"]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
@@ -67,8 +68,11 @@ class MeshTrain:
     def run(self, name: str, workdir: Path, *overrides: str) -> None:
         """In this process."""
         offload = name == "2x2x2"  # host memory is a kind of its own on CPU devices, too
-        settings = [*self.settings(LAYOUTS[name], offload), *overrides]
-        run_or_resume(load_config(str(CONFIGS / "tiny.py"), settings), workdir, Console(enabled=False))
+        config = load_config(str(CONFIGS / "tiny.py"), [*self.settings(LAYOUTS[name], offload), *overrides])
+        key = name, *(setting for setting in overrides if ".init_from=" not in setting)
+        if key not in self.policies:
+            self.policies[key] = make_policies(config)
+        run_or_resume(config, workdir, Console(enabled=False), self.policies[key])
 
     def start_two(self, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
