@@ -19,11 +19,13 @@ PARTS = {
     "beside": ("grpo", "gold_steps", "tango"),
     "trusted": ("tango",),
     "one_policy": ("self_verify", "no_labels"),
+    "one_policy_beside": ("grpo", "gold_steps"),  # from the stage 1 of one policy
     "second_try": ("second_try",),
     "verifiers": ("taught_verifier", "meta_judged"),
 }
 # What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
-STAGE_ONE = {"one_policy": "both_roles", "second_try": "second_tries", "verifiers": "further_prompts"}
+STAGE_ONE = {"one_policy": "both_roles", "one_policy_beside": "both_roles", "second_try": "second_tries",
+             "verifiers": "further_prompts"}  # fmt: skip
 TASKS = ("last_letter", "last_letter_long", "state_tracking")
 
 
@@ -55,6 +57,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config = load_shipped(task)
     config.rollouts.every = 0
     make_room(config, part)
+    if part == "one_policy_beside":
+        config.verifier.adapter = "generator"
     config.ablation.arms, config.ablation.seeds = PARTS[part], (0, 1)
     chosen = [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
     own = {"trust": {"on": TRUST}} if part == "trusted" else {}
