@@ -13,6 +13,7 @@ import pytest
 from support.paths import FIXTURES, ROOT, ROWS
 from support.processes import HANG_S
 from tango_jax import ablate, generate, sft, train
+from tango_jax.arms import ARMS
 from tango_jax.cli import task_validation, validation
 from tango_jax.cli.arguments import COMMON_KEYS, Parser
 from tango_jax.cli.command_line import load_config, parse_command_line
@@ -463,7 +464,8 @@ def test_roles_have_the_same_keys():
 
 
 def test_every_key_is_read_by_the_program():
-    """By attribute, or by a subscript with an f-string; a name in a list of names to check is not enough."""
+    """By attribute, by a subscript with an f-string, or by the calls of an arm (`config.rl[call.samples]`); a name in a
+    list of names to check is not enough."""
     names, patterns = set(), []
     for path in (ROOT / "tango_jax").rglob("*.py"):
         if path.name in ("config.py", "defaults.py"):
@@ -475,6 +477,7 @@ def test_every_key_is_read_by_the_program():
                 parts = [re.escape(p.value) if isinstance(p, ast.Constant) else "[a-z]+" for p in node.slice.values]
                 patterns.append(re.compile("".join(parts)))
     names |= {f"{split}_{size}" for module in SYNTHETIC.values() for size in module.SIZES for split in SPLITS}
+    names |= {call.samples for arm in ARMS.values() for plan in arm.turns.values() for call in plan.calls}
     leaves = [key.split(".")[-1] for key in flatten(default_config())]
     unread = {leaf for leaf in leaves if leaf not in names and not any(p.fullmatch(leaf) for p in patterns)}
     assert not unread
