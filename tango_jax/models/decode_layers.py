@@ -31,8 +31,8 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
     and a tied table is both.
 
-    Adapters in float32 on a base in float32 are merged into this copy, which costs no memory and saves a fifth of the
-    decode loop's compile time. In bfloat16 or int8 their part would be rounded away, and they stay beside the base.
+    Adapters in float32 on a base in float32 are merged into this copy, which costs no memory and saves a quarter of
+    the decode loop's compile time. In bfloat16 or int8 their part would be rounded away, and they stay beside the base.
     """
     if config.lora and _merges(config):
         params, config = merge(config, params), dataclasses.replace(config, lora=None)
