@@ -173,7 +173,7 @@ def _draw(task: str, members: Sequence[Member], tokens: int) -> Figure:
             axes.plot(found.value, row, MARKERS[look.marker], color=look.colour, markersize=6)
         style(axes)
         axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
-        axes.set_xlim(0.0, 1.0)
+        axes.set_xlim(-0.03, 1.03)  # with whole markers at the ends
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.set_xlabel(title, fontsize=8)
     figure.axes[0].set_yticks(range(len(members)), [_label(member) for member in members])
