@@ -36,13 +36,14 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
     return all([libc.mallopt(parameter, value) == 1 for parameter, value in settings])
 
 
-def return_freed_memory() -> bool:
-    """Return the memory that is free between small allocations, unless it is to be kept; returns whether there was any.
+def return_freed_memory() -> None:
+    """Return the memory that is free between small allocations to the system, unless it is to be kept.
 
-    Compiling the programs of a model of 135M leaves some hundred MiB of it behind, which glibc would hold on to.
+    glibc would hold on to it: some hundred MiB after the programs of a model of 135M have been compiled.
     """
     libc = None if _keeps_freed_memory else _libc("malloc_trim")
-    return libc is not None and libc.malloc_trim(0) == 1
+    if libc is not None:
+        libc.malloc_trim(0)
 
 
 def _libc(function: str) -> ctypes.CDLL | None:
