@@ -18,7 +18,7 @@ RANK, RATIO = 16, 7  # of the learning rates of adapters and of all parameters, 
 # Arms, and cells: all parameters or adapters, trust or none.
 PARTS = {
     "weights": (("grpo",), ("full", "adapters"), ("off",)),
-    "published": (("tango", "gold_steps"), ("adapters",), ("off",)),
+    "published": (("grpo", "tango", "gold_steps"), ("adapters",), ("off",)),
     "trusted": (("tango",), ("adapters",), ("on",)),
 }
 
