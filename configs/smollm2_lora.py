@@ -4,8 +4,8 @@ Command:   python -m tango_jax.ablate --config=configs/smollm2_lora.py:weights -
            and :published and :trusted in one other folder: they have a verifier's stage 1 as well. Offline, see
            smollm2_last_letter.py; --config.ablation.workers=2 for two cores.
 Hardware:  a CPU with two cores and 24 GiB of memory.
-Time:      stage 1 of the generator ten minutes on two cores; a run of `grpo` 16 minutes on one with adapters, 21 with
-           all parameters.
+Time:      stage 1 of the generator ten minutes on two cores, of both roles half an hour; on one core, a run of `grpo`
+           10 to 16 minutes with adapters and 21 with all parameters, of `tango` with adapters 25 to 30.
 Expected:  smollm2_lora.md.
 """
 
