@@ -67,7 +67,11 @@ def locked(workdir: Path, console: Console) -> Iterator[None]:
             console.log(attempt.text)
         yield
     finally:
-        lease.release()
+        try:
+            lease.release()
+        except OSError as error:  # must not take the place of what the run itself ends with
+            console.log(f"warning: {lease.lock_file} could not be removed ({error.strerror}): the next start takes it "
+                        "over")
         if _held_here.get(folder) is lease:
             del _held_here[folder]
         if not was_there:

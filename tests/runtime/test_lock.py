@@ -1,5 +1,6 @@
 """One run at a time in a workdir: who is refused, who takes over, and what is left behind."""
 
+import errno
 import os
 import re
 import shutil
@@ -162,6 +163,20 @@ def test_a_run_of_this_process_that_could_not_remove_its_lock_is_gone(workdir):
     with locked(workdir, SILENT):
         assert owner_of(workdir).pid == os.getpid()
     assert list(workdir.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_removed_hides_no_error_and_blocks_no_start(workdir, monkeypatch):
+    def fail(path, *_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with pytest.raises(KeyError), locked(workdir, SILENT):
+        for name in ("unlink", "remove", "rename", "replace"):
+            monkeypatch.setattr(os, name, fail)
+        raise KeyError
+    monkeypatch.undo()
+    assert (workdir / LOCK_FILE).exists()
+    with locked(workdir, SILENT):
+        assert owner_of(workdir).pid == os.getpid()
 
 
 def test_the_heartbeat_moves_the_time_of_the_file(workdir, quick):
