@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from tango_jax.cli.config_file import load_shipped
 
 TRUST = {"rl.trust": (0.4, 0.55), "rl.judge": "failed", "rl.alpha_schedule": "none"}
+UNTIL = TRUST | {"rl.warmup_until": 1.0}
 WARM_UPS = [0, 3, 6, 12, 20]
 # Arms, whether step rewards are weighed by trust, and warm-ups.
 PARTS = {
@@ -22,6 +23,7 @@ PARTS = {
     "trusted": (("tango",), True, WARM_UPS),
     "left_alone": (("fixed_verifier_warm",), True, WARM_UPS[1:]),  # without a warm-up nothing would train it
     "published_left_alone": (("fixed_verifier_warm",), False, WARM_UPS[1:]),
+    "until": (("tango",), True, [20]),  # a warm-up that ends once trust is 1, beside the whole one
     "long": (("tango",), True, None),
     "long_published": (("grpo", "gold_steps", "tango"), False, None),
 }
@@ -39,6 +41,8 @@ def get_config(argument: str = "") -> ConfigDict:
     arms, is_trusted, warm_ups = PARTS[part]
     config.ablation.arms = arms
     grid = {} if is_trusted is None else {"trust": {"on": TRUST} if is_trusted else {"off": {}}}
+    if part == "until":
+        grid["trust"]["until"] = UNTIL
     grid |= {"rl.warmup_steps": warm_ups} if warm_ups else {}
     chosen = [int(start) for start in starts.split(",")] if starts else [10, 11, 12] if is_long else [20, 21, 22]
     config.ablation.grid = grid | {"task.data_seed": chosen}

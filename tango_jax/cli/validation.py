@@ -123,6 +123,11 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         f"rl.trust={tuple(rl.trust)} must be two F1 scores that ascend, such as (0.4, 0.55), or empty",
     )
     mistakes.require(
+        bool(rl.trust) or not rl.warmup_until,
+        f"rl.warmup_until={rl.warmup_until} is a trust in the verifier, and rl.trust=() measures none: set rl.trust, "
+        "such as (0.4, 0.55), or rl.warmup_until=0",
+    )
+    mistakes.require(
         rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
         "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, which "
         f"rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another schedule, or "

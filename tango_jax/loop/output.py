@@ -42,8 +42,9 @@ class RunOutput:
         """See `breakdown.explained`."""
         return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
 
-    def write_turn(self, turn: Turn, result: TurnResult, began: float) -> None:
-        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`."""
+    def write_turn(self, turn: Turn, result: TurnResult, began: float, turns_done: int) -> None:
+        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done`: of
+        the schedule, with those that are skipped after it."""
         timer = self.context.timer
         with timer("dump"):
             self.dump.write(turn, result)
@@ -57,7 +58,11 @@ class RunOutput:
             "verdicts_right": result.metrics.get("verifier/reward/correctness"),
         }
         shown = {name: value for name, value in shown.items() if value is not None}
-        self.progress.advance(phase=describe_turn(turn, self.schedule), **shown)
+        self.progress.advance(turns_done - turn.index, phase=describe_turn(turn, self.schedule), **shown)
+        if turns_done > turn.index + 1:
+            until = self.context.config.rl.warmup_until
+            self.progress.log(f"the warm-up has reached rl.warmup_until={until:g}, and ends after {turn.index + 1} of "
+                              f"{turns_done} turns")
 
     def write_evaluation(self, turns_done: int, measured: Measured) -> None:
         """Write the metrics and some of the rollouts of the evaluation after the given number of turns."""

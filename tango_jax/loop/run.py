@@ -26,6 +26,7 @@ from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.records import Solution, States
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.rl.schedule import Schedule, is_evaluation_due, make_schedule, turn_at
+from tango_jax.rl.trust import turns_done
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
@@ -140,23 +141,24 @@ def run_turns(
         FloatingPointError: a metric is not finite.
         Preempted: SIGTERM was received; the state is saved, and a due evaluation is left to the resumed run.
     """
-    states, counters = start.states, start.counters
+    states, counters, save_every = start.states, start.counters, context.config.checkpoint.every
     if start.owes_evaluation:
         run_evaluation(context, states, pool, counters.turn, output)
-    for index in range(counters.turn, schedule.num_turns):
-        turn, began = turn_at(schedule, index), time.monotonic()
+    while counters.turn < schedule.num_turns:
+        turn, began = turn_at(schedule, counters.turn), time.monotonic()
         output.progress.begin(describe_turn(turn, schedule))
-        with output.explained(f"turn {index + 1} ({turn.phase}, update of the {turn.role})"):
+        with output.explained(f"turn {turn.index + 1} ({turn.phase}, update of the {turn.role})"):
             result = run_turn(context, states, counters, turn)
             check_metrics(turn.role, result.metrics)
-        states, counters = result.states, dataclasses.replace(result.counters, turn=index + 1)
+        done = turns_done(context.config.rl, turn, result.counters)
+        states, counters = result.states, dataclasses.replace(result.counters, turn=done)
         preemption.unsaved()
-        output.write_turn(turn, result, began)
-        owes_evaluation, must_stop = is_evaluation_due(context.config, schedule, index), preemption.is_due()
+        output.write_turn(turn, result, began, done)
+        owes_evaluation, must_stop = is_evaluation_due(context.config, schedule, done - 1), preemption.is_due()
         if owes_evaluation and not must_stop:
-            run_evaluation(context, states, pool, index + 1, output)
+            run_evaluation(context, states, pool, done, output)
             owes_evaluation, must_stop = False, preemption.is_due()
-        if (index + 1) % context.config.checkpoint.every == 0 or index + 1 == schedule.num_turns or must_stop:
+        if done // save_every > turn.index // save_every or done == schedule.num_turns or must_stop:
             output.save(states, counters, owes_evaluation)
             if must_stop:
                 raise hosts.Preempted

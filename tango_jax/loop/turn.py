@@ -30,7 +30,7 @@ from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.practice import candidates_of, half_right, with_passes
 from tango_jax.rl.schedule import Turn, problems_of_a_turn
-from tango_jax.rl.trust import Asked, asked_about, with_verdicts
+from tango_jax.rl.trust import Asked, asked_about, warmup_metrics, with_verdicts
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
@@ -73,8 +73,9 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P, teacher_logp_BT)
     credit = context.method.credits[role](so_far)
     state, update_metrics = update_policy(context, states[role], learner, credit.adv_BT, is_action_BT)
-    metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, asked.metrics() if asked else {},
-                           credit.metrics, update_metrics)  # fmt: skip
+    trust_metrics = asked.metrics() if asked else warmup_metrics(rl, turn, counters)
+    metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, trust_metrics, credit.metrics,
+                           update_metrics)  # fmt: skip
     return TurnResult(states | dict.fromkeys(context.policies[role].roles, state), metrics, answers, reward, credit)
 
 

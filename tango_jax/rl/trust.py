@@ -8,6 +8,7 @@ The measure is the F1 score of accepting a solution, that is, of rejecting none 
 were right. It is high only where the verifier accepts most right solutions and hardly any wrong one, and it does not
 depend on how many the generator gets right. Only grades are needed: steps of a solution that the grader accepts are
 taken to be right. Trust is 0 up to the lower limit of `rl.trust`, 1 from the upper one on, and linear in between.
+The same measure, on the solutions of the verifier's own turns, tells when its warm-up is done (`rl.warmup_until`).
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Answers, Counters, Responses
 from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.schedule import Turn
 
 # Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
@@ -39,29 +41,22 @@ class Evidence(NamedTuple):
     # Solutions that the grader rejects, and those of which no step is rejected.
     wrong: float = 0.0
     wrong_accepted: float = 0.0
-    # Of the verifier's turns: the first two.
+    # Of the verifier's turns: the same four, and the right solutions.
     practised_steps: float = 0.0
     practised_rejected: float = 0.0
+    practised_wrong: float = 0.0
+    practised_accepted: float = 0.0
+    practised_right: float = 0.0
 
     def after_solving(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
         """The evidence after a generator's turn, with the grades of the solutions that were judged, and how many of
         their steps were rejected."""
-        wrong_B = ~is_correct_B
-        new = Evidence(
-            right_steps=(is_correct_B * num_steps_B).sum(),
-            right_rejected=(is_correct_B * rejected_B).sum(),
-            wrong=wrong_B.sum(),
-            wrong_accepted=(wrong_B & (rejected_B == 0)).sum(),
-        )
-        faded = (DECAY * old + float(more) for old, more in zip(self[:4], new[:4], strict=True))
-        return Evidence(*faded, *self[4:])
+        return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B), DECAY), *self[4:])
 
     def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
         """The evidence after a verifier's turn."""
-        return self._replace(
-            practised_steps=PRACTICE_DECAY * self.practised_steps + float((is_correct_B * num_steps_B).sum()),
-            practised_rejected=PRACTICE_DECAY * self.practised_rejected + float((is_correct_B * rejected_B).sum()),
-        )
+        new = (*_counts(is_correct_B, num_steps_B, rejected_B), is_correct_B.sum())
+        return Evidence(*self[:4], *_faded(self[4:], new, PRACTICE_DECAY))
 
     def rates(self, num_steps: float) -> tuple[float, float]:
         """(share of right solutions that are accepted, of wrong ones), of solutions of `num_steps` steps.
@@ -70,11 +65,35 @@ class Evidence(NamedTuple):
         are right solutions, those of the verifier's turns tell how often; without any, all steps are taken to be
         rejected. The share of wrong ones is one standard error above its estimate.
         """
-        expected = self.practised_rejected / self.practised_steps if self.practised_steps else 1.0
-        rejected = (self.right_rejected + PRIOR * expected) / (self.right_steps + PRIOR)
-        # Half a solution is added, so that the share is not 0 where none has been accepted.
-        count, accepted = self.wrong + 1.0, (self.wrong_accepted + 0.5) / (self.wrong + 1.0)
-        return (1.0 - rejected) ** num_steps, min(accepted + math.sqrt(accepted * (1.0 - accepted) / count), 1.0)
+        rejected = (self.right_rejected + PRIOR * self._expected()) / (self.right_steps + PRIOR)
+        return (1.0 - rejected) ** num_steps, _upper_share(self.wrong_accepted, self.wrong)
+
+    def practised_rates(self) -> tuple[float, float]:
+        """The same of the solutions of the verifier's turns, which have as many steps as their problems ask for."""
+        num_steps = self.practised_steps / self.practised_right if self.practised_right else 1.0
+        return (1.0 - self._expected()) ** num_steps, _upper_share(self.practised_accepted, self.practised_wrong)
+
+    def _expected(self) -> float:
+        """Share of the steps of right solutions that are rejected in the verifier's turns; without any, all."""
+        return self.practised_rejected / self.practised_steps if self.practised_steps else 1.0
+
+
+def _counts(is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> tuple[int, ...]:
+    """Steps of right solutions, those that are rejected, wrong solutions, those of which no step is rejected."""
+    wrong_B = ~is_correct_B
+    right_steps, right_rejected = (is_correct_B * num_steps_B).sum(), (is_correct_B * rejected_B).sum()
+    return right_steps, right_rejected, wrong_B.sum(), (wrong_B & (rejected_B == 0)).sum()
+
+
+def _faded(counts: Sequence[float], more: Sequence[int], decay: float) -> list[float]:
+    return [decay * old + float(new) for old, new in zip(counts, more, strict=True)]
+
+
+def _upper_share(accepted: float, count: float) -> float:
+    """One standard error above the share that is accepted, to which half a solution is added, so that it is not 0
+    where none has been."""
+    count, share = count + 1.0, (accepted + 0.5) / (count + 1.0)
+    return min(share + math.sqrt(share * (1.0 - share) / count), 1.0)
 
 
 def f1_of(rates: tuple[float, float], share_right: float = SHARE_RIGHT) -> float:
@@ -91,6 +110,20 @@ def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
         return 1.0
     low, high = limits
     return float(np.clip((f1_of(rates) - low) / (high - low), 0.0, 1.0))
+
+
+def warmup_metrics(rl: ConfigDict, turn: Turn, counters: Counters) -> dict[str, float]:
+    """Of a warm-up that may end sooner: trust by the verifier's own turns, of which `turn` is the last."""
+    if turn.phase != "warmup" or not rl.warmup_until:
+        return {}
+    return {"verifier/warmup_trust": trust_of(Evidence(*counters.evidence).practised_rates(), rl.trust)}
+
+
+def turns_done(rl: ConfigDict, turn: Turn, counters: Counters) -> int:
+    """The number of turns of the schedule that are over with `turn`, given the counters after it. They include the rest
+    of a warm-up that has done its work: later turns keep their numbers, and so draw what they would have drawn."""
+    reached = warmup_metrics(rl, turn, counters).get("verifier/warmup_trust", 0.0)
+    return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else turn.index + 1
 
 
 class Asked(NamedTuple):

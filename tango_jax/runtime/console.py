@@ -133,8 +133,7 @@ class Stage:
             self._bar = LiveBar(self._console.rich, self._title, self._total, self._done)
             self._bar.start()
         elif self._done:
-            self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}resuming at step "
-                              f"{self._done}/{self._total}")
+            self.log(f"resuming at step {self._done}/{self._total}")
         return self
 
     def __exit__(self, *exception) -> None:
@@ -145,7 +144,7 @@ class Stage:
             self._print_line()
         seconds = format_seconds(self._console.clock() - self._started)
         verb = "finished" if self._done >= self._total else f"stopped at step {self._done}/{self._total}"
-        self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{verb} after {seconds}")
+        self.log(f"{verb} after {seconds}")
 
     def begin(self, phase: str) -> None:
         """Show what is being done; without a live bar only once, as a line is printed for whatever is done later."""
@@ -154,7 +153,7 @@ class Stage:
         if self._bar is not None:
             self._draw()
         elif not self._announced:
-            self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{self._phase} begins")
+            self.log(f"{self._phase} begins")
         self._announced = True
 
     def show(self, part: str) -> None:
@@ -162,6 +161,10 @@ class Stage:
         self._part = on_one_line(part, self._console.encoding)
         if self._bar is not None:
             self._draw()
+
+    def log(self, text: str) -> None:
+        """Log a line of the stage."""
+        self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{text}")
 
     def describe(self) -> str:
         """What is being done, how far it has come, and for how long."""

@@ -276,6 +276,7 @@ MISTAKES = [
     ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
     ("rl.trust=(0.4,)", r"rl\.trust=\(0\.4,\) must be two F1 scores that ascend, such as \(0\.4, 0\.55\), or empty"),
     ("rl.trust=(1,0)", r"rl\.trust=\(1\.0, 0\.0\) must be two F1 scores that ascend"),
+    ("rl.warmup_until=0.5", r"rl\.warmup_until=0\.5 is a trust in the verifier, and rl\.trust=\(\) measures none: set"),
     ("rl.trust=(8,14)", r"rl\.trust=\(8\.0, 14\.0\): 8\.0 must lie between 0\.0 and 1\.0"),
     ("generator.model.lora.rank=4", r"generator\.model\.lora\.rank=4 puts adapters on a model of random weights"),
     ("generator.adapter=none", r"generator\.adapter=none needs generator\.model\.lora\.rank above 0 and"),

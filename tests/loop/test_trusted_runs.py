@@ -8,6 +8,8 @@ from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import run
+from tango_jax.loop import turn as turn_module
+from tango_jax.rl import trust
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
@@ -91,3 +93,32 @@ def test_practice_goes_on_with_what_was_counted(folder, train):
     saved = peek_meta(folder / "practice/checkpoints").meta
     # Two turns of warm-up and three more, each of which looks at four times four problems.
     assert saved["passes"] and saved["cursors"] == {"train": 9 * 4, "verifier": 5 * 16}
+
+
+def test_a_warm_up_that_ends_sooner_leaves_the_later_turns_their_numbers(folder, train, monkeypatch):
+    """The measure itself is tested in tests/rl/test_trust.py; here it says after the second turn that it is enough."""
+    def reached(rl, turn, counters):
+        return {"verifier/warmup_trust": float(turn.index == 1)} if turn.phase == "warmup" else {}
+
+    for module in (trust, turn_module):
+        monkeypatch.setattr(module, "warmup_metrics", reached)
+    config = config_of("rl.trust=(0.4,0.55)", "rl.warmup_until=0.5", "rl.warmup_steps=5", "checkpoint.every=4")
+    train(config, folder / "sooner")
+    rows = read_metrics(folder / "sooner/metrics.jsonl")
+    assert [row["step"] for row in rows if row["phase"] == "warmup"] == [1, 2]
+    assert [row["verifier/warmup_trust"] for row in rows if row["phase"] == "warmup"] == [0, 1]
+    assert [row["step"] for row in rows if row["phase"] != "warmup"][:3] == [0, 5, 6]
+    assert [row["phase"] for row in rows if row["step"] == 5] == ["eval"]
+    assert peek_meta(folder / "sooner/checkpoints").meta["turn"] == rows[-1]["step"]
+    # Stopped right after the turn that ends it, where a checkpoint is saved and the evaluation is still owed.
+    class StopAfterWarmUp(hosts.Preemption):
+        def is_due(self) -> bool:
+            path = folder / "sooner_stopped/metrics.jsonl"
+            return path.exists() and read_metrics(path)[-1]["step"] == 2
+
+    with pytest.raises(hosts.Preempted):
+        train(config, folder / "sooner_stopped", preemption=StopAfterWarmUp(is_watching=False))
+    meta = peek_meta(folder / "sooner_stopped/checkpoints").meta
+    assert meta["turn"] == 5 and meta["owes_evaluation"]
+    train(config, folder / "sooner_stopped")
+    assert repeatable_rows(folder / "sooner_stopped/metrics.jsonl") == repeatable_rows(folder / "sooner/metrics.jsonl")

@@ -20,6 +20,8 @@ from tango_jax.rl.trust import (
     asked_about,
     f1_of,
     trust_of,
+    turns_done,
+    warmup_metrics,
     with_verdicts,
 )
 
@@ -51,10 +53,30 @@ def test_practice_tells_what_to_expect_of_right_solutions():
 def test_evidence_fades():
     turn = np.array([True, True, False, False]), np.array([3, 4, 5, 6]), np.array([1, 0, 0, 2])
     evidence = Evidence().after_solving(*turn).after_solving(*turn)
-    assert evidence == pytest.approx(tuple((1 + DECAY) * count for count in (7, 1, 2, 1, 0, 0)))
+    assert evidence == pytest.approx(tuple((1 + DECAY) * count for count in (7, 1, 2, 1, 0, 0, 0, 0, 0)))
     practised = evidence.after_practice(*turn).after_practice(*turn)
     assert practised[:4] == evidence[:4]
-    assert practised[4:] == pytest.approx(((1 + PRACTICE_DECAY) * 7, (1 + PRACTICE_DECAY) * 1))
+    assert practised[4:] == pytest.approx(tuple((1 + PRACTICE_DECAY) * count for count in (7, 1, 2, 1, 2)))
+
+
+def test_the_warm_up_is_done_once_the_verifiers_own_turns_say_so():
+    # 8 right solutions of 3 steps, of whose 24 steps 2 are rejected, and 39 wrong ones, of which 1.5 are accepted.
+    evidence = Evidence(practised_steps=24.0, practised_rejected=2.0, practised_wrong=39.0, practised_accepted=1.5,
+                        practised_right=8.0)  # fmt: skip
+    rates = (11 / 12) ** 3, 0.05 + math.sqrt(0.05 * 0.95 / 40)
+    assert evidence.practised_rates() == pytest.approx(rates)
+    trust = f1_of(rates)  # with limits of 0 and 1
+    counters = Counters(evidence=tuple(evidence))
+    for until, turn, done in ((trust - 0.01, Turn(4, "verifier", "warmup", 0), 20),
+                              (trust + 0.01, Turn(4, "verifier", "warmup", 0), 5),
+                              (0.0, Turn(4, "verifier", "warmup", 0), 5),
+                              (trust - 0.01, Turn(30, "verifier", "verifier", 6), 31)):  # fmt: skip
+        settings = rl(trust=(0.0, 1.0), warmup_until=until, warmup_steps=20)
+        assert turns_done(settings, turn, counters) == done
+        metrics = {"verifier/warmup_trust": pytest.approx(trust)} if until and turn.phase == "warmup" else {}
+        assert warmup_metrics(settings, turn, counters) == metrics
+    # Before there is a right solution, nothing is known of them.
+    assert Evidence(practised_wrong=1e3).practised_rates()[0] == 0
 
 
 def test_the_f1_score_by_hand():
