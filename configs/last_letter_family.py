@@ -21,11 +21,12 @@ PARTS = {
     "one_policy": ("self_verify", "no_labels"),
     "one_policy_beside": ("grpo", "gold_steps"),  # from the stage 1 of one policy
     "second_try": ("second_try",),
-    "verifiers": ("taught_verifier", "meta_judged"),
+    "taught": ("taught_verifier",),
+    "judged": ("meta_judged",),
 }
 # What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
 STAGE_ONE = {"one_policy": "both_roles", "one_policy_beside": "both_roles", "second_try": "second_tries",
-             "verifiers": "further_prompts"}  # fmt: skip
+             "taught": "answers_shown", "judged": "second_judgements"}  # fmt: skip
 TASKS = ("last_letter", "last_letter_long", "state_tracking")
 
 
@@ -39,7 +40,7 @@ def make_room(config: ConfigDict, part: str) -> None:
         generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
         verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
         generator.sft.batch_size *= 2
-    if part == "verifiers":
+    if part in ("taught", "judged"):
         verifier.prompt_buckets = (*verifier.prompt_buckets, verifier.max_prompt)
         verifier.max_prompt += verification + 2
         verifier.sft.pack_length = 0

@@ -79,7 +79,7 @@ MODEL: Group = {
                           "three products of bfloat16, 16 bits at a third of that speed (all 24 on CPUs), which NVIDIA "
                           "GPUs before compute capability 8.0 cannot."),
     "remat": Key("full", OneOf(("none", "dots", "full")), "What an update computes again in the backward pass: none; "
-                 "dots: all but the results of matrix products; full: all but the input of each layer.",
+                 "dots: all but the results of the layers' matrices; full: all but the input of each layer.",
                  Change.ROUNDING),
     "unroll": Key(False, None, "Unroll the training scan over layers: faster for small models, slower to compile.",
                   Change.ROUNDING),

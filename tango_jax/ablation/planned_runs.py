@@ -18,7 +18,7 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
-from tango_jax.runtime.checks import Mistakes, differences
+from tango_jax.runtime.checks import Mistakes, differences, require
 from tango_jax.tasks.own_arm import arm_name, load_arm
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
@@ -125,10 +125,17 @@ def _validate(cell: Cell) -> None:
     with mistakes.collected(place and f"{place}: "):
         validate(config)
     mistakes.raise_all()
+    kinds: dict[str, str] = {}
     for arm in config.ablation.arms:
         config.arm = arm
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
+        kinds.setdefault(_stage_one_kind(cell, arm), arm)
+    with mistakes.collected(place and f"{place}: "):
+        require(cell.stage_one is None or len(kinds) <= 1,
+                f"ablation.arms: {' and '.join(kinds.values())} do not learn the same prompts in stage 1, so that they "
+                "start with other weights and are no pairs: give each an experiment of its own, in another --workdir, "
+                "and compare their tables with --figures and --against")
     mistakes.raise_all()
 
 
@@ -136,8 +143,7 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
     """`stage_ones` holds those of the runs that were planned before, by their names; a new one is added to it."""
     config, stage_one = _of_a_run(cell.config, arm, seed), None
     if cell.stage_one is not None:
-        # One policy has a stage 1 of its own, in which it learns both texts, and so has an arm with further prompts.
-        stage_name = ",".join(filter(None, (cell.stage_one, load_arm(arm).stage_one_kind)))
+        stage_name = ",".join(filter(None, (cell.stage_one, _stage_one_kind(cell, arm))))
         if stage_name not in stage_ones:
             stage_ones[stage_name] = _stage_one(cell, arm, stage_name, workdir)
         stage_one = stage_ones[stage_name]
@@ -145,6 +151,13 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
         config[role].init_from = str(stage_one.folder)
     name = arm_name(arm)
     return PlannedRun(cell, name, seed, workdir / cell.name / name / f"seed_{seed}", config, stage_one)
+
+
+def _stage_one_kind(cell: Cell, arm: str) -> str:
+    """What makes the stage 1 of an arm another one than that of the cell's settings; empty: nothing. One policy has one
+    of its own, in which it learns both texts, unless all share it, and so has an arm with further prompts."""
+    kind = load_arm(arm).stage_one_kind
+    return kind.removeprefix("one_policy").lstrip(",") if cell.config.verifier.adapter == "generator" else kind
 
 
 def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:

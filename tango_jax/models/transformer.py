@@ -22,6 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from tango_jax.models.attention import ATTENTION_KINDS, AttendFn
@@ -35,6 +36,7 @@ from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
 REMAT_MODES = ("none", "dots", "full")
+PRODUCT = "product"  # name of what remat=dots keeps of a layer: one result of each matrix, with what its adapter adds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +191,10 @@ class Block(nn.Module):
         return self.get_variable("params", f"{name}_scale").reshape(-1) if is_int8 else None
 
     def _with_adapter(self, name: str, x: jax.Array, out: jax.Array) -> jax.Array:
-        """x @ w, and (alpha / r) (x @ A) @ B where the matrix has an adapter; x [B, T, inputs]."""
+        """x @ w, and (alpha / r) (x @ A) @ B where the matrix has an adapter, under the name by which remat=dots keeps
+        their sum; x [B, T, inputs]."""
         if not self.has_variable("params", name + LORA_A):
-            return out
+            return checkpoint_name(out, PRODUCT)
         # B of a joined matrix has more rows than r, of which each sees only its own part of x @ A.
         lora, dtype = self.config.lora, jnp.dtype(self.config.compute_dtype)
         wide, narrow = (self.get_variable("params", name + part).astype(dtype) for part in (LORA_A, LORA_B))
@@ -201,7 +204,8 @@ class Block(nn.Module):
             narrow = collectives.copy_to_tensor(narrow, self.mesh)
         else:
             wide = collectives.copy_to_tensor(wide, self.mesh)
-        return out + matmul(matmul(x, wide) * jnp.asarray(lora.alpha / lora.rank, dtype), narrow)
+        out += matmul(matmul(x, wide) * jnp.asarray(lora.alpha / lora.rank, dtype), narrow)
+        return checkpoint_name(out, PRODUCT)
 
     def _products(self, joined: str, x_BTD: jax.Array, shapes: dict[str, tuple[int, ...]]) -> list[jax.Array]:
         """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
@@ -338,7 +342,7 @@ def apply_layers(
 
         if config.remat == "none":
             return layer_fn
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else None
+        policy = jax.checkpoint_policies.save_only_these_names(PRODUCT) if config.remat == "dots" else None
         return jax.checkpoint(layer_fn, prevent_cse=prevent_cse, policy=policy)
 
     def scan_layers(x_BTD: jax.Array, layers: dict, count: int, repeats: int) -> jax.Array:

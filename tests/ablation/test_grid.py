@@ -84,13 +84,22 @@ def test_adapters_share_a_stage_one_that_trains_all_parameters():
 
 @pytest.mark.parametrize("grid, folder", [({}, ""), ({"task.data_seed": [3]}, "stage_one/shared")])
 def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
-    config = tiny(grid, "ablation.arms=('tango', 'self_verify', 'no_labels')", "ablation.seeds=(0,)")
-    two, *one = make_plan(config, tmp_path).runs
+    (two,), one = (make_plan(tiny(grid, f"ablation.arms={arms}", "ablation.seeds=(0,)"), tmp_path).runs
+                   for arms in (("tango",), ("self_verify", "no_labels")))  # fmt: skip
     name = folder.rpartition("/")[2] or "shared"
     assert two.stage_one.folder == tmp_path / folder and not load_arm(two.stage_one.config.arm).is_one_policy
     assert {run.stage_one.folder for run in one} == {tmp_path / "stage_one" / f"{name},one_policy"}
     assert all(load_arm(run.stage_one.config.arm).is_one_policy for run in one)
     assert {run.config.generator.init_from for run in one} == {str(one[0].stage_one.folder)}
+
+
+def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
+    settings = {"task.data_seed": [3]}, "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
+    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify do not learn"):
+        make_plan(tiny(*settings), tmp_path)
+    # Where all arms are one policy, they start alike, with the stage 1 of the settings themselves.
+    runs = make_plan(tiny(*settings, "verifier.adapter=generator"), tmp_path).runs
+    assert {run.stage_one.folder for run in runs} == {tmp_path / "stage_one/shared"}
 
 
 def test_problems_that_need_other_symbols_need_another_stage_one():

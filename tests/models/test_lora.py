@@ -168,7 +168,7 @@ LOSS = LossConfig(
 
 
 @pytest.mark.parametrize("base_dtype", ["", "int8"])
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_the_gradient_is_that_of_the_merged_model(remat, base_dtype):
     """Plain gradient descent with learning rate 1; the base stays what it was, and is not donated."""
     model = dataclasses.replace(with_lora(update_cases.MODEL, base_dtype=base_dtype), remat=remat)
@@ -192,6 +192,23 @@ def test_the_gradient_is_that_of_the_merged_model(remat, base_dtype):
     for name, leaf in state.params["layers"].items():
         np.testing.assert_allclose(leaf, expected["layers"][name], rtol=1e-3, atol=1e-5, err_msg=name)
     jax.tree.map(np.testing.assert_array_equal, base, kept)
+
+
+def test_with_adapters_remat_keeps_as_much_of_a_layer_as_without():
+    """One result of each matrix, and not x W beside x A B; parameters lie there in any case."""
+    batch = update_cases.make_batch(update_cases.make_data())
+    micro = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
+
+    def kept(model, trained, base):
+        loss_fn = make_policy_loss(model, LOSS)
+        made = jax.eval_shape(lambda: jax.vjp(lambda params: loss_fn(with_base(base, params), micro)[0], trained)[1])
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+
+    plain = dataclasses.replace(update_cases.MODEL, remat="dots")
+    model = with_lora(plain)
+    adapters, base = lora.split(random_weights(model, update_cases.PARAMS))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(adapters))
+    assert kept(model, adapters, base) <= kept(plain, update_cases.PARAMS, {}) + size
 
 
 def test_scores_see_the_adapter():
