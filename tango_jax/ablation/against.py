@@ -80,7 +80,9 @@ def _members(settings: dict) -> tuple[list[Member], int]:
 
 def _reference(members: Sequence[Member], against: str) -> Member:
     arm, _, setting = against.partition(":")
-    named = [member for member in members if member.arm == arm and (member.setting == setting or not setting)]
+    of_arm = [member for member in members if member.arm == arm]
+    # Without a setting: the arm that has none, or the arm's only one.
+    named = [member for member in of_arm if member.setting == setting] or (of_arm if not setting else [])
     known = ", ".join(f"{member.arm}:{member.setting}".rstrip(":") for member in members)
     count = len(named) or "none"
     require(len(named) == 1, f"--against={against} names {count} of the arms and settings: choose one of {known}")

@@ -64,10 +64,16 @@ def test_a_reference_that_is_not_there_is_refused(against, told):
         compare(learning(rows()), against)
 
 
-def test_a_reference_in_several_settings_is_refused():
-    both = rows() + [row._replace(setting="trust=on") for row in rows() if row.arm == "grpo"]
-    with pytest.raises(ValueError, match="--against=grpo names 2 of the arms"):
-        compare(learning(both), "grpo")
+def test_a_reference_in_several_settings_needs_its_own():
+    def in_settings(*settings):
+        others, own = ([row for row in rows() if (row.arm == "grpo") == is_own] for is_own in (False, True))
+        return learning(others + [row._replace(setting=setting) for setting in settings for row in own])
+
+    with pytest.raises(ValueError, match="--against=grpo names 2 of the arms and settings: choose one of.*, grpo:b"):
+        compare(in_settings("a", "b"), "grpo")
+    # The one without a setting has no other name.
+    table, _ = compare(in_settings("", "b"), "grpo")
+    assert cells(table, "grpo")[4] == "" and cells(table, "grpo, b")[4] == "+0.000 [+0.000, +0.000]"
 
 
 def test_runs_of_two_tasks_are_refused():
