@@ -77,8 +77,8 @@ TASK: Group = {
 RL: Group = {
     "generator_steps": Key(300, COUNT, "Turns of the generator."),
     "warmup_steps": Key(40, COUNT_OR_NONE, "Turns of the verifier before the generator's first."),
-    "warmup_until": Key(0.0, SHARE, "Trust in the verifier, by its own turns (rl/trust.py), at which they end sooner: "
-                        "the rest of rl.warmup_steps is skipped. 0: nothing is skipped, as published."),
+    "warmup_until": Key(0.0, SHARE, "Trust in the verifier at which its warm-up ends before rl.warmup_steps turns are "
+                        "made, measured on these turns (rl/trust.py). 0: all are made, as published."),
     "generator_turns_per_cycle": Key(3, COUNT, "N_g, turns of the generator in a cycle."),
     "verifier_turns_per_cycle": Key(1, COUNT, "N_v, turns of the verifier in a cycle."),
     "prompts_per_step": Key(256, COUNT, "P, prompts of a turn."),

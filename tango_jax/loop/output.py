@@ -43,8 +43,8 @@ class RunOutput:
         return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
 
     def write_turn(self, turn: Turn, result: TurnResult, began: float, turns_done: int) -> None:
-        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done`: of
-        the schedule, with those that are skipped after it."""
+        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done` is
+        the number of turns of the schedule that are over, with those that are skipped after this one."""
         timer = self.context.timer
         with timer("dump"):
             self.dump.write(turn, result)
