@@ -52,7 +52,8 @@ def make_harder(config: ConfigDict) -> None:
     say enough (family.md)."""
     config.task.hard_error = 0.9
     config.task.rl_swaps, config.task.test_swaps, config.task.verifier_swaps = (8, 8), (), (2, 4)
-    config.rl.generator_steps, config.rl.warmup_steps, config.rl.alpha_schedule = 42, 20, "signal"
+    quickstart = load_shipped("last_letter").rl
+    config.rl.update({key: quickstart[key] for key in ("generator_steps", "warmup_steps", "alpha_schedule")})
 
 
 def get_config(argument: str = "") -> ConfigDict:

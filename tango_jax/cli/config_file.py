@@ -252,12 +252,9 @@ def element_type(key: str) -> type:
 
 def did_you_mean(key: str) -> str:
     """The end of an error message about a key that does not exist."""
-    keys = flatten(default_config())
-    near = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
-    # Of several that are as near, the one that is declared first.
-    best = max((one for one in keys if one in near), key=lambda one: difflib.SequenceMatcher(None, one, key).ratio(),
-               default="")  # fmt: skip
-    return f"; did you mean {best}?" if best else "; see --keys for every key"
+    likeness = {one: difflib.SequenceMatcher(None, one, key).ratio() for one in flatten(default_config())}
+    best = max(likeness, key=likeness.get)  # of several that are as near, the one that is declared first
+    return f"; did you mean {best}?" if likeness[best] >= 0.5 else "; see --keys for every key"
 
 
 def _shipped_file(name: str) -> Path:
