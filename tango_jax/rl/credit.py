@@ -122,13 +122,19 @@ def step_reward_BT(
 
 
 def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
-    """The generator's: whether the grader accepts the answer, and the format score (arXiv 2505.15034)."""
+    """The generator's: whether the grader accepts the answer, and the format score (arXiv 2505.15034).
+
+    A solution that has a label is rewarded by that. The metric is the share that the grader accepts all the same: what
+    the reward says of labels is generator/labelled_right.
+    """
     solutions = answers["generator"].records
-    is_correct_B = np.array([solution.is_right for solution in solutions])
+    is_right_B = np.array([solution.is_right for solution in solutions])
+    is_correct_B = np.array([solution.is_correct for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
-    reward_B = generator_outcome_reward_B(is_correct_B, format_B, rl.outcome_weight, rl.format_weight)
+    reward_B = generator_outcome_reward_B(is_right_B, format_B, rl.outcome_weight, rl.format_weight)
     metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
-    terms = (Term("grade", rl.outcome_weight, is_correct_B.astype(np.float32)),
+    has_labels = any(solution.label is not None for solution in solutions)
+    terms = (Term("label" if has_labels else "grade", rl.outcome_weight, is_right_B.astype(np.float32)),
              Term("format score", rl.format_weight, format_B.astype(np.float32)))  # fmt: skip
     return Rewards(reward_B, metrics, terms)
 

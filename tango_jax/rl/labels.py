@@ -31,8 +31,11 @@ def majority_labels(solved: Responses, graded: Graded) -> Responses:
     label_of = dict(zip(answered, map(bool, equal), strict=True))
     records = [dataclasses.replace(solution, label=label_of.get(b, False))
                for b, solution in enumerate(solved.records)]  # fmt: skip
-    accuracy = np.mean([solution.label == solution.is_correct for solution in records])
-    return dataclasses.replace(solved, records=records, metrics=solved.metrics | {"generator/label_accuracy": accuracy})
+    metrics = {
+        "generator/labelled_right": np.mean([solution.label for solution in records]),
+        "generator/label_accuracy": np.mean([solution.label == solution.is_correct for solution in records]),
+    }
+    return dataclasses.replace(solved, records=records, metrics=solved.metrics | metrics)
 
 
 def one_of_either_label(solved: Responses) -> np.ndarray:

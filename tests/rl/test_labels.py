@@ -49,6 +49,7 @@ def test_the_most_frequent_answer_is_taken_for_the_gold_one():
     ]  # fmt: skip
     # Labels and grades differ for a, a, b of the first group, c and c of the second, d and b of the last.
     assert labelled.metrics["generator/label_accuracy"] == pytest.approx(8 / 15)
+    assert labelled.metrics["generator/labelled_right"] == pytest.approx(6 / 15)
     assert [solution.is_correct for solution in labelled.records].count(True) == 3  # the grade is kept
 
 
@@ -86,7 +87,10 @@ def test_groups_count_whose_majority_the_verifier_confirms():
     said = [Verification("", (True,), verdict, 0.0, True, ("",)) for verdict in verdicts]
     judged = dataclasses.replace(labelled, role="verifier", parents=labelled.records, group_size=1, records=said)
     config = default_config()
-    reward_B = outcome_reward({"generator": labelled}, config.rl).reward_B
+    rewards = outcome_reward({"generator": labelled}, config.rl)
+    assert rewards.metrics["generator/reward/outcome"] == 5 / 12, "the grade, not the label"
+    assert rewards.terms[0].name == "label" and list(rewards.terms[0].value) == labels_of(labelled)
+    reward_B = rewards.reward_B
     answers, is_action_BT = {"generator": labelled, "verifier": judged}, np.ones((12, 2), bool)
     turn = Turn(0, "generator", "generator", 0)
     credit = verified_majority_credit(TurnSoFar(config, turn, answers, reward_B, is_action_BT, Counters()))
