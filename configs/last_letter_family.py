@@ -1,12 +1,14 @@
 """Relatives of RL Tango under one protocol: who judges, whose weights, what follows a verdict, whose label (family.md).
 
-Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy --workdir=runs/family/one_policy
-           and the same for the other PARTS, each in a folder of its own; one_policy:state_tracking and so on for the
-           other TASKS. --config.ablation.workers=2 for two cores. All of a task, in a table and a figure:
-           python -m tango_jax.ablate --figures runs/family/*/ablation.csv --out=runs/family/all --against=grpo
+Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy \
+               --workdir=runs/family/last_letter/one_policy
+           and the same for the other PARTS, each in a folder of that name; those named PART_beside come after PART, from
+           whose stage 1 in that folder they start. one_policy:state_tracking and so on, in runs/family/state_tracking,
+           for the other TASKS. --config.ablation.workers=2 for two cores. All of a task, in a table and a figure:
+           python -m tango_jax.ablate --figures runs/family/last_letter/*/ablation.csv --against=grpo
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about a minute a run on one core, 30 runs of relatives and 36 beside them; two to four minutes a run of
-           second_try. Stages 1 of two to ten minutes for each start.
+Time:      about a minute a run on one core, 30 runs of relatives and 48 beside them; two to four minutes a run of
+           second_try. Stages 1 of two to ten minutes for each start, in state tracking of up to an hour.
 Expected:  family.md.
 """
 
@@ -19,14 +21,20 @@ PARTS = {
     "beside": ("grpo", "gold_steps", "tango"),
     "trusted": ("tango",),
     "one_policy": ("self_verify", "no_labels"),
-    "one_policy_beside": ("grpo", "gold_steps"),  # from the stage 1 of one policy
+    "one_policy_beside": ("grpo", "gold_steps"),
     "second_try": ("second_try",),
+    "second_try_beside": ("grpo", "gold_steps"),
     "taught": ("taught_verifier",),
     "judged": ("meta_judged",),
 }
 # What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
 STAGE_ONE = {"one_policy": "both_roles", "one_policy_beside": "both_roles", "second_try": "second_tries",
-             "taught": "answers_shown", "judged": "second_judgements"}  # fmt: skip
+             "second_try_beside": "second_tries", "taught": "answers_shown", "judged": "second_judgements"}  # fmt: skip
+# Controls start from the stage 1 that another part has made.
+START_OF = {
+    "one_policy_beside": "runs/family/{task}/one_policy/stage_one/data_seed={start},one_policy",
+    "second_try_beside": "runs/family/{task}/second_try/stage_one/data_seed={start},one_policy,second_solution",
+}
 TASKS = ("last_letter", "last_letter_long", "state_tracking")
 
 
@@ -35,7 +43,7 @@ def make_room(config: ConfigDict, part: str) -> None:
     other arms get."""
     generator, verifier = config.generator, config.verifier
     question, verification = generator.max_prompt, verifier.max_response
-    if part == "second_try":
+    if part in ("second_try", "second_try_beside"):
         generator.prompt_buckets = (question,)
         generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
         verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
@@ -69,11 +77,17 @@ def get_config(argument: str = "") -> ConfigDict:
     if task == "state_tracking":
         make_harder(config)
     make_room(config, part)
-    if part == "one_policy_beside":
+    if part in START_OF:
         config.verifier.adapter = "generator"
     config.ablation.arms, config.ablation.seeds = PARTS[part], (0, 1)
     chosen = [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
     own = {"trust": {"on": TRUST}} if part == "trusted" else {}
     own |= {"stage_one": {STAGE_ONE[part]: {}}} if part in STAGE_ONE else {}
-    config.ablation.grid = own | {"task.data_seed": chosen}
+    if part in START_OF:
+        folders = {start: START_OF[part].format(task=task, start=start) for start in chosen}
+        own["start"] = {str(start): {"task.data_seed": start, "generator.init_from": folder,
+                                     "verifier.init_from": folder} for start, folder in folders.items()}  # fmt: skip
+    else:
+        own["task.data_seed"] = chosen
+    config.ablation.grid = own
     return config
