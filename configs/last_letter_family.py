@@ -2,8 +2,8 @@
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy \
                --workdir=runs/family/last_letter/one_policy
-           and the same for the other PARTS, each in a folder of that name; those named PART_beside come after PART, from
-           whose stage 1 in that folder they start. one_policy:state_tracking and so on, in runs/family/state_tracking,
+           and the same for the other PARTS, each in a folder of that name; PART_beside after PART, from whose
+           stage 1 in that folder it starts. one_policy:state_tracking and so on, in runs/family/state_tracking,
            for the other TASKS. --config.ablation.workers=2 for two cores. All of a task, in a table and a figure:
            python -m tango_jax.ablate --figures runs/family/last_letter/*/ablation.csv --against=grpo
 Hardware:  any CPU with two cores and 8 GiB of memory.
