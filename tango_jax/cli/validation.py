@@ -7,6 +7,7 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
+from tango_jax.rl.informed import MAX_TEACHER_TOKENS
 from tango_jax.rl.own_method import load_method
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.schedule import make_schedule
@@ -62,8 +63,25 @@ def validate(config: ConfigDict) -> None:
     mistakes.raise_all()
 
 
-def _check_further_calls(config: ConfigDict, plan: TurnPlan, mistakes: Mistakes) -> None:
-    """What calls about a solution and its verification need."""
+def _check_plan(config: ConfigDict, role: str, plan: TurnPlan, mistakes: Mistakes) -> None:
+    """What labels, a teacher, and calls about a solution and its verification need."""
+    rl, learner = config.rl, config[role]
+    mistakes.require(
+        not any(call.labels for call in plan.calls) or (rl.judge == "all" and not rl.trust),
+        f"arm={config.arm} labels solutions without grades, and rl.judge={rl.judge} and rl.trust={tuple(rl.trust)} go "
+        "by grades: set rl.judge=all and rl.trust=()",
+    )
+    mistakes.require(
+        not plan.teacher or (learner.top_p == 1 and not learner.top_k),
+        f"arm={config.arm} compares what the {role} samples with what its teacher would say, and {role}.top_p="
+        f"{learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them to 1.0 and 0",
+    )
+    tokens = rl.prompts_per_step * rl.samples_per_prompt * learner.max_response
+    mistakes.require(
+        not plan.teacher or tokens < MAX_TEACHER_TOKENS, f"arm={config.arm} has a teacher for up to {tokens} tokens of "
+        f"a turn, more than {MAX_TEACHER_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or "
+        f"{role}.max_response",
+    )
     for call in plan.calls:
         if not call.text:
             continue
@@ -140,8 +158,9 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return
-    for plan in arm.turns.values():
-        _check_further_calls(config, plan, mistakes)
+    for role, plan in arm.turns.items():
+        if not mistakes.is_about(f"{role}."):
+            _check_plan(config, role, plan, mistakes)
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

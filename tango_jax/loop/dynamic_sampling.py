@@ -14,6 +14,7 @@ from tango_jax.config import ROLES
 from tango_jax.grading import FAILURES
 from tango_jax.records import Answers, Responses, Rewards, Term
 from tango_jax.rl.algorithms import Algorithm
+from tango_jax.rl.family import groups_with_second
 
 # How the metrics of several batches of the same size become one; the others are averaged.
 SUMMED = {"verifier/prompts_shortened", *(f"{role}/tokens_sampled" for role in ROLES),
@@ -39,8 +40,12 @@ def sample_until_full(
     while len(useful) < num_problems and len(batches) < max_batches:
         answers, reward = sample_batch(len(batches))
         num_problems = len(next(iter(answers.values())).parents)
-        responses = answers[role]  # without second tries, whose rewards follow
-        has_signal = algorithm.has_signal_P(reward.reward_B[: len(responses.records)], responses.group_size)
+        responses, second = answers[role], answers.get("second_solution")
+        if second is None:
+            has_signal = algorithm.has_signal_P(reward.reward_B, responses.group_size)
+        else:
+            groups = groups_with_second(reward.reward_B, responses, second)
+            has_signal = np.array([algorithm.has_signal_fn(group[None])[0] for group in groups])
         if max_batches == 1:
             return answers, reward, {f"{role}/groups_without_signal": 1.0 - float(has_signal.mean())}
         has_signal = has_signal.reshape(num_problems, -1).any(axis=1)
@@ -49,7 +54,10 @@ def sample_until_full(
         batches.append(answers)
         rewards.append(reward)
     chosen = (useful + useless)[:num_problems]
-    answers = {name: _choose([batch[name] for batch in batches], chosen, num_problems) for name in batches[0]}
+    answers, before = {}, 0
+    for name in batches[0]:
+        answers[name] = _choose([batch[name] for batch in batches], chosen, num_problems, before)
+        before = len(answers[name].records) // num_problems
     metrics = {
         f"{role}/groups_without_signal": len(useless) / (len(useful) + len(useless)),
         f"{role}/groups_filled_up": max(num_problems - len(useful), 0) / num_problems,
@@ -74,8 +82,11 @@ def _choose_rewards(batches: Sequence[Rewards], chosen: Sequence[tuple[int, int]
     )
 
 
-def _choose(batches: Sequence[Responses], chosen: Sequence[tuple[int, int]], num_problems: int) -> Responses:
-    """Return one role's responses to the chosen problems, each given by its batch and its place in it."""
+def _choose(
+    batches: Sequence[Responses], chosen: Sequence[tuple[int, int]], num_problems: int, before: int
+) -> Responses:
+    """Return one role's responses to the chosen problems, each given by its batch and its place in it; `before` is the
+    number of records of a problem in the call before, among which are the places of what they are about."""
 
     def choose(columns: Sequence[Sequence]) -> list:
         each = len(columns[0]) // num_problems  # entries of a problem: one prompt or several, with all their responses
@@ -90,6 +101,10 @@ def _choose(batches: Sequence[Responses], chosen: Sequence[tuple[int, int]], num
         decode_steps=sum(rollout.decode_steps for rollout in rollouts),
         row_steps=sum(rollout.row_steps for rollout in rollouts),
     )
+    places = None
+    if batches[0].places is not None:
+        split = [np.split(np.asarray(batch.places), num_problems) for batch in batches]
+        places = np.concatenate([split[batch][old] + before * (new - old) for new, (batch, old) in enumerate(chosen)])
     return dataclasses.replace(
         batches[0],
         parents=choose([batch.parents for batch in batches]),
@@ -97,6 +112,7 @@ def _choose(batches: Sequence[Responses], chosen: Sequence[tuple[int, int]], num
         rollout=rollout,
         records=choose([batch.records for batch in batches]),
         metrics=_over_batches([batch.metrics for batch in batches]),
+        places=places,
     )
 
 

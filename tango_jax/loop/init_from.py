@@ -13,8 +13,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from tango_jax.arms import ARMS
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.typed_command import typed_command
+from tango_jax.weights.workdir import shares_policy
 
 ROLES = ("generator", "verifier")
 
@@ -27,7 +29,8 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
     """Check the checkpoint that every role starts from, without reading parameters.
 
     Raises:
-        ValueError: there is no stage 1 of the role; or see `check_stage_one`.
+        ValueError: there is no stage 1 of the role, or it is of two policies where there is one; or see
+            `check_stage_one`.
     """
     for role in roles:
         source = config[role].init_from
@@ -37,6 +40,10 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
         if found is None:
             raise CheckpointError(_what_is_missing(role, source))
         check_stage_one(role, config[role].sft, source, found.step, found.meta)
+        if role == "verifier" and shares_policy(config) and not _may_be_one_policy(source):
+            raise ValueError(f"{role}.init_from={source}: both roles are one policy here, and two in that run, whose "
+                             "verifier has not learned to solve problems: name a run of one policy, or leave "
+                             "generator.init_from and verifier.init_from empty")
 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
@@ -81,6 +88,13 @@ def _what_is_missing(role: str, source: str) -> str:
         return (f"{start}: that run had no stage 1 of the {role} ({role}.sft.steps=0). To start from its newest "
                 f"parameters, set {role}.checkpoint={source} and {role}.sft.steps=0, and leave {role}.init_from empty")
     return f"{start}: run {typed_command('sft')} with --workdir={source} first, or name another run"
+
+
+def _may_be_one_policy(source: str) -> bool:
+    """Whether the roles of the other run are one policy; true where its settings do not tell."""
+    settings = _settings(source)
+    arm = ARMS.get(settings.get("arm", ""))
+    return arm is None or arm.is_one_policy or settings.get("verifier.adapter") == "generator"
 
 
 def _settings(source: str) -> dict:

@@ -84,7 +84,7 @@ def _tried_again(
     call = next((call for call in plan.calls if call.text == "second_solution"), None) if plan else None
     if call is None:
         return None
-    places = ABOUT[call.about](judged)
+    places = ABOUT[call.about](judged, 1)
     parents = [judged.next_parents[place] for place in places]
     if not parents:
         return ()

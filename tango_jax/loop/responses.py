@@ -6,11 +6,11 @@ Runs before and after sampling, ahead of the rewards.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tango_jax.grading import FAILURES, GradeReport, parse_solution, parse_verification
+from tango_jax.grading import FAILURES, parse_solution, parse_verification
 from tango_jax.records import Judged, Problem, Rollout, Solution, Verification
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
-from tango_jax.tasks.own_grader import grade_solutions
+from tango_jax.tasks.own_grader import grade_own_solutions
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import (
     PromptTooLong,
@@ -73,16 +73,18 @@ def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[li
         ]
     except PromptTooLong as error:
         raise ValueError(f"{error}{_NEW_WORKDIR}") from error
+    return [ids for ids, _ in built], _shortened("verifier", built)
+
+
+def _shortened(name: str, built: Sequence[tuple[list[int], bool]]) -> dict[str, float]:
     shortened = sum(is_shortened for _, is_shortened in built)
-    counts = {"verifier/prompts_shortened": shortened, "verifier/shortened_rate": shortened / len(solutions)}
-    return [ids for ids, _ in built], counts
+    return {f"{name}/prompts_shortened": shortened, f"{name}/shortened_rate": shortened / len(built)}
 
 
 def _second_try_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
     limit = policy.config.max_prompt
     built = [second_try_prompt(policy.template, policy.tokenizer, one.problem, _earlier(one), limit) for one in parents]
-    shortened = sum(is_shortened for _, is_shortened in built)
-    return [ids for ids, _ in built], {"second_solution/prompts_shortened": shortened}
+    return [ids for ids, _ in built], _shortened("second_solution", built)
 
 
 def _earlier(judged: Judged) -> str:
@@ -97,8 +99,7 @@ def _second_judgement_prompts(policy: Policy, parents: Sequence[Judged]) -> tupl
         verifier_prompt(template, tokenizer, problem, _earlier(one), len(one.verification.blocks), limit)
         for problem, one in zip(problems, parents, strict=True)
     ]
-    shortened = sum(is_shortened for _, is_shortened in built)
-    return [ids for ids, _ in built], {"second_judgement/prompts_shortened": shortened}
+    return [ids for ids, _ in built], _shortened("second_judgement", built)
 
 
 def _read_solutions(
@@ -106,7 +107,7 @@ def _read_solutions(
 ) -> tuple[list[Solution], dict]:
     owners = [problem for problem in problems for _ in range(group_size)]
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
-    report = _graded(task, owners, [text for text, _ in decoded])
+    report = grade_own_solutions(task, owners, [text for text, _ in decoded])
     solutions = [
         make_solution(task, problem, text, ends, is_correct, is_truncated)
         for problem, (text, ends), is_correct, is_truncated in zip(
@@ -114,18 +115,6 @@ def _read_solutions(
         )
     ]
     return solutions, {f"grader/{name}": getattr(report, name) for name in FAILURES}
-
-
-def _graded(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-    """Grade this process's solutions. All processes must call this. Raises ValueError, in every one of them, if a
-    user's grader failed."""
-    report, mistake = GradeReport((), 0, 0, 0), ""
-    try:
-        report = grade_solutions(task, problems, texts)
-    except ValueError as error:
-        mistake = str(error)
-    hosts.raise_mistake(mistake)
-    return report
 
 
 def _read_verifications(

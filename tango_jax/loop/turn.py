@@ -129,7 +129,8 @@ def make_calls(
         path = (CALL_TEXTS[call.name].stream, turn.role, turn.role_step, batch)
         samples = context.config.rl[call.samples] if call.samples else 1
         key_data = rng.step_key(context.config.seed, *path)
-        places = ABOUT[call.about](answers[previous]) if call.about else None
+        minibatches = context.config[turn.role].loss.minibatches
+        places = ABOUT[call.about](answers[previous], minibatches) if call.about else None
         about = parents if places is None else [parents[place] for place in places]
         if call.text and not about:  # nothing was rejected: there is no second try
             break

@@ -66,17 +66,21 @@ def second_try_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     return Rewards(reward_B.astype(np.float32), first.metrics, terms)
 
 
+def groups_with_second(values_B: np.ndarray, solved: Responses, second: Responses | None) -> list[np.ndarray]:
+    """The values of each problem's rows: those of its solutions, and then those of its second tries."""
+    problem_B = np.arange(len(solved.records)) // solved.group_size
+    if second is not None:
+        problem_B = np.concatenate([problem_B, problem_B[list(second.places)]])
+    return [values_B[problem_B == problem] for problem in range(len(solved.records) // solved.group_size)]
+
+
 def second_try_credit(so_far: TurnSoFar) -> Credit:
     """The rewards of both tries, normalised over all tries of a problem, as in Critique-GRPO (arXiv 2506.03106), which
     only centres them and weighs right second tries by how unlikely they are; here they count alike."""
     solved, second = so_far.answers["generator"], so_far.answers.get("second_solution")
-    problem_B = np.arange(len(solved.records)) // solved.group_size
-    if second is not None:
-        problem_B = np.concatenate([problem_B, problem_B[list(second.places)]])
-    normalise_fn, adv_B = so_far.algorithm("generator").normalise_fn, np.zeros(len(problem_B), np.float64)
-    for problem in np.unique(problem_B):
-        is_own_B = problem_B == problem
-        adv_B[is_own_B] = normalise_fn(so_far.reward_B[is_own_B].astype(np.float64), so_far.config.generator.loss)
+    normalise_fn, adv_B = so_far.algorithm("generator").normalise_fn, np.zeros(len(so_far.reward_B), np.float64)
+    for rows in groups_with_second(np.arange(len(adv_B)), solved, second):
+        adv_B[rows] = normalise_fn(so_far.reward_B[rows].astype(np.float64), so_far.config.generator.loss)
     adv_BT = (adv_B[:, None] * so_far.is_action_BT).astype(np.float32)
     metrics = {"generator/alpha": 0.0} | second_try_metrics(solved.records, second)
     return Credit(adv_BT, so_far.counters, metrics, (Term("outcome", 1.0, adv_BT),))
@@ -102,8 +106,8 @@ def _pairs(second: Responses) -> list[tuple[Solution, Solution]]:
 
 
 def twice_judged_reward(answers: Answers, rl: ConfigDict) -> Rewards:
-    """The verifier's, format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570, its equation of R_V with the
-    meta-verification).
+    """The verifier's, correctness_weight x format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570, its
+    equation of R_V with the meta-verification).
 
     The quality of a verification is the share of its remarks that the second judgement accepts, and 0 where that does
     not judge each of them. There a meta-verifier is trained on ratings by people; here the verifier judges its own
@@ -113,7 +117,7 @@ def twice_judged_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     correctness_B = verdict_reward(answers, rl).terms[0].value
     format_B = np.array([verification.format_score for verification in judged.records], np.float32)
     quality_B = np.array([np.mean(one.judgements) if one.is_aligned else 0.0 for one in rated.records], np.float32)
-    reward_B = format_B * correctness_B * quality_B
+    product_B = format_B * correctness_B * quality_B
     is_right_B = correctness_B > 0
     metrics = {
         "verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean(),
@@ -121,8 +125,8 @@ def twice_judged_reward(answers: Answers, rl: ConfigDict) -> Rewards:
         # By how much better verifications with a right verdict are rated: 0 where the second judgement says nothing.
         "second_judgement/separation": _mean(quality_B[is_right_B]) - _mean(quality_B[~is_right_B]),
     }  # fmt: skip
-    terms = (Term("format x agreement with the grade x quality", 1.0, reward_B),)
-    return Rewards(reward_B, metrics, terms)
+    terms = (Term("format x agreement with the grade x quality", rl.correctness_weight, product_B),)
+    return Rewards((rl.correctness_weight * product_B).astype(np.float32), metrics, terms)
 
 
 def _mean(values: np.ndarray) -> float:
@@ -142,12 +146,14 @@ def informed_credit(so_far: TurnSoFar) -> Credit:
     logp_BT = np.zeros(so_far.is_action_BT.shape, np.float32)
     for row_T, logp_T in zip(logp_BT, judged.rollout.logps, strict=True):
         row_T[: len(logp_T)] = logp_T
-    log_ratio_BT = np.clip(so_far.teacher_logp_BT - logp_BT, -MAX_NATS, MAX_NATS) * so_far.is_action_BT
+    is_known_BT = so_far.is_action_BT & ~np.isnan(so_far.teacher_logp_BT)
+    log_ratio_BT = np.where(is_known_BT, np.clip(so_far.teacher_logp_BT - logp_BT, -MAX_NATS, MAX_NATS), 0.0)
     weight, num_actions = so_far.config.rl.teacher_weight, max(so_far.is_action_BT.sum(), 1)
     metrics = credit.metrics | {
         # An estimate of the reverse KL to the teacher, in nats a token, and how often it would have been unlikely.
         "verifier/teacher_kl": float(-log_ratio_BT.sum() / num_actions),
         "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_actions),
+        "verifier/teacher_silent": float(1.0 - is_known_BT.sum() / num_actions),  # no room for the solution
     }
     terms = (*credit.terms, Term("what the informed verifier would rather say", weight, log_ratio_BT))
     adv_BT = (credit.adv_BT + weight * log_ratio_BT).astype(np.float32)

@@ -17,14 +17,17 @@ from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.text.templates import verifier_prompt, with_earlier
 
+MAX_TEACHER_TOKENS = 2**24  # above that, float32 cannot tell the places of tokens apart
 
-def informed_prompts(policy: Policy, solutions: Sequence[Solution]) -> list[list[int]]:
-    """The verifier's prompts, with the gold answer after the problem."""
+
+def informed_prompts(policy: Policy, solutions: Sequence[Solution]) -> list[tuple[list[int], bool]]:
+    """The verifier's prompts with the gold answer after the problem, and whether the end of the solution, which the
+    verifier itself may have seen, had to be cut off."""
     return [
         verifier_prompt(
             policy.template, policy.tokenizer, with_earlier(policy.template, "informed", one.problem), one.text,
             len(one.steps), policy.config.max_prompt,
-        )[0]
+        )
         for one in solutions
     ]  # fmt: skip
 
@@ -33,11 +36,13 @@ def teacher_scores(
     teacher: str, policy: Policy, state: TrainState, learner: Responses, is_action_BT: np.ndarray
 ) -> np.ndarray | None:
     """Log-probs of the sampled tokens under the informed prompt, by the policy as it is when it samples, float32
-    [B, T], 0 off the actions; None if the plan has no `teacher`."""
+    [B, T], 0 off the actions, and NaN where that prompt has no room for the solution: there the teacher says nothing.
+    None if the plan has no `teacher`."""
     if not teacher:
         return None
-    assert is_action_BT.size < 2**24, f"{is_action_BT.size} tokens have places that float32 cannot tell apart"
-    informed = dataclasses.replace(learner, prompts=informed_prompts(policy, learner.parents))
+    assert is_action_BT.size < MAX_TEACHER_TOKENS, is_action_BT.size  # validation.py
+    prompts = informed_prompts(policy, learner.parents)
+    informed = dataclasses.replace(learner, prompts=[ids for ids, _ in prompts])
     # Each token carries its place through the packing, where its advantage will be in the update.
     place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
     parts = []
@@ -48,7 +53,8 @@ def teacher_scores(
     logp = np.zeros(1 + is_action_BT.size, np.float32)
     for place, is_action, logp_part in hosts.join_parts(parts):
         logp[place[is_action].astype(int)] = logp_part[is_action]
-    return logp[1:].reshape(is_action_BT.shape)
+    is_cut_B = np.repeat([is_shortened for _, is_shortened in prompts], learner.group_size)
+    return np.where(is_cut_B[:, None], np.float32(np.nan), logp[1:].reshape(is_action_BT.shape))
 
 
 def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ a weight, so the function takes its place with
 
     rl.outcome_weight=0 rl.format_weight=0      for the generator
     rl.correctness_weight=0 rl.gamma=0          for the verifier
+    rl.improvement_weight=0                     for second tries, beside the first two
 
 The function is called once for every response. Of several processes, each calls it on its share of them. It is tried
 on made-up responses before a run begins any work (loop/try_method.py).

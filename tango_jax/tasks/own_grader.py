@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading import GradeReport, answer_of, grade_many
 from tango_jax.records import Problem
-from tango_jax.runtime import user_code
+from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function, source_digest
 
@@ -96,6 +96,34 @@ def try_grader(graded: Graded, problem: Problem) -> list[str]:
     if accepts_own:
         return []
     return [f"warning: the grader finds the answer of problem {problem.id} itself wrong, {shortened(problem.answer)}"]
+
+
+def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str) -> None:
+    """Check that a user's grader goes by `problem.answer`, in whose place labels put the majority's answer.
+
+    Raises:
+        ValueError: it does not accept the answer of another problem where that is `problem.answer`.
+    """
+    first = problems[0]
+    other = next((problem.answer for problem in problems if problem.answer != first.answer), None)
+    if graded.is_correct is None or other is None:
+        return
+    if not graded.is_correct(dataclasses.replace(first, answer=other), other):
+        raise ValueError(f"{shown} takes the majority's answer for problem.answer, and the grader does not go by that: "
+                         f"with problem.answer={shortened(other)} it rejects this answer to problem {first.id}. Choose "
+                         "another arm, or a grader that compares with problem.answer")
+
+
+def grade_own_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+    """Grade this process's solutions. All processes must call this. Raises ValueError, in every one of them, if a
+    user's grader failed."""
+    report, mistake = GradeReport((), 0, 0, 0), ""
+    try:
+        report = grade_solutions(graded, problems, texts)
+    except ValueError as error:
+        mistake = str(error)
+    hosts.raise_mistake(mistake)
+    return report
 
 
 def grade_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:

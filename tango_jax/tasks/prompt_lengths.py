@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.records import Problem
+from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.task import SftExample
-from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt, with_earlier
 from tango_jax.text.tokenizer import Tokenizer
 
 _NO_LIMIT = 1 << 30
@@ -43,7 +44,7 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
     def num_tokens(problem: Problem) -> int:
         count = generator_tokens(problem)
         # Most problems are so short that their tokens need not be counted.
-        if empty + _TOKENS_PER_BYTE * len(problem.question.encode()) + _SPARE > verifier_limit:
+        if empty + _TOKENS_PER_BYTE * len(f"{problem.question}{problem.answer}".encode()) + _SPARE > verifier_limit:
             over = verifier_tokens(problem) - verifier_limit
             return max(count, limit + over) if over > 0 else count
         return count
@@ -52,15 +53,19 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
 
 
 def _make_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> dict[str, Callable[[Problem], int]]:
-    """By role, a function that counts the tokens of its prompt; the verifier's is that of an empty solution."""
+    """By role, a function that counts the tokens of its prompt; the verifier's is that of an empty solution, and the
+    longest of those that the arm has beside it."""
     templates = {role: load_template(role, config[role].template) for role in ROLES}
+    arm = arm_or_none(config)
+    further = arm.further_texts("verifier") if arm else ()
 
     def generator_tokens(problem: Problem) -> int:
         return len(generator_prompt(templates["generator"], tokenizers["generator"], problem))
 
     def verifier_tokens(problem: Problem) -> int:
         template, tokenizer = templates["verifier"], tokenizers["verifier"]
-        return len(verifier_prompt(template, tokenizer, problem, "", MANY_STEPS, _NO_LIMIT)[0])
+        asked = [problem, *(with_earlier(template, text, problem) for text in further)]
+        return max(len(verifier_prompt(template, tokenizer, one, "", MANY_STEPS, _NO_LIMIT)[0]) for one in asked)
 
     return {"generator": generator_tokens, "verifier": verifier_tokens}
 

@@ -16,7 +16,7 @@ from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
 from tango_jax.tasks.own_arm import arm_of
-from tango_jax.tasks.own_grader import grader_of, try_grader
+from tango_jax.tasks.own_grader import check_goes_by_answer, grader_of, try_grader
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
@@ -56,8 +56,13 @@ def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
     if task.sft_example and task.further_example:
         task = task._replace(sft_example=_with_further_texts(arm, task))
+    elif texts := [text for role in task.sft_roles if config[role].sft.steps for text in arm.further_texts(role)]:
+        task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(texts)}: task.name="
+                                    f"{config.task.name} makes none (further_example)"))  # fmt: skip
     if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
+    if any(call.labels for plan in arm.turns.values() for call in plan.calls):
+        check_goes_by_answer(task, [task.train_problem(index) for index in range(LOOKED_AT)], f"arm={config.arm}")
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
     return task._replace(notes=notes)
 
@@ -112,7 +117,8 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
         TEMPLATES.get((role, config[role].template)) == TEMPLATES[role, "plain"] and not config[role].checkpoint
         for role in ROLES
     )
-    if tokenizers and not is_counted:  # config validation counts the tokens of the plain template and the own tokenizer
+    # Config validation counts the tokens of the plain template and the own tokenizer, of the roles' own prompts.
+    if tokenizers and (not is_counted or arm_of(config).further_texts("verifier")):
         _check_synthetic_prompts(config, tokenizers)
     return _make_synthetic(config)
 

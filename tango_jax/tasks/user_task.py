@@ -93,7 +93,7 @@ def _mistake(name: str, result: Any, args: tuple) -> str:
         return "" if is_right else f"it must return a tuple of {len(args[1])} texts: one for each step"
     if name == "is_correct":
         return "" if is_grade(result) else "it must return True or False"
-    if name == "sft_example":
+    if name in ("sft_example", "further_example"):
         if not isinstance(result, SftExample) or not isinstance(result.response, str):
             return ("it must return a tango_jax.tasks.task.SftExample: problem, solution (text for the verifier to "
                     "judge, or empty), num_steps (in that solution) and response (text to imitate)")

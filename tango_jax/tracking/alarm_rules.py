@@ -271,14 +271,18 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
 
 
 def _shortened(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    mean = recent_mean(rows, "verifier/shortened_rate", limits.window, least=limits.window)
-    if mean is None or mean <= limits.shortened * ease:
-        return None
-    return (
-        f"{mean:.1%} of the solutions were cut to fit the verifier's prompt: it judges steps that it cannot see",
-        f"{limits.shortened}",
-        "raise verifier.max_prompt, or lower generator.max_response",
-    )
+    for name, role, what in (
+        ("verifier/shortened_rate", "verifier", "solutions were cut to fit the verifier's prompt: it judges steps that "
+         "it cannot see"),
+        ("verifier/teacher_silent", "verifier", "tokens have no teacher, whose prompt has no room for the solution"),
+        ("second_solution/shortened_rate", "generator", "second tries see a solution or a verification that was cut"),
+        ("second_judgement/shortened_rate", "verifier", "second judgements are about a verification that was cut"),
+    ):  # fmt: skip
+        mean = recent_mean(rows, name, limits.window, least=limits.window)
+        if mean is not None and mean > limits.shortened * ease:
+            return (f"{mean:.1%} of the {what}", f"{limits.shortened}",
+                    f"raise {role}.max_prompt, or lower generator.max_response")  # fmt: skip
+    return None
 
 
 def _weight_of_steps(role: str, rows: Sequence[dict], count: int) -> float:

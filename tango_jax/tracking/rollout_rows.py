@@ -16,6 +16,7 @@ from tango_jax.grading.steps import find_blocks
 from tango_jax.records import Credit, Problem, Rewards, Solution, Term, TurnResult, Verification
 from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.credit import step_reward_BT
+from tango_jax.rl.family import groups_with_second
 from tango_jax.rl.schedule import Turn
 from tango_jax.tracking.token_codes import lengths_code, surprise_code
 
@@ -40,8 +41,9 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
     rows = make_rows(result, dicts["generator"], dicts["verifier"])
     _add_further(rows, result, dicts)
     M, loss = config.rl.samples_per_prompt, config[turn.role].loss
-    formula, learners = algorithm_of(loss.algorithm).formula, result.answers[turn.role].records
-    groups = [_group(reward_M) for reward_M in result.reward.reward_B[: len(learners)].reshape(-1, M)]
+    formula, learner = algorithm_of(loss.algorithm).formula, result.answers[turn.role]
+    learners, second = learner.records, result.answers.get("second_solution")
+    groups = [_group(rewards) for rewards in groups_with_second(result.reward.reward_B, learner, second)]
     return [
         {
             "turn": turn.index + 1,  # as `step` in metrics.jsonl
@@ -56,9 +58,9 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
         | groups[b // M]
         | row
         | {"reward": _reward(result.reward, b), "formula": formula}
-        | {"advantage": _advantage(result.credit, b, learner.token_ends)}
-        | {"notes": _notes(row, loss.mask_overlong and learner.is_truncated)}
-        for b, (row, learner) in enumerate(zip(rows, learners, strict=True))
+        | {"advantage": _advantage(result.credit, b, record.token_ends)}
+        | {"notes": _notes(row, loss.mask_overlong and record.is_truncated)}
+        for b, (row, record) in enumerate(zip(rows, learners, strict=True))
     ]
 
 
@@ -124,7 +126,8 @@ def _verifier_rows(result: TurnResult, written: list[dict], said: list[dict]) ->
 
 
 def _group(reward_M: np.ndarray) -> dict:
-    """The rewards of a group, with their mean and std (ddof=1); a response that is alone in its group has neither."""
+    """The rewards of a group, those of second tries last, with their mean and std (ddof=1); a response that is alone in
+    its group has neither."""
     is_alone = len(reward_M) == 1
     return {"group_rewards": [_number(value) for value in reward_M],
             "group_mean": None if is_alone else _number(reward_M.mean(dtype=np.float64)),

@@ -286,6 +286,12 @@ MISTAKES = [
     ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
      r"tokens beside the problem, and generator\.max_prompt=20: raise it"),
     ("arm=meta_judged verifier.max_prompt=70", r"shows the verifier a solution .* verifier\.max_prompt=70: raise it"),
+    ("arm=no_labels rl.judge=failed", r"arm=no_labels labels solutions without grades, and rl\.judge=failed and"),
+    ("arm=no_labels rl.trust=(0.4,0.55)",
+     r"rl\.trust=\(0\.4, 0\.55\) go by grades: set rl\.judge=all and rl\.trust=\(\)"),
+    ("arm=taught_verifier verifier.top_p=0.9", r"verifier\.top_p=0\.9 and verifier\.top_k=0 leave tokens out: set"),
+    ("arm=taught_verifier rl.prompts_per_step=2048 rl.samples_per_prompt=256 verifier.row_buckets=(256,)",
+     r"arm=taught_verifier has a teacher for up to \d+ tokens of a turn, more than 16777215: lower rl\.prompts_"),
     ("arm=second_try rl.dynamic_sampling=1", r"call \(second_solution\) that dynamic sampling does not choose among"),
     ("arm=second_try generator.loss.algorithm=reinforce_pp",
      r"groups of different sizes, which generator\.loss\.algorithm=reinforce_pp does not: choose one that c"),

@@ -94,7 +94,8 @@ def test_what_was_answered_before_the_learner_goes_with_its_problem():
         reward_B = np.array(next(rewards))
         weight_B = np.full(len(reward_B), 2.0 + number)  # another in each batch
         reward = Rewards(reward_B, {}, (Term("own", 2.0, reward_B / 2), Term("other", weight_B, reward_B)))
-        return {"generator": solved, "verifier": answer_batch(number, "verifier", solved.records)}, reward
+        judged = answer_batch(number, "verifier", solved.records)
+        return {"generator": solved, "verifier": dataclasses.replace(judged, places=[0, 1, 2])}, reward
 
     answers, reward, metrics = sample_until_full(sample_batch, "verifier", ALGORITHMS["rloo"], 3)
     assert reward.reward_B.tolist() == [1, 0, 1, 0, 0, 1]
@@ -103,6 +104,7 @@ def test_what_was_answered_before_the_learner_goes_with_its_problem():
     assert (other.name, other.weight.tolist()) == ("other", [2.0, 2.0, 3.0, 3.0, 3.0, 3.0])
     assert [problem.id for problem in answers["generator"].parents] == ["0/1", "1/0", "1/2"]
     assert answers["generator"].records == answers["verifier"].parents == ["10", "100", "120"]
+    assert answers["verifier"].places.tolist() == [0, 1, 2]
     assert answers["verifier"].records == ["10", "11", "100", "101", "120", "121"]
     assert metrics["verifier/groups_without_signal"] == pytest.approx(3 / 6)
 
@@ -112,3 +114,32 @@ def test_one_batch_alone_is_taken_as_it_is():
     assert numbers == [0] and chosen.records == answer_batch(0).records
     assert metrics == {"generator/reward/outcome": pytest.approx(1 / 6),
                        "generator/groups_without_signal": pytest.approx(2 / 3)}  # fmt: skip
+
+
+def test_places_move_with_their_problem():
+    """The verifier is asked about one of the M solutions of each problem; its place is among those that were chosen."""
+    rewards = iter([[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]])
+
+    def sample_batch(number: int) -> tuple[dict[str, Responses], Rewards]:
+        solved, places = answer_batch(number), np.array([1, 2, 5])
+        judged = answer_batch(number, "verifier", [solved.records[place] for place in places])
+        return {"generator": solved, "verifier": dataclasses.replace(judged, places=places)}, Rewards(
+            np.array(next(rewards)), {})  # fmt: skip
+
+    answers, _, _ = sample_until_full(sample_batch, "verifier", ALGORITHMS["grpo"], 3)
+    solved, judged = answers["generator"], answers["verifier"]
+    assert judged.parents == ["10", "101", "121"]
+    assert [solved.records[place] for place in judged.places] == judged.parents
+
+
+def test_second_tries_give_a_group_its_signal():
+    """Both solutions of each problem are wrong, and a second try of the second problem is right."""
+
+    def sample_batch(number: int) -> tuple[dict[str, Responses], Rewards]:
+        solved = answer_batch(number)
+        second = dataclasses.replace(solved, records=["a", "b"], places=[1, 2])
+        return {"generator": solved, "second_solution": second}, Rewards(np.array([0, 0, 0, 0, 0, 0, 0, 1.5]), {})
+
+    _, reward, metrics = sample_until_full(sample_batch, "generator", ALGORITHMS["grpo"], 1)
+    assert len(reward.reward_B) == 8
+    assert metrics == {"generator/groups_without_signal": pytest.approx(2 / 3)}

@@ -93,6 +93,25 @@ def test_a_finished_stage_one_is_a_start(source, step, meta, old, here):
     assert check_init_from(config) is None and config.to_dict() == before
 
 
+@pytest.mark.parametrize("old, here, is_refused", [
+    ("tango", ("arm=self_verify",), True),
+    ("grpo", ("verifier.adapter=generator",), True),
+    ("second_try", ("arm=self_verify",), False),
+    ("tango", ("arm=grpo",), False),
+])
+def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refused):
+    """It would go on from the verifier's parameters alone, which have not learned to solve."""
+    save_config(load_config(TINY, [f"arm={old}"]), tmp_path / "source/config.json")
+    workdir, state = source(settings=False), {"params": {"weight": np.ones(2, np.float32)}}
+    Checkpointer(workdir / "sft/verifier/checkpoints").save(LENGTH, state, {"heldout_loss": 0.4})
+    start = [f"{role}.init_from={workdir}" for role in ("generator", "verifier")]
+    config = load_config(TINY, [*start, *here])
+    if not is_refused:
+        return check_init_from(config)
+    with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: both roles are one policy here, and two in"):
+        check_init_from(config)
+
+
 def test_a_workdir_without_settings_goes_by_the_settings_here(source):
     workdir = source(3, settings=False)
     check_init_from(starting_from(workdir, "sft.steps=3"))

@@ -164,6 +164,15 @@ def test_a_turn_may_name_files_for_its_reward_and_credit(tmp_path):
 
 HEAD = METHOD + "\n"
 CREDIT = 'arm = dataclasses.replace(GRPO, label="x", turns={"generator": dataclasses.replace(GRPO.turns["generator"], '
+# An arm of two calls and a third, of which one is replaced.
+TWICE = (
+    "from tango_jax.arms import SOLVE_AND_BE_JUDGED, Call\n"
+    "def made(changed):\n"
+    "    calls = {call.name: call for call in SOLVE_AND_BE_JUDGED.calls} | changed\n"
+    "    plan = dataclasses.replace(SOLVE_AND_BE_JUDGED, calls=tuple(calls.values()))\n"
+    "    return dataclasses.replace(GRPO, turns={'generator': plan})\n"
+    "arm = made({"
+)  # fmt: skip
 MISTAKES = {
     "no such file": ("", {"arm": "none.py:x"}, r"arm=none\.py:x: there is no file none\.py"),
     "no such name": (HEAD, {"arm": "own.py:x"}, r"arm=own\.py:x: own\.py has no record 'x'"),
@@ -180,6 +189,15 @@ MISTAKES = {
         "calls = (SOLVE_TWICE.calls[0], Call('verifier', 'verifications_per_solution'), SOLVE_TWICE.calls[2])\n"
         "arm = dataclasses.replace(GRPO, turns={'generator': dataclasses.replace(SOLVE_TWICE, calls=calls)})\n",
         {"arm": "own.py:arm"}, "a second solution follows one verification of each solution: leave the samples of b"),
+    "second solutions of all": (
+        HEAD + TWICE + "'second_solution': Call('generator', '', text='second_solution')})\n", {"arm": "own.py:arm"},
+        "about of the second_solution='' is not one of rejected"),
+    "several second judgements": (
+        HEAD + TWICE + "'second_judgement': Call('verifier', 'samples_per_prompt', text='second_judgement')})\n",
+        {"arm": "own.py:arm"}, "samples of the second_judgement='samples_per_prompt' is not one of "),
+    "a choice by labels where the generator learns": (
+        HEAD + TWICE + "'verifier': Call('verifier', '', about='one_of_either_label')})\n", {"arm": "own.py:arm"},
+        "about of the verifier='one_of_either_label' is not one of "),
     "unknown credit": (HEAD + CREDIT + "credit='mine')})\n", {"arm": "own.py:arm"},
                        r"turns\['generator'\], credit='mine' is not one of outcome_credit, verified_majority_"),
     "credit of another signature": (HEAD + "def f(a, b):\n    pass\n" + CREDIT + "credit='own.py:f')})\n",

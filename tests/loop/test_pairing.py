@@ -40,9 +40,10 @@ def asked(monkeypatch):
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
     monkeypatch.setitem(turns.LABELS, "majority", lambda said, task: said)
-    monkeypatch.setitem(turns.ABOUT, "rejected", lambda said: range(0, len(said.records), 2))
+    monkeypatch.setitem(turns.ABOUT, "rejected", lambda said, _: range(0, len(said.records), 2))
     monkeypatch.setattr(turns, "teacher_scores", lambda *arguments: None)
-    monkeypatch.setitem(turns.ABOUT, "one_of_either_label", lambda said: range(0, len(said.records), said.group_size))
+    monkeypatch.setitem(turns.ABOUT, "one_of_either_label",
+                        lambda said, _: range(0, len(said.records), said.group_size))  # fmt: skip
 
     def run(arm: str, *overrides: str, signal: bool = False) -> dict:
         has_signal[0] = signal

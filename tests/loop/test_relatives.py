@@ -36,7 +36,7 @@ def config_of(arm: str, *overrides: str):
 def every_other(monkeypatch):
     """Models that know nothing reject nothing: every other solution is tried again whatever the verdict."""
     for module in (turn, measure):
-        monkeypatch.setitem(module.ABOUT, "rejected", lambda judged: np.arange(len(judged.records))[::2])
+        monkeypatch.setitem(module.ABOUT, "rejected", lambda judged, _: np.arange(len(judged.records))[::2])
 
 
 @pytest.mark.parametrize("arm", RELATIVES)
@@ -103,7 +103,7 @@ def test_only_the_teacher_sees_the_answer(made):
     verifier, solution = policies["verifier"], solved(task)
     hidden = dataclasses.replace(solution, problem=dataclasses.replace(solution.problem, answer="qqzzqq"))
     said = Verification("#1 reads a, says a", (True,), "INCORRECT", 1.0, True, ("#1 reads a, says a",))
-    informed = verifier.tokenizer.decode(informed_prompts(verifier, [hidden])[0])
+    informed = verifier.tokenizer.decode(informed_prompts(verifier, [hidden])[0][0])
     assert "qqzzqq" in informed
     parents = {"generator": hidden.problem, "verifier": hidden, "second_solution": Judged(hidden, said),
                "second_judgement": Judged(hidden, said)}  # fmt: skip
@@ -121,7 +121,7 @@ def test_further_prompts_hold_the_earlier_texts(made):
     (second,), counts = CALL_TEXTS["second_solution"].prompts(policies["generator"], [Judged(solution, said)])
     text = policies["generator"].tokenizer.decode(second)
     assert text == f"{solution.problem.question}\n{solution.text}\n{said.text}\n"
-    assert counts == {"second_solution/prompts_shortened": 0}
+    assert counts == {"second_solution/prompts_shortened": 0, "second_solution/shortened_rate": 0}
     (again,), _ = CALL_TEXTS["second_judgement"].prompts(policies["verifier"], [Judged(solution, said)])
     text = policies["verifier"].tokenizer.decode(again)
     assert text == f"{solution.problem.question}\n{solution.text}\n{said.text}\n1\n"

@@ -55,7 +55,7 @@ def answers_of(first: list[bool], tried: dict[int, bool], group_size: int = 2) -
     judged = Responses("verifier", solutions, [[5]] * len(first), 1, rollout_of([3] * len(first)), said, {})
     answers = {"generator": solved, "verifier": judged}
     if tried:
-        places = rejected(judged)
+        places = rejected(judged, 1)
         assert list(places) == sorted(tried)
         answers["second_solution"] = Responses(
             "generator", [judged.next_parents[place] for place in places], [[20 + int(place)] for place in places], 1,
@@ -165,6 +165,13 @@ def test_the_informed_verifier_moves_every_token():
     assert credit.metrics["verifier/teacher_kl"] == pytest.approx((MAX_NATS - 0.4) / 8)
     assert credit.metrics["verifier/teacher_objects"] == pytest.approx(1 / 8)
     assert credit.counters == plain.counters
+    assert credit.metrics["verifier/teacher_silent"] == 0
+
+    teacher_logp_BT[1] = np.nan  # no room for that solution: the row that was objected to is left to its verdict
+    silent = informed_credit(so_far._replace(teacher_logp_BT=teacher_logp_BT))
+    expected_BT[1] = 0
+    np.testing.assert_allclose(silent.adv_BT - plain.adv_BT, expected_BT, atol=1e-6)
+    assert silent.metrics["verifier/teacher_silent"] == pytest.approx(3 / 8)
 
 
 @pytest.mark.parametrize("shares, minibatches, mesh", [
@@ -178,8 +185,13 @@ def test_the_teacher_scores_the_same_tokens_under_its_own_prompt(monkeypatch, sh
     policy = make_policy("verifier", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
     rollout = Rollout(tuple(RESPONSES), tuple(np.zeros(n, np.float32) for n in LENGTHS), np.zeros(6, bool), 6, 36)
     learner = Responses("verifier", [None] * 3, [[1], [2], [3]], 2, rollout, [], {})
-    monkeypatch.setattr(informed, "informed_prompts", lambda policy, parents: list(PROMPTS))
+    monkeypatch.setattr(informed, "informed_prompts", lambda policy, parents: [(ids, False) for ids in PROMPTS])
     state = types.SimpleNamespace(weights=PARAMS)
     scores_BT = informed.teacher_scores("informed", policy, state, learner, IS_ACTION_BN)
     np.testing.assert_allclose(scores_BT, plain_logps(PARAMS)[1], atol=2e-5)
+    cut = [(ids, place == 1) for place, ids in enumerate(PROMPTS)]
+    monkeypatch.setattr(informed, "informed_prompts", lambda policy, parents: cut)
+    with_cut_BT = informed.teacher_scores("informed", policy, state, learner, IS_ACTION_BN)
+    assert np.isnan(with_cut_BT[2:4]).all(), "both responses to the prompt that was cut"
+    np.testing.assert_array_equal(with_cut_BT[[0, 1, 4, 5]], scores_BT[[0, 1, 4, 5]])
     assert informed.teacher_scores("", policy, state, learner, IS_ACTION_BN) is None

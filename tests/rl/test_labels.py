@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from tango_jax.config import default_config
+from tango_jax.grading import GradeReport
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
+from tango_jax.rl import labels
 from tango_jax.rl.advantages import grpo_outcome_B
 from tango_jax.rl.credit import TurnSoFar, outcome_reward, verdict_reward, verified_majority_credit
 from tango_jax.rl.labels import majority_labels, one_of_either_label
@@ -71,11 +73,29 @@ def test_labels_take_the_place_of_grades_in_rewards():
 
 def test_a_verifier_learns_from_one_solution_of_each_problem_of_either_label():
     groups = solved(*[["?"] * 3] * 4)
-    labels = [False, False, True] + [True, False, False] + [False] * 3 + [True] * 3
+    marks = [False, False, True] + [True, False, False] + [False] * 3 + [True] * 3
     records = [dataclasses.replace(solution, label=label)
-               for solution, label in zip(groups.records, labels, strict=True)]  # fmt: skip
+               for solution, label in zip(groups.records, marks, strict=True)]  # fmt: skip
     # In turn a right one, a wrong one; the last two problems have solutions of one label only.
-    np.testing.assert_array_equal(one_of_either_label(dataclasses.replace(groups, records=records)), [2, 4, 6, 9])
+    labelled = dataclasses.replace(groups, records=records)
+    np.testing.assert_array_equal(one_of_either_label(labelled, 1), [2, 4, 6, 9])
+    # Of two minibatches, problems 0 and 2 are one: each has a right one and a wrong one to look for.
+    np.testing.assert_array_equal(one_of_either_label(labelled, 2), [2, 3, 6, 9])
+
+
+def test_every_process_labels_its_share_and_all_have_the_same(monkeypatch):
+    """Of two processes, each grades its own part of the solutions, and is sent what the other found."""
+    groups, whole = (solved(["a", "a", "b"], ["c", None, "c"]) for _ in range(2))
+    parts, graded = [(True, True), (False, True, False, True)], []
+    monkeypatch.setattr(labels.hosts, "join_parts", lambda own: [*own, *parts[1]] if len(own) == 2 else list(own))
+    monkeypatch.setattr(labels.hosts, "own_part", lambda items: items[:2])
+    monkeypatch.setattr(labels, "grade_own_solutions",
+                        lambda task, problems, texts: graded.extend(texts) or GradeReport((True, True), 1, 2, 0))
+    labelled = majority_labels(groups, task_of())
+    assert len(graded) == 2
+    assert labelled.metrics["grader/label_errors"] == 1 and labelled.metrics["grader/label_timeouts"] == 2
+    monkeypatch.undo()
+    assert labels_of(labelled) == labels_of(majority_labels(whole, task_of())) == [True, True, False, True, False, True]
 
 
 def test_groups_count_whose_majority_the_verifier_confirms():

@@ -46,6 +46,21 @@ def task(config, tmp_path):
     return make
 
 
+def test_labels_need_a_grader_that_goes_by_the_answer(config, tmp_path):
+    """Labels put the majority's answer in the place of the problem's, where not every grader looks."""
+    config.arm = "no_labels"
+    (tmp_path / "own.py").write_text("def f(problem, answer):\n    return answer == problem.answer\n")
+    assert make_task(config, {}).is_correct
+    (tmp_path / "own.py").write_text("ANSWERS = {}\n\ndef f(problem, answer):\n"
+                                     "    return answer == ANSWERS.setdefault(problem.id, problem.answer)\n")
+    config.arm = "grpo"
+    assert make_task(config, {}).is_correct
+    config.arm = "no_labels"
+    with pytest.raises(ValueError, match="arm=no_labels takes the majority's answer for problem.answer, and the grader "
+                                         "does not go by that: with problem.answer=.* it rejects this answer to"):
+        make_task(config, {})  # the function remembers the answers of the first call
+
+
 def test_it_decides_in_place_of_the_comparison(task):
     texts = [solved("4"), solved("3"), solved("2"), "no box", solved("six"), "<answer>4</answer>"]
     report = grade_solutions(task(EVEN), [PROBLEM] * len(texts), texts)

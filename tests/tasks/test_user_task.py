@@ -107,6 +107,7 @@ def test_a_mistake_is_found_before_the_run(config, tokenizers, tmp_path, what):
     ("gold_steps", "(True,)", ("p", ("a", "b")), "; it must return None, or a tuple of 2 bools: one for each step"),
     ("gold_steps", "(1, 0)", ("p", ("a", "b")), "; it must return None, or a tuple of 2 bools: one for each step"),
     ("step_kinds", "('a', 1)", ("p", ("a", "b")), "; it must return a tuple of 2 texts: one for each step"),
+    ("further_example", "'text'", ("informed", "train", 0), "; it must return a tango_jax.tasks.task.SftExample: prob"),
     ("sft_example", "'text'", ("generator", "train", 0), "; it must return a tango_jax.tasks.task.SftExample: problem"),
     ("sft_example", "1 / 0", ("generator", "train", 0), "line 5: ZeroDivisionError: division by zero (in sft_example("
      "'generator', 'train', 0))"),

@@ -53,7 +53,8 @@ def result_of(
     for role, found in records.items():
         lengths = [len(record.token_ends) for record in found]
         rollout = Rollout((), tuple(np.full(length, -0.3) for length in lengths), np.zeros(len(found), bool), 0, 0)
-        answers[role] = Responses(role, [], [], len(found) // len(solutions), rollout, found, {})
+        group_size = len(found) // len(solutions) if role == "verifier" else min(len(found), 2)
+        answers[role] = Responses(role, [], [], group_size, rollout, found, {})
     reward, credit = Rewards(reward_B, {}, reward_terms), Credit(adv_BT, Counters(), {}, adv_terms, labels)
     return TurnResult({}, {}, answers, reward, credit)
 
@@ -126,8 +127,23 @@ def test_a_row_that_is_masked_out_says_so():
 def test_a_response_that_is_alone_in_its_group_has_no_statistics():
     config = config_of()
     config.rl.samples_per_prompt = 1
-    row, _ = turn_rows(config, Turn(0, "generator", "generator", 0), generator_result())
+    result = generator_result()
+    alone = dataclasses.replace(result.answers["generator"], group_size=1)
+    row, _ = turn_rows(config, Turn(0, "generator", "generator", 0),
+                       dataclasses.replace(result, answers={**result.answers, "generator": alone}))  # fmt: skip
     assert (row["group_rewards"], row["group_mean"], row["group_std"]) == ([0.0], None, None)
+
+
+def test_second_tries_are_in_the_group_by_which_advantages_are_normalised():
+    result = result_of(np.float32([0.0, 1.0, 1.5]), np.zeros((3, 7), np.float32), [solution(), solution(True)])
+    first = result.answers["generator"]
+    rollout = dataclasses.replace(first.rollout, logps=first.rollout.logps[:1])
+    second = dataclasses.replace(first, group_size=1, rollout=rollout, records=first.records[:1], places=[0])
+    answers = {"generator": first, "second_solution": second}
+    rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), dataclasses.replace(result, answers=answers))
+    assert [row["group_rewards"] for row in rows] == [[0.0, 1.0, 1.5]] * 2
+    assert rows[0]["group_mean"] == pytest.approx(2.5 / 3) and "second_solution" not in rows[1]
+    assert rows[0]["second_solution"]["reward"]["total"] == 1.5
 
 
 def test_spans_and_judgements_point_into_the_texts():
