@@ -126,7 +126,7 @@ def twice_judged_reward(answers: Answers, rl: ConfigDict) -> Rewards:
         "second_judgement/separation": _mean(quality_B[is_right_B]) - _mean(quality_B[~is_right_B]),
     }  # fmt: skip
     terms = (Term("format x agreement with the grade x quality", rl.correctness_weight, product_B),)
-    return Rewards((rl.correctness_weight * product_B).astype(np.float32), metrics, terms)
+    return Rewards(rl.correctness_weight * product_B, metrics, terms)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -23,8 +23,9 @@ from tango_jax.runtime.user_code import is_user_code, load_object
 from tango_jax.tasks.task import STREAMS
 
 SAMPLES = ("", "samples_per_prompt", "verifications_per_solution")
-# Names of functions of rl/labels.py, by the role that is called. What a call is about: `_about`.
+# Names of functions of rl/labels.py, by the role that is called, and by the name of a call in turns of a role.
 LABELS = {"generator": ("", "majority"), "verifier": ("",)}
+ABOUT = {("generator", "second_solution"): ("rejected",), ("verifier", "verifier"): ("", "one_of_either_label")}
 TEXTS = {"generator": ("", "second_solution"), "verifier": ("", "second_judgement")}
 
 
@@ -87,7 +88,7 @@ def _check(shown: str, name: str, arm: Arm) -> None:
         for call in calls:
             mistakes.one_of(f"{place}, samples of the {call.name}", call.samples, ("",) if call.text else SAMPLES)
             mistakes.one_of(f"{place}, labels of the {call.role}", call.labels, LABELS[call.role])
-            mistakes.one_of(f"{place}, about of the {call.name}", call.about, _about(call, role))
+            mistakes.one_of(f"{place}, about of the {call.name}", call.about, ABOUT.get((role, call.name), ("",)))
             mistakes.one_of(f"{place}, text of the {call.role}", call.text, TEXTS[call.role])
         mistakes.require(not plan.learns or (plan.learns[0] == role and set(plan.learns) <= set(names)),
                          f"{place}: learns must name calls, that of the {role} first, and is {shortened(plan.learns)}")
@@ -98,14 +99,6 @@ def _check(shown: str, name: str, arm: Arm) -> None:
             mistakes.require(isinstance(value, str) or callable(value), f"{place}: {kind} must be a name, "
                              f"FILE.py:name or a function, and is {shortened(value)}")
     mistakes.raise_all()
-
-
-def _about(call: Call, learner: str) -> tuple[str, ...]:
-    """What a call can be about in a turn of the role `learner`: a second try follows what was rejected, and a verifier
-    that learns may choose by labels."""
-    if call.name == "second_solution":
-        return ("rejected",)
-    return ("", "one_of_either_label") if call.name == learner == "verifier" else ("",)
 
 
 def stored_arm(text: str) -> dict[str, Any] | None:

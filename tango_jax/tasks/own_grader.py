@@ -99,16 +99,10 @@ def try_grader(graded: Graded, problem: Problem) -> list[str]:
 
 
 def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str) -> None:
-    """Check that a user's grader goes by `problem.answer`, in whose place labels put the majority's answer.
-
-    Raises:
-        ValueError: it does not accept the answer of another problem where that is `problem.answer`.
-    """
+    """Raise ValueError if a user's grader does not go by `problem.answer`, in whose place labels put the majority's."""
     first = problems[0]
-    other = next((problem.answer for problem in problems if problem.answer != first.answer), None)
-    if graded.is_correct is None or other is None:
-        return
-    if not graded.is_correct(dataclasses.replace(first, answer=other), other):
+    other = next((problem.answer for problem in problems if problem.answer != first.answer), "")
+    if other and graded.is_correct and not graded.is_correct(dataclasses.replace(first, answer=other), other):
         raise ValueError(f"{shown} takes the majority's answer for problem.answer, and the grader does not go by that: "
                          f"with problem.answer={shortened(other)} it rejects this answer to problem {first.id}. Choose "
                          "another arm, or a grader that compares with problem.answer")
