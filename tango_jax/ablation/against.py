@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tango_jax.ablation.families import Settings, title_of
 from tango_jax.ablation.summary import figure_text, in_order, ratio_text, upper_bound
+from tango_jax.arms import Look
 from tango_jax.runtime.checks import require
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation, beside_the_arm
@@ -30,7 +32,7 @@ from tango_jax.tracking.learning_curve import (
 from tango_jax.tracking.plots import WIDTH, make_figure, style
 
 ROW_HEIGHT = 0.26  # inches
-TITLES = ("over the generator steps", "over the same tokens", "at the end")
+TITLES = ("over the generator steps", "over the same tokens")
 NOTE = """\
 Mean accuracy by start in round brackets, differences paired by start and seed with 95 % t intervals over start means in
 square ones. † differs from the reference in more than the arm: in the setting of its name, or in prompts or stage 1."""
@@ -42,7 +44,7 @@ class Member(NamedTuple):
     arm: str
     setting: str
     curves: Curves
-    measures: tuple[dict[Unit, float], ...]  # accuracy as TITLES says
+    measures: tuple[dict[Unit, float], ...]  # accuracy as TITLES says, and at the end
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
             f"{', '.join(tasks) or 'none'}. Name the tables of one")  # fmt: skip
     members, tokens = _members({setting: arms for (_, setting), arms in settings.items()})
     reference = _reference(members, against)
-    return _table(tasks[0], members, reference, tokens), _draw(tasks[0], members, tokens)
+    return _table(tasks[0], members, reference, tokens), _draw(tasks[0], members, reference, tokens)
 
 
 def _members(settings: dict) -> tuple[list[Member], int]:
@@ -158,29 +160,40 @@ def _tokens(member: Member, reference: Member) -> str:
     return ratio_text(*({unit: tokens_to(curve) for unit, curve in one.curves.items()} for one in (member, reference)))
 
 
-def _draw(task: str, members: Sequence[Member], tokens: int) -> Figure:
-    """A row for each member and a panel for each measure: the mean, its interval, and the starts as dots."""
+def _draw(task: str, members: Sequence[Member], reference: Member, tokens: int) -> Figure:
+    """A row for each member; two panels of accuracy, and one of paired differences from the reference over the steps:
+    the mean, its interval, and the starts as ticks."""
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy, in the middle over the first {tokens / 1000:,.0f}k tokens\n"
-             "lines: 95 % intervals (t) over start means, which are the dots")  # fmt: skip
+             "lines: 95 % intervals (t) over start means, which are the ticks")  # fmt: skip
     figure = make_figure(title, WIDTH, 1.3 + ROW_HEIGHT * len(members))
-    for index, (axes, title) in enumerate(zip(figure.subplots(1, len(TITLES), sharey=True), TITLES, strict=True)):
-        for row, member in enumerate(members):
-            look, measure = looks[member.arm], member.measures[index]
-            found = estimate(measure, most=1.0)
-            if np.isfinite(found.low) and len(measure) >= MIN_FOR_INTERVAL:
-                axes.plot([found.low, found.high], [row, row], color=look.colour, linewidth=1.2)
-            dots = _start_means(measure)
-            axes.plot(dots, [row] * len(dots), ".", color=look.colour, markersize=4, alpha=0.5)
-            axes.plot(found.value, row, MARKERS[look.marker], color=look.colour, markersize=6)
+    steps, same_tokens, minus = figure.subplots(1, 3, sharey=True)
+    for row, member in enumerate(members):
+        look = looks[member.arm]
+        for axes, measure in zip((steps, same_tokens), member.measures[:2], strict=True):
+            _draw_row(axes, row, look, estimate(measure, most=1.0), measure)
+        ours, theirs = member.measures[0], reference.measures[0]
+        if member is not reference and (both := ours.keys() & theirs.keys()):
+            _draw_row(minus, row, look, difference(ours, theirs), {unit: ours[unit] - theirs[unit] for unit in both})
+    minus.axvline(0.0, color="black", linewidth=0.8)
+    for axes, what in zip(figure.axes, (*TITLES, f"minus {reference.name}, by steps"), strict=True):
         style(axes)
         axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
-        axes.set_xlim(-0.03, 1.03)  # with whole markers at the ends
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.set_xlabel(title, fontsize=8)
-    figure.axes[0].set_yticks(range(len(members)), [_label(member) for member in members])
-    figure.axes[0].set_ylim(len(members) - 0.5, -0.5)
+        axes.set_xlabel(what, fontsize=8)
+    for axes in (steps, same_tokens):
+        axes.set_xlim(-0.03, 1.03)  # with whole markers at the ends
+    steps.set_yticks(range(len(members)), [_label(member) for member in members])
+    steps.set_ylim(len(members) - 0.5, -0.5)
     return figure
+
+
+def _draw_row(axes: Axes, row: int, look: Look, found: Estimate, measure: dict[Unit, float]) -> None:
+    if np.isfinite(found.low) and len(measure) >= MIN_FOR_INTERVAL:
+        axes.plot([found.low, found.high], [row, row], color=look.colour, linewidth=1.2)
+    means = _start_means(measure)
+    axes.plot(means, [row] * len(means), "|", color=look.colour, markersize=12)
+    axes.plot(found.value, row, MARKERS[look.marker], color=look.colour, markersize=5)
 
 
 def _label(member: Member) -> str:
