@@ -72,7 +72,7 @@ def upper_bound(arms: Mapping[str, object]) -> str | None:
 
 
 def sampled_at_start(arms: Arms) -> float | None:
-    """Share of right answers among the first sampled solutions, of the first arm that has it; None if no arm has."""
+    """Share of right answers in the first generator turn, of the first arm that has it; None if no arm has."""
     for arm in in_order(arms):
         sampled = [curve.evaluations[0].sampled_accuracy for curve in arms[arm].values()]
         if None not in sampled:
@@ -99,7 +99,7 @@ def _start(arms: Arms) -> str:
               "verifier_outcome_f1": "outcome F1"}  # fmt: skip
     shown = [f"{titles[name]} {np.mean(values):.3f}" for name, values in found.items() if None not in values]
     sampled = sampled_at_start(arms)
-    told = "" if sampled is None else f"; {100 * sampled:.3g} % of the first sampled solutions are right"
+    told = "" if sampled is None else f"; {100 * sampled:.3g} % of the solutions of the first generator turn are right"
     return f"Start: {', '.join(shown)}{told}."
 
 
