@@ -30,6 +30,7 @@ from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.run_config import check_same_settings
+from tango_jax.weights.hf_layout import TEXT_PARTS
 from tango_jax.weights.peft_folder import write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.source import kind_of
@@ -89,9 +90,13 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
             no published checkpoints; or see `export`.
     """
     settings = read_config(workdir)
-    model = start_source(settings, role).model_config
+    source = start_source(settings, role)
+    model = source.model_config
     if not model.lora:
         raise ValueError(f"{workdir} trains all parameters of the {role}: export it without --adapter")
+    if source.architecture in TEXT_PARTS:
+        raise ValueError(f"the {role}'s base is the text part of a model of text and images, whose layers have other "
+                         "names in transformers: export it without --adapter, merged")
     base = full_stage_one(settings, workdir, role) or settings[role].checkpoint
     if isinstance(base, Path) or kind_of(base) == "workdir":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to what a run trained ({base}), which is no "
@@ -146,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
-    parser.add_argument("--adapter", action="store_true", help="the adapters alone, as a folder of the peft library")
+    parser.add_flag("--adapter", "the adapters alone, as a folder of the peft library")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
     parser.add_config(choices="")
     with ends_in_one_line():
@@ -156,6 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if overrides:
                 raise ValueError(f"--config.{cut(overrides[0])} needs --config=FILE, which it changes")
         hosts.check_devices()
+        if args.adapter and args.dtype:
+            raise ValueError(f"--dtype={args.dtype} is for merged weights; adapters are stored as trained, in float32: "
+                             "leave out --dtype or --adapter")
         workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
         if out.is_dir() and any(out.iterdir()):  # checked before the weights are read
             raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")

@@ -38,6 +38,7 @@ from tango_jax.records import Problem
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.atomic import write_json_atomic
+from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.runtime.lock import locked
@@ -242,7 +243,14 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
         raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "
                          "of task.name=math")
     check_config(config, workdir / "config.json", may_change=("generate.keep.",))
-    policy = policy or make_policy("generator", config.generator, start_source(config, "generator"))
+    foreign = [name for name in FILES if (workdir / name).exists() and not (workdir / "parts").exists()]
+    require(not foreign, f"{workdir} holds {' and '.join(foreign)}, which stage 0 has not made and would replace: "
+            "choose another --workdir")
+    require(not config.generator.adapter, f"generator.adapter={config.generator.adapter}: stage 0 samples from "
+            "generator.checkpoint as it is: leave it empty, or name a folder with the adapter merged as the checkpoint")
+    teacher = config.copy_and_resolve_references()
+    teacher.generator.model.lora.rank = 0  # adapters are for training
+    policy = policy or make_policy("generator", teacher.generator, start_source(teacher, "generator"))
     hosts.in_first(lambda: check_teacher(config, policy, workdir))
     work = plan_work(config, policy.template, policy.tokenizer)
     check_grader(work.grade_kind)

@@ -19,6 +19,7 @@ last \boxed{...} of the whole text, which needs no tags. A row whose text has no
 
 import argparse
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -162,7 +163,9 @@ def _checked(row: Any) -> dict[str, Any]:
     if not isinstance(row["text"], str):
         raise ValueError(f"'text' is {_shown(row['text'])}; it must be the text of a response")
     gold = row["gold"]
-    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip() or gold != gold:
+    if not isinstance(gold, (str, bool, int, float)) or not str(gold).strip() or (
+        isinstance(gold, float) and not math.isfinite(gold)
+    ):
         raise ValueError(f"'gold' is {_shown(gold)}; it must be a non-empty text or a number")
     kind = row.get("kind", DEFAULT_KIND)
     if kind not in KINDS:

@@ -72,7 +72,8 @@ def parse_options(argv: Sequence[str] | None) -> Asked:
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
              "[--filled=SHARE] [--shares=RUN] [--search] [--json] | --published | --measured=RUN")
     parser = Parser("plan", __doc__, usage)
-    names = {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)}
+    words = sys.argv[1:] if argv is None else argv
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
     looks_back = names & {"--published", "--measured"}
     asks_for_models = "--target" in names and "--search" not in names and not any(
         name.startswith("--config") for name in names)
@@ -96,6 +97,8 @@ def parse_options(argv: Sequence[str] | None) -> Asked:
         parser.refuse_others(args)
         if others := sorted(names - looks_back - {"--json"}) or sorted(looks_back)[1:]:
             raise ValueError(f"{sorted(looks_back)[0]} stands alone or with --json: remove {', '.join(others)}")
+        if not args.published and not args.measured:
+            raise ValueError("--measured needs the workdir of a finished run, and --published no value but true")
         return Asked(is_published=args.published, measured=args.measured, is_json=args.json)
     name, devices = parse_target(args.target)
     if asks_for_models:

@@ -28,6 +28,7 @@ from tango_jax.runtime.lock import locked
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import check_config
+from tango_jax.weights.workdir import shares_policy
 
 
 def sft(config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None) -> None:
@@ -59,7 +60,7 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
     with locked(workdir, console):
         check_config(config, workdir / "config.json")
         provenance = begin(config, workdir, console)
-        needed = ROLES if config.verifier.sft.start == "generator" else trained
+        needed = ROLES if config.verifier.sft.start == "generator" or shares_policy(config) else trained
         check_init_from(config, needed)
         policies = make_policies(config)
         task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})

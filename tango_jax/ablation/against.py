@@ -124,7 +124,7 @@ def _is_like(member: Member, reference: Member) -> bool:
     def facts(row: Evaluation) -> tuple[str, ...]:
         return row.setup, beside_the_arm(row.method), row.problems, row.generator_start
     units = member.curves.keys() & reference.curves.keys()
-    return all(facts(member.curves[unit].evaluations[0]) == facts(reference.curves[unit].evaluations[0])
+    return bool(units) and all(facts(member.curves[unit].evaluations[0]) == facts(reference.curves[unit].evaluations[0])
                for unit in units)  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from tango_jax.ablation.families import Settings, pairs_of, title_of
 from tango_jax.ablation.summary import in_order
 from tango_jax.arms import Look
 from tango_jax.tracking.curves import label_of, looks_of
+from tango_jax.tracking.intervals import Unit
 from tango_jax.tracking.learning_curve import Band, Curves, band_of_values, mean_accuracy
 from tango_jax.tracking.plots import HEIGHT, WIDTH, add_legend, draw_band, make_figure, style
 
@@ -64,6 +65,8 @@ def _draw(
                          WIDTH, HEIGHT + 0.4)  # fmt: skip
     panel, drawn = figure.subplots(), {}
     ends = (numbers[0], numbers[-1])
+    # Only runs that there are at every number make a line.
+    lines = {name: points for name, points in lines.items() if _shared_units(points)}
     for (arm, rest), curves in across.items():
         drawn[_label(arm, rest)] = draw_band(panel, _band({end: curves for end in ends}), looks[arm])
     for (arm, rest), points in lines.items():
@@ -81,10 +84,13 @@ def _draw(
 
 def _band(points: dict[float, Curves]) -> Band:
     """Over the runs that there are at every number."""
-    numbers = sorted(points)
-    units = [unit for unit in points[numbers[0]] if all(unit in points[number] for number in numbers)]
+    numbers, units = sorted(points), _shared_units(points)
     values_UA = np.array([[mean_accuracy(points[number][unit]) for number in numbers] for unit in units])
     return band_of_values(units, np.array(numbers), values_UA)
+
+
+def _shared_units(points: dict[float, Curves]) -> list[Unit]:
+    return [unit for unit in next(iter(points.values())) if all(unit in curves for curves in points.values())]
 
 
 def _label(arm: str, rest: str) -> str:

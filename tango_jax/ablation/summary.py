@@ -220,10 +220,13 @@ def _mean_reached(reached: Mapping[Unit, Reached]) -> str:
 def ratio_text(over: Mapping[Unit, Reached], under: Mapping[Unit, Reached]) -> str:
     """A ratio of means, marked where runs are censored; none where no run of either arm got there."""
     units = over.keys() & under.keys()
+    if not units:
+        return "no common runs"
     if not any(reached[unit].is_reached for unit in units for reached in (over, under)):
         return "neither reaches it"
-    if not any(reached[unit].x for unit in units for reached in (over, under)):
-        return "both begin there"
+    begin = [not any(reached[unit].x for unit in units) for reached in (over, under)]
+    if any(begin):
+        return "both begin there" if all(begin) else f"the {'first' if begin[0] else 'second'} begins there"
     is_over, is_under = (all(reached[unit].is_reached for unit in units) for reached in (over, under))
     bound = {(True, True): "", (True, False): "≤ ", (False, True): "≥ ", (False, False): "~ "}[is_over, is_under]
     return bound + figure_text(ratio(values_of(over), values_of(under)), len(units))
@@ -250,6 +253,8 @@ def _live(curves: Curves) -> str:
 def figure_text(found: Estimate, count: int, format_fn=None, sign: str = "") -> str:
     """A figure of `count` runs with its interval, if there are runs enough for one."""
     format_fn = format_fn or (lambda value: f"{value:{sign}.3f}")
+    if not count:
+        return "no common runs"
     if not np.isfinite(found.value):
         return "no gap to be seen"
     if count < MIN_FOR_INTERVAL or not np.isfinite(found.low):

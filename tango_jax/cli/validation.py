@@ -16,8 +16,8 @@ from tango_jax.tasks.own_arm import arm_name, arm_or_none, load_arm
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
-from tango_jax.weights.peft_folder import read_lora_config
-from tango_jax.weights.source import kind_of, sized_model
+from tango_jax.weights.peft_folder import check_lora_config
+from tango_jax.weights.source import fields_of, kind_of, sized_model
 from tango_jax.weights.workdir import shares_policy
 
 # Numbers of a role that its lengths and batches are worked out from.
@@ -55,6 +55,8 @@ def validate(config: ConfigDict) -> None:
         same = ("model", "checkpoint")
         mistakes.require(all(config.generator[name] == config.verifier[name] for name in same),
                          "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
+    if config.verifier.sft.start == "generator" or shares_policy(config):
+        _check_same_stage_one(config, mistakes)
     if shares_policy(config):
         _check_one_policy(config, mistakes)
     with mistakes.collected():
@@ -104,6 +106,16 @@ def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
                      f"{', '.join(different)}: give both the same")
 
 
+def _check_same_stage_one(config: ConfigDict, mistakes: Mistakes) -> None:
+    """Of a verifier that goes on from the generator's stage 1: both train adapters there, or both all parameters."""
+    both = [config[role] for role in ROLES if config[role].sft.steps and not config[role].init_from]
+    mistakes.require(
+        len(both) < 2 or not both[0].model.lora.rank or both[0].sft.full == both[1].sft.full,
+        f"generator.sft.full={config.generator.sft.full} and verifier.sft.full={config.verifier.sft.full}: the "
+        "verifier's stage 1 goes on from what the generator's has trained, adapters or all parameters: set both alike",
+    )
+
+
 def _check_watching(loggers: ConfigDict, compare_with: str, mistakes: Mistakes) -> None:
     letters = sorted(set("/\\#?%:") & set(loggers.wandb))
     mistakes.require(not letters,
@@ -150,6 +162,11 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, which "
         f"rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another schedule, or "
         "rl.dynamic_sampling=0",
+    )
+    mistakes.require(
+        rl.practice != "half_right" or not rl.dynamic_sampling,
+        f"rl.practice=half_right counts right answers, and rl.dynamic_sampling={rl.dynamic_sampling} drops problems "
+        "whose answers are all right or all wrong before they are counted: set one of the two to its default",
     )
 
 
@@ -209,7 +226,7 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
             f"belongs to, without {role}.init_from and {role}.sft.full: set these",
         )
         with mistakes.collected(f"{role}.adapter: "):
-            read_lora_config(local_path(f"{role}.adapter", config.adapter))
+            check_lora_config(local_path(f"{role}.adapter", config.adapter), fields_of(config).get("lora"))
 
 
 def _check_start(role: str, config: ConfigDict, mistakes: Mistakes) -> None:

@@ -139,13 +139,22 @@ def check_settings(settings: Settings) -> None:
 
 
 def save_settings(settings: Settings) -> None:
-    """Write the settings into the output folder, if they are not there. The first process does; all must call it.
+    """Write the settings into the output folder; if they are there, compare them. The first process does; all must call
+    it.
 
     Raises:
-        ValueError: the settings cannot be written.
+        ValueError: the settings cannot be written, or a checkpoint has changed since they were.
     """
     path = settings.out / "settings.json"
-    hosts.in_first(lambda: None if path.exists() else write_json_atomic(path, _comparable(settings)))
+
+    def save() -> None:
+        found = _comparable(settings)
+        if path.exists():
+            _compare(path, found)
+        else:
+            write_json_atomic(path, found)
+
+    hosts.in_first(save)
 
 
 def _compare(path: Path, new: dict) -> None:

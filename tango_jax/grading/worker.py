@@ -16,6 +16,7 @@ from tango_jax.grading import wire
 from tango_jax.grading.rules import Library, is_equal
 
 MEMORY_LIMIT_BYTES = 4 << 30
+RELATIVE = 1e-9  # irrational numbers that differ by no more than this share of the larger one are equal
 # Exceptions that sympy and the LaTeX grammar raise on unusual text. Any other one ends the worker, which the pool also
 # counts as an error.
 LIBRARY_ERRORS = (
@@ -76,7 +77,7 @@ def _load_library() -> Library:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, verify
     from math_verify import parse as parse_text
-    from sympy import Expr, Float
+    from sympy import Expr, Float, Interval, Tuple
 
     # Removal of units is off, because it would drop the variable of `6m`; `forms.py` has already removed the units.
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
@@ -88,9 +89,24 @@ def _load_library() -> Library:
 
     def is_same(gold: str, answer: str) -> bool:
         # The library's time limits are off: their alarm would cancel ours, which covers parsing and comparison.
-        return verify(
-            parse(gold), parse(answer), allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
-        )
+        one, other = parse(gold), parse(answer)
+        same = verify(one, other, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+        return same and ("%" in gold + answer or not (one and other and differ(one[0], other[0])))
+
+    def differ(one: Any, other: Any) -> bool:
+        """Whether two exact numbers, entries of tuples or ends of intervals differ. The library compares to fifteen
+        decimal places, to which any two small numbers are equal."""
+        if isinstance(one, (Tuple, Interval)) and type(one) is type(other) and len(one.args) == len(other.args):
+            return any(map(differ, one.args, other.args))
+        both = (one, other)
+        if not all(isinstance(each, Expr) and each.is_number and each.is_finite for each in both) or one == other:
+            return False
+        if any(each.has(Float) for each in both):
+            return False
+        difference = (one - other).doit()
+        if difference.is_Rational:
+            return difference != 0
+        return bool(abs(difference.evalf()) > RELATIVE * max(abs(each.evalf()) for each in both))
 
     def is_near(exact: str, decimal: str, tolerance: float) -> bool:
         value = next(iter(parse(exact)), None)

@@ -18,7 +18,7 @@ from tango_jax.rl.family import groups_with_second
 
 # How the metrics of several batches of the same size become one; the others are averaged.
 SUMMED = {"verifier/prompts_shortened", *(f"{role}/tokens_sampled" for role in ROLES),
-          *(f"grader/{name}" for name in FAILURES)}  # fmt: skip
+          *(f"grader/{kind}{name}" for kind in ("", "label_") for name in FAILURES)}  # fmt: skip
 LARGEST = {f"{role}/length_max" for role in ROLES}
 
 
@@ -120,7 +120,7 @@ def _over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the metrics of all batches together."""
 
     def together(name: str) -> float:
-        values = [one[name] for one in metrics]
+        values = [one[name] for one in metrics if name in one]  # a user's function may leave one out
         return sum(values) if name in SUMMED else max(values) if name in LARGEST else float(np.mean(values))
 
-    return {name: together(name) for name in metrics[0]}
+    return {name: together(name) for name in dict.fromkeys(name for one in metrics for name in one)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS
+from tango_jax.config import flatten
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.typed_command import typed_command
 from tango_jax.weights.workdir import shares_policy
@@ -29,8 +30,7 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
     """Check the checkpoint that every role starts from, without reading parameters.
 
     Raises:
-        ValueError: there is no stage 1 of the role, or it is of two policies where there is one; or see
-            `check_stage_one`.
+        ValueError: there is no stage 1 of the role, or it trained something else; or see `check_stage_one`.
     """
     for role in roles:
         source = config[role].init_from
@@ -40,10 +40,28 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
         if found is None:
             raise CheckpointError(_what_is_missing(role, source))
         check_stage_one(role, config[role].sft, source, found.step, found.meta)
-        if role == "verifier" and shares_policy(config) and not _may_be_one_policy(source):
-            raise ValueError(f"{role}.init_from={source}: both roles are one policy here, and two in that run, whose "
-                             "verifier has not learned to solve problems: name a run of one policy, or leave "
-                             "generator.init_from and verifier.init_from empty")
+        _check_continued(config, role, source, found.meta.get("is_full", True))
+
+
+def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) -> None:
+    """Check that this run's settings go on with what the stage 1 has trained: all parameters, or adapters."""
+    settings, here, verifier = _settings(source), flatten(config), config.verifier
+    name, is_shared = f"{role}.init_from={source}", shares_policy(config)
+    for key in (f"{role}.model.lora.alpha", f"{role}.model.lora.base_dtype"):
+        if not is_full and settings.get(key, here[key]) != here[key]:
+            raise ValueError(f"{name}: its adapters were trained with {key}={settings[key]!r}, and it is "
+                             f"{here[key]!r} here: set it to that")
+    goes_on = (is_shared or verifier.sft.start == "generator") and verifier.sft.steps and not verifier.init_from
+    if role == "generator" and goes_on and is_full == (verifier.model.lora.rank > 0 and not verifier.sft.full):
+        held, other = ("all parameters", "adapters") if is_full else ("adapters", "all parameters")
+        raise ValueError(f"{name} holds {held}, from which the verifier's stage 1 goes on, and that trains {other}: "
+                         f"set verifier.sft.full={is_full}")
+    arm = ARMS.get(settings.get("arm", ""))
+    was_shared = arm is None or arm.is_one_policy or settings.get("verifier.adapter") == "generator"
+    if role == "verifier" and is_shared and not was_shared:
+        raise ValueError(f"{name}: both roles are one policy here, and two in that run, whose verifier has not learned "
+                         "to solve problems: name a run of one policy, or leave generator.init_from and "
+                         "verifier.init_from empty")
 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
@@ -88,13 +106,6 @@ def _what_is_missing(role: str, source: str) -> str:
         return (f"{start}: that run had no stage 1 of the {role} ({role}.sft.steps=0). To start from its newest "
                 f"parameters, set {role}.checkpoint={source} and {role}.sft.steps=0, and leave {role}.init_from empty")
     return f"{start}: run {typed_command('sft')} with --workdir={source} first, or name another run"
-
-
-def _may_be_one_policy(source: str) -> bool:
-    """Whether the roles of the other run are one policy; true where its settings do not tell."""
-    settings = _settings(source)
-    arm = ARMS.get(settings.get("arm", ""))
-    return arm is None or arm.is_one_policy or settings.get("verifier.adapter") == "generator"
 
 
 def _settings(source: str) -> dict:

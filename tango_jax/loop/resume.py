@@ -24,6 +24,8 @@ from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
+BASE = "_base"  # of the names of fingerprints, after a role: the base of its adapters
+
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
@@ -107,9 +109,11 @@ def _abstract_states(policies: dict[str, Policy]) -> States:
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
-    """What a run depends on beside its settings, {what: digest}: the parameters that each role starts from, and what is
-    in the files of problems and of prompts."""
-    return {role: tree_fingerprint(start_params[role]) for role in policies} | {
+    """What a run depends on beside its settings, {what: digest}: the parameters that each role starts from, the base of
+    its adapters, and what is in the files of problems and of prompts."""
+    bases = {f"{role}{BASE}": tree_fingerprint(split(start_params[role])[1])
+             for role, policy in policies.items() if policy.model_config.lora}  # fmt: skip
+    return bases | {role: tree_fingerprint(start_params[role]) for role in policies} | {
         "problems": task.fingerprint,
         "templates": templates_digest({role: policy.template for role, policy in policies.items()}),
     }
@@ -118,7 +122,8 @@ def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task)
 def check_start(restored: Restored | None, fingerprints: dict[str, str], config: ConfigDict) -> None:
     """Raise ValueError if a checkpoint belongs to a run that started from other parameters, problems or prompts."""
     saved = fingerprints if restored is None else restored.meta["source_fingerprint"]
-    changed = [name for name, now in fingerprints.items() if saved[name] != now]
+    changed = [name for name, now in fingerprints.items() if saved.get(name, now) != now]
+    changed = [name for name in changed if f"{name}{BASE}" not in changed]  # which says it of the role as well
     if changed:
         raise ValueError(f"{' and '.join(_changed(name, config) for name in changed)} since the checkpoint of turn "
                          f"{restored.step} was saved, and the run would go on as another one: put back what was there, "
@@ -130,10 +135,12 @@ def _changed(name: str, config: ConfigDict) -> str:
         return f"the problems of {' or '.join(filter(None, [config.task.train, config.task.test]))} have changed"
     if name == "templates":
         return "a template file has changed"
+    is_base, name = name.endswith(BASE), name.removesuffix(BASE)
     role = config[name]
-    if role.sft.steps or role.init_from:
+    if (role.sft.steps or role.init_from) and not (is_base and role.checkpoint and not role.sft.full):
         return f"the stage 1 of the {name}{f' in {role.init_from}' if role.init_from else ''} has changed"
-    return f"{name}.checkpoint={role.checkpoint} has changed"
+    changed = f"adapter={role.adapter}" if role.adapter and not is_base else f"checkpoint={role.checkpoint}"
+    return f"{name}.{changed} has changed"
 
 
 def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:

@@ -18,12 +18,12 @@ from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
-from tango_jax.models.lora import is_adapter_tree
+from tango_jax.models.lora import is_adapter_tree, split
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, peek_meta, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, check_arrays, peek_meta, read_state
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.finite import first_not_finite
 from tango_jax.runtime.trees import tree_fingerprint
@@ -33,6 +33,7 @@ from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
 from tango_jax.tracking.provenance import Provenance
 from tango_jax.weights.peft_folder import read_adapter
+from tango_jax.weights.source import kind_of
 
 # Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
@@ -82,14 +83,17 @@ def run_stage_one(
         Preempted: SIGTERM was received; the state is saved.
     """
     # What stage 1 trained, all parameters or adapters alone; bases that are loaded; and both together.
-    ended, bases, weights = {}, {}, {}
+    ended, bases, weights, base_of = {}, {}, {}, {}
+    for role, policy in policies.items():  # before the stage 1 of another role
+        if init_from := config[role].init_from:
+            check_arrays(*_sft_arrays(policy, init_from), part=("params",))
     for number, (role, policy) in enumerate(policies.items(), 1):
         preemption.check()
         # Not policy.config: runs that share policies may differ in their starting points.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
             restored = load_sft(policy, init_from)
-            ended[role] = restored.state
+            ended[role], base_of[role] = restored.state, restored.meta.get("made_from", {}).get("base", "")
             console.log(f"the {role} starts from step {restored.step} of the stage 1 in {init_from}")
         elif sft.steps:
             base = _base_of(policy, bases) if policy.trains_adapters else {}
@@ -110,6 +114,9 @@ def run_stage_one(
                 console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             ended[role] = _fresh_params(policy, config.seed)
         weights[role] = _with_base(policy, ended[role], config.seed, bases)
+        if base_of.get(role) and base_of[role] != tree_fingerprint(split(weights[role])[1]):
+            raise ValueError(f"{role}.init_from={init_from}: its adapters belong to other weights than those of "
+                             f"{role}.checkpoint={config[role].checkpoint}: name the checkpoint of that run")
     if len(weights) > 1 and policies["verifier"].is_shared:
         weights["generator"] = weights["verifier"]
     return weights
@@ -136,8 +143,9 @@ def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
 
 def _base_of(policy: Policy, bases: dict) -> dict:
     """The frozen checkpoint of a policy; `bases` holds those that are loaded."""
-    model = policy.model_config
-    key = policy.config.checkpoint, model.lora.base_dtype, model.compute_dtype, policy.placement.train
+    model, checkpoint = policy.model_config, policy.config.checkpoint
+    own = policy.role if kind_of(checkpoint) == "workdir" else ""  # each role of a run has weights of its own
+    key = checkpoint, own, model.lora.base_dtype, model.compute_dtype, policy.placement.train
     if key not in bases:
         bases[key] = policy.freeze(policy.load_params())
     return bases[key]
@@ -164,7 +172,7 @@ def run_sft(
     jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
     checkpointer = Checkpointer(directory / "checkpoints", keep=config.checkpoint.keep)
     rehearsed = rehearsed if "generator" in task.sft_roles else None
-    run = SftRun(policy, jitted, task, checkpointer, _made_from(policy, task, start_params), rehearsed)
+    run = SftRun(policy, jitted, task, checkpointer, _made_from(policy, task, start_params, base), rehearsed)
     restored = run.checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
     done, offset = SftProgress(), 0
     if restored is not None:
@@ -270,25 +278,37 @@ def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
     )
 
 
-def _made_from(policy: Policy, task: Task, start_params: Any) -> dict[str, str]:
-    """What stage 1 depends on beside its settings, {what: digest}: the text to imitate, and the parameters that it is
-    given to start from. Of examples that a function makes, those of the first step stand for all."""
+def _made_from(policy: Policy, task: Task, start_params: Any, base: dict | None) -> dict[str, str]:
+    """What stage 1 depends on beside its settings, {what: digest}: the text to imitate, the parameters that it is given
+    to start from, and the base of adapters. Of examples that a function makes, those of the first step stand for
+    all."""
     first = sft_pairs(policy, task, "train", 0, policy.config.sft.batch_size)
     tokens = json.dumps([(prompt, response.tolist()) for prompt, response in first])
     examples = hashlib.sha256(f"{task.sft_fingerprint}\n{tokens}".encode()).hexdigest()
-    return {"examples": examples, "start": "" if start_params is None else tree_fingerprint(start_params)}
+    start, own_base = (tree_fingerprint(tree) if tree else "" for tree in (start_params, base))
+    return {"examples": examples, "start": start, "base": own_base}
 
 
 def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
     saved = restored.meta["made_from"]
-    changed = [name for name, now in run.made_from.items() if saved[name] != now]
+    changed = [name for name, now in run.made_from.items() if saved.get(name, now) != now]
     if changed:
-        names = {"examples": "its examples or prompts", "start": "the generator's stage 1, which it starts from,"}
+        own = run.policy.config.adapter not in ("", "generator")
+        names = {"examples": "its examples or prompts", "base": "the checkpoint that its adapters belong to",
+                 "start": "the adapters" if own else "the generator's stage 1, which it starts from,"}  # fmt: skip
         what = " and ".join(names[name] for name in changed)
         raise CheckpointError(
             f"stage 1 of the {run.policy.role}: {what} changed since the checkpoint of step {restored.step} in "
             f"{directory / 'checkpoints'} was saved: put back what was there, or choose another --workdir"
         )
+
+
+def _sft_arrays(policy: Policy, source: str) -> tuple[Path, Any]:
+    """The checkpoints of another run's stage 1, and what they must hold: all parameters, or adapters."""
+    directory = sft_directory(source, policy.role) / "checkpoints"
+    found = peek_meta(directory)
+    is_full = found is None or found.meta["is_full"]
+    return directory, policy.abstract_full_params() if is_full else policy.abstract_state().params
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
@@ -298,10 +318,6 @@ def load_sft(policy: Policy, source: str) -> Restored:
         ValueError: there is none, or it is damaged, has another architecture, is unfinished, failed a gate
             (`init_from.check_stage_one`).
     """
-    directory = sft_directory(source, policy.role) / "checkpoints"
-    found = peek_meta(directory)
-    is_full = found is None or found.meta["is_full"]
-    abstract = policy.abstract_full_params() if is_full else policy.abstract_state().params
-    restored = read_state(directory, abstract, part=("params",))
+    restored = read_state(*_sft_arrays(policy, source), part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
     return restored

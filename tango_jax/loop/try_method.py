@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.arms import ARMS
 from tango_jax.loop.responses import make_solution, make_verification
 from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.credit import TurnSoFar
 from tango_jax.rl.family import joined
 from tango_jax.rl.own_method import CREDITS, REWARDS, Method, load_method
 from tango_jax.rl.schedule import Turn
+from tango_jax.runtime.checks import require
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.turn_metrics import rollout_metrics, turn_metrics
 
@@ -34,7 +37,8 @@ def try_method(config: ConfigDict, task: Task) -> Method:
             for solution, verification in pairs:
                 own.of(*((solution, solution.problem) if role == "generator" else (verification, solution)))
         for role, plan in method.arm.turns.items():
-            if plan.reward not in REWARDS or plan.credit not in CREDITS:
+            own = plan.reward not in REWARDS or plan.credit not in CREDITS
+            if own or config.arm not in ARMS or config[role].loss.algorithm not in ALGORITHMS:
                 _try_turn(config, method, role, pairs)
     except ValueError as error:
         raise ValueError(f"{error}; the response was made up to try the function before the run") from error
@@ -42,6 +46,17 @@ def try_method(config: ConfigDict, task: Task) -> Method:
 
 
 def _try_turn(
+    config: ConfigDict, method: Method, role: str, pairs: Sequence[tuple[Solution, Verification]]
+) -> None:
+    """See `_make_turn`. Whatever does not fit becomes a ValueError of one line."""
+    try:
+        _make_turn(config, method, role, pairs)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"arm={config.arm}, turns[{role!r}]: its calls, reward, credit and {role}.loss.algorithm="
+                         f"{config[role].loss.algorithm} do not fit ({type(error).__name__}: {error})") from error
+
+
+def _make_turn(
     config: ConfigDict, method: Method, role: str, pairs: Sequence[tuple[Solution, Verification]]
 ) -> None:
     """A turn of the role, without its update: two solutions of a problem, or two verifications of a solution, and what
@@ -64,6 +79,10 @@ def _try_turn(
     so_far = TurnSoFar(config, Turn(0, role, role, 0), answers, reward.reward_B, is_action_BT, Counters(),
                        teacher_logp_BT=teacher_logp_BT)  # fmt: skip
     credit = method.credits[role](so_far)
+    algorithm = config[role].loss.algorithm
+    require(np.shape(credit.adv_BT) == is_action_BT.shape and np.isfinite(credit.adv_BT).all(),
+            f"{role}.loss.algorithm={algorithm}: its advantages are of shape {list(np.shape(credit.adv_BT))}; there "
+            f"must be a finite number for each token, {list(is_action_BT.shape)}")
     turn_metrics(role, answers, reward.metrics, credit.metrics)
 
 

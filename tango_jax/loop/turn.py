@@ -73,7 +73,7 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P, teacher_logp_BT)
     credit = context.method.credits[role](so_far)
     state, update_metrics = update_policy(context, states[role], learner, credit.adv_BT, is_action_BT)
-    trust_metrics = asked.metrics() if asked else warmup_metrics(rl, turn, counters)
+    trust_metrics = asked.metrics(rl) if asked else warmup_metrics(rl, turn, counters)
     metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, trust_metrics, credit.metrics,
                            update_metrics)  # fmt: skip
     return TurnResult(states | dict.fromkeys(context.policies[role].roles, state), metrics, answers, reward, credit)
@@ -218,6 +218,7 @@ def update_policy(
     """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
     context.show_fn(f"update of the {learner.role}")
+    has_moved = int(state.step) > 0  # away from its reference
     with context.timer("update"):
         batches = []
         for number in range(policy.config.loss.minibatches):
@@ -225,4 +226,6 @@ def update_policy(
             batches.append(policy.with_scores(batch, state.weights, context.references.get(policy.role)))
         state, updates = policy.updated(state, batches)
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
+    if has_moved:
+        metrics.pop("kl_first", None)
     return state, {f"{policy.role}/{name}": value for name, value in metrics.items()}

@@ -50,6 +50,7 @@ from tango_jax.sharding.placement import (
     check_tensor_groups,
     resolve_axes,
 )
+from tango_jax.weights.source import kind_of
 
 
 class SamplingShapes(NamedTuple):
@@ -156,6 +157,8 @@ class Job:
         """Whether the role's frozen base is that of the role before it (loop/stage_one.py)."""
         before, own = self.policies[ROLES[0]], self.policies[role]
         if role == ROLES[0] or not own.config.checkpoint or own.config.sft.full or before.config.sft.full:
+            return False
+        if kind_of(own.config.checkpoint) == "workdir":  # where each role has weights of its own
             return False
         names = ("checkpoint", "mesh")
         return own.base == before.base and all(own.config[name] == before.config[name] for name in names)

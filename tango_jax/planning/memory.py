@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from tango_jax.config import ROLES
 from tango_jax.planning.costs import micro_batch_shape
 from tango_jax.planning.job import Job, SizedPolicy, device_bytes
 from tango_jax.planning.programs import Program
 from tango_jax.records import Batch
+from tango_jax.weights.workdir import shares_policy
 
 
 class Phase(NamedTuple):
@@ -55,10 +57,12 @@ PHASES_OF = {"sampling": sampling_phases, "training": training_phases}
 
 def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
     """What is on a device whatever runs. With `mesh.offload` a role's moments and reference are there when needed."""
-    parameters = optimizer = 0
+    parameters, optimizer, is_shared = 0, 0, shares_policy(job.config)
     for role, policy in job.policies.items():
+        if is_shared and role != ROLES[0]:  # one policy in both roles has one state
+            continue
         state, config = policy.state, policy.config
-        own, is_busy = device_bytes(state.params), role == busy
+        own, is_busy = device_bytes(state.params), busy == role or (is_shared and bool(busy))
         parameters += own + (0 if job.shares_base(role) else device_bytes(policy.base))
         if config.loss.kl_coef > 0 and (not config.mesh.offload or (is_busy and with_reference)):
             parameters += own

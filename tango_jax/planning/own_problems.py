@@ -198,11 +198,16 @@ def require_room(
     for role in ROLES:
         limit, without = config[role].max_prompt, " without the solution" if role == "verifier" else ""
         mistakes.require(
-            bool((tokens[role] <= limit).all()),
+            bool((tokens[role] <= limit).any()),
             f"{role}.max_prompt={limit} leaves no problem of {source} for {use}: the {role}'s shortest prompt has "
             f"{tokens[role].min()} tokens{without}, and the longest {tokens[role].max()}; raise {role}.max_prompt, or "
             "give shorter problems",
         )
+    mistakes.require(
+        not all((tokens[role] <= config[role].max_prompt).any() for role in ROLES),
+        f"no problem of {source} for {use} fits both generator.max_prompt={config.generator.max_prompt} and "
+        f"verifier.max_prompt={config.verifier.max_prompt}: raise them, or give shorter problems",
+    )
 
 
 def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int) -> None:

@@ -140,14 +140,20 @@ def outcome_reward(answers: Answers, rl: ConfigDict) -> Rewards:
 
 
 def verdict_reward(answers: Answers, rl: ConfigDict) -> Rewards:
-    """The verifier's: whether its verdict agrees with the grader, and the format score (arXiv 2505.15034)."""
+    """The verifier's: whether its verdict agrees with the grader, and the format score (arXiv 2505.15034).
+
+    Labels take the place of grades in the reward, not in the metric, as in `outcome_reward`.
+    """
     judged = answers["verifier"]
-    is_correct_B = np.array([solution.is_right for solution in judged.owners])
+    is_right_B = np.array([solution.is_right for solution in judged.owners])
+    is_correct_B = np.array([solution.is_correct for solution in judged.owners])
     format_B = np.array([verification.format_score for verification in judged.records])
     verdicts = [verification.verdict for verification in judged.records]
-    reward_B, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
+    reward_B, agrees_B = verifier_reward_B(verdicts, is_right_B, format_B, rl.gamma, rl.correctness_weight)
+    _, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
     metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
-    terms = (Term("agreement with the grade", rl.correctness_weight, correctness_B),
+    has_labels = any(solution.label is not None for solution in judged.owners)
+    terms = (Term(f"agreement with the {'label' if has_labels else 'grade'}", rl.correctness_weight, agrees_B),
              Term("format score", rl.gamma, format_B.astype(np.float32)))  # fmt: skip
     return Rewards(reward_B, metrics, terms)
 
@@ -214,17 +220,18 @@ def judged_labels(so_far: TurnSoFar, rejects_unmatched: bool = False) -> list[li
 
 def class_balanced_credit(so_far: TurnSoFar) -> Credit:
     """The verifier's reward, weighted against the class of solutions that is more frequent (arXiv 2505.15034)."""
-    is_correct_B = np.array([solution.is_right for solution in so_far.answers["verifier"].owners])
+    owners = so_far.answers["verifier"].owners
+    is_right_B = np.array([solution.is_right for solution in owners])
     adv_outcome_BT = so_far.outcome_advantages("verifier")
     counters, decay = so_far.counters, so_far.config.rl.label_count_decay
-    label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_correct_B, decay)
-    class_weight_B = advantages.class_weights_B(label_counts, is_correct_B)
+    label_counts = advantages.update_label_counts(np.array(counters.label_counts), is_right_B, decay)
+    class_weight_B = advantages.class_weights_B(label_counts, is_right_B)
     # Weights of advantages, not of rewards: all verifications in a group judge solutions of one class, and dividing by
     # the group's deviation would take the weight out again.
     adv_BT = adv_outcome_BT * class_weight_B[:, None]
     term = Term("outcome, by the weight of its class", class_weight_B, adv_outcome_BT)
     metrics = {
-        "verifier/solutions_correct": is_correct_B.mean(),
+        "verifier/solutions_correct": np.mean([solution.is_correct for solution in owners]),
         "verifier/label_count_incorrect": label_counts[0],
         "verifier/label_count_correct": label_counts[1],
     }

@@ -110,7 +110,8 @@ def _checked_reward(
         if not _is_finite(result.reward_B) or np.shape(result.reward_B) != (count,):
             function.refuse(f"reward_B is {_described(result.reward_B)}; it must have a finite number for each "
                             f"response of the role that learns, {count}")
-        return result
+        _check_parts(function, result, (count,))
+        return result._replace(reward_B=np.asarray(result.reward_B, np.float32))
 
     return reward_fn
 
@@ -124,9 +125,21 @@ def _checked_credit(function: UserFunction) -> Callable[[TurnSoFar], Credit]:
         if np.shape(adv_BT) != shape or not _is_finite(adv_BT):
             function.refuse(f"adv_BT is {_described(adv_BT)}; it must have a finite number for each token, "
                             f"{list(shape)}")
-        return result
+        _check_parts(function, result, shape)
+        return result._replace(adv_BT=np.asarray(adv_BT, np.float32))
 
     return credit_fn
+
+
+def _check_parts(function: UserFunction, result: Rewards | Credit, shape: tuple[int, ...]) -> None:
+    """Check the metrics of what a user's function returned, and the terms that the report shows."""
+    for name, value in result.metrics.items():
+        if np.ndim(value) or np.asarray(value).dtype.kind not in "fiub":
+            function.refuse(f"its metric {name} is {shortened(value)}; it must be a number")
+    for term in result.terms or ():
+        if np.shape(term.value) != shape:
+            function.refuse(f"its term {shortened(term.name)} is of shape {list(np.shape(term.value))}; it must have a "
+                            f"number for each entry of {list(shape)}")
 
 
 def _is_finite(array: Any) -> bool:

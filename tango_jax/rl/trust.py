@@ -121,7 +121,8 @@ def warmup_metrics(rl: ConfigDict, turn: Turn, counters: Counters) -> dict[str, 
 
 def turns_done(rl: ConfigDict, turn: Turn, counters: Counters) -> int:
     """The number of turns of the schedule that are over with `turn`, given the counters after it. They include the rest
-    of a warm-up that has done its work: later turns keep their numbers, and so draw what they would have drawn."""
+    of a warm-up that has done its work: turns of the generator keep their numbers, and so draw what they would have
+    drawn."""
     reached = warmup_metrics(rl, turn, counters).get("verifier/warmup_trust", 0.0)
     return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else turn.index + 1
 
@@ -134,13 +135,12 @@ class Asked(NamedTuple):
     trust: float
     rates: tuple[float, float]  # from which it follows
 
-    def metrics(self) -> dict[str, float]:
-        return {
-            "generator/trust": self.trust,
-            "generator/judged_share": self.is_asked_B.mean(),
-            "verifier/right_accepted": self.rates[0],
-            "verifier/wrong_accepted": self.rates[1],
-        }
+    def metrics(self, rl: ConfigDict) -> dict[str, float]:
+        share = {"generator/judged_share": self.is_asked_B.mean()}
+        if not rl.trust:  # nothing is measured
+            return share
+        names = ("generator/trust", "verifier/right_accepted", "verifier/wrong_accepted")
+        return share | dict(zip(names, (self.trust, *self.rates), strict=True))
 
 
 def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked | None:

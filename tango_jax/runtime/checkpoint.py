@@ -224,21 +224,34 @@ def peek_meta(directory: str | os.PathLike) -> Restored | None:
     return None if step == NO_STEP else Restored(step, None, _read_record(make_orbax(), directory / str(step))["meta"])
 
 
+def check_arrays(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> None:
+    """Check, before long work, that `read_state` will find arrays of these shapes: raises CheckpointError like it."""
+    directory = Path(directory).absolute()
+    path = directory / str(_choose_step(directory, below="record"))
+    _saved_arrays(path, _read_record(make_orbax(), path), abstract_state, part)
+
+
 def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
           part: tuple[str, ...] = ()) -> Restored:
     path = directory / str(step)
     record = _read_record(orbax, path)
+    prefix = _saved_arrays(path, record, abstract_state, part)
+    wanted = {prefix + name: _with_sharding(leaf) for name, leaf in flatten_names(abstract_state).items()}
+    arrays = orbax.restore(path, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(
+        item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
+    state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
+    return Restored(step, state, record["meta"])
+
+
+def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str, ...]) -> str:
+    """Check that a part of the saved tree has these arrays, and return what their names begin with."""
     prefix = "".join(f"{name}/" for name in part)
     saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
     if not saved:
         roots = sorted({name.split("/")[0] for name in record["arrays"]})
         raise CheckpointError(f"checkpoint {path} has no part {prefix!r}; its top-level names are {', '.join(roots)}")
     _check_same_arrays(path, saved, array_table(abstract_state))
-    wanted = {prefix + name: _with_sharding(leaf) for name, leaf in flatten_names(abstract_state).items()}
-    arrays = orbax.restore(path, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(
-        item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True))).state
-    state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
-    return Restored(step, state, record["meta"])
+    return prefix
 
 
 def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:

@@ -194,9 +194,9 @@ def difference(more: Mapping[Unit, float], less: Mapping[Unit, float]) -> Estima
 
 
 def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
-    """Mean of one arm's measure over the mean of another's, paired; both are positive."""
+    """Mean of one arm's measure over the mean of another's, paired; neither is negative. Unknown where one is 0."""
     units, values_UA = paired(over, under)
-    if not units:
+    if not units or not values_UA.any(axis=0).all():
         return _UNKNOWN
     value, low, high = _ratio(units, values_UA[:, :1], values_UA[:, 1:])
     with np.errstate(divide="ignore", invalid="ignore"):

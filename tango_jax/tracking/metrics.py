@@ -173,9 +173,11 @@ def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
     if restored is not None:
         check_resume(path, restored.meta["metrics_bytes"])
     rows = read_metrics(path) if path.exists() else []
-    # A checkpoint is complete before the next row is written, so a later row proves that one existed.
-    if restored is None and rows and rows[-1]["step"] > save_every:
+    # A checkpoint is complete before the next row of a turn is written, so a later one proves that one existed. An
+    # evaluation is written before the checkpoint, and after a warm-up that ends early it has a later step.
+    reached = max((row["step"] for row in rows if row.get("phase") != "eval"), default=0)
+    if restored is None and reached > save_every:
         raise ValueError(
-            f"{path} reaches step {rows[-1]['step']}, but there is no checkpoint beside it, although one is saved "
+            f"{path} reaches step {reached}, but there is no checkpoint beside it, although one is saved "
             f"every {save_every} steps: restore {path.parent / 'checkpoints'}, or move {path} away to start afresh"
         )

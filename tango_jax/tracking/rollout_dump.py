@@ -57,7 +57,8 @@ class RolloutDump:
         if not self._enabled or role_turn % self._stride():
             return
         path = self._folder / f"turn_{turn.index + 1:06d}_{turn.role}_{role_turn:06d}.jsonl"
-        rows, M = turn_rows(self._config, turn, result, self._step_kinds_fn), self._config.rl.samples_per_prompt
+        rows = turn_rows(self._config, turn, result, self._step_kinds_fn)
+        M = result.answers[turn.role].group_size
         groups = (rows[start : start + M] for start in range(0, len(rows), M))
         write_atomically(path, self._lines(groups))  # the turn's checkpoint is saved later and relies on it
         self._keep_within_limit()

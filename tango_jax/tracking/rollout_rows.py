@@ -40,8 +40,8 @@ def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn:
     make_rows = _generator_rows if turn.role == "generator" else _verifier_rows
     rows = make_rows(result, dicts["generator"], dicts["verifier"])
     _add_further(rows, result, dicts)
-    M, loss = config.rl.samples_per_prompt, config[turn.role].loss
-    formula, learner = algorithm_of(loss.algorithm).formula, result.answers[turn.role]
+    loss, learner = config[turn.role].loss, result.answers[turn.role]
+    formula, M = algorithm_of(loss.algorithm).formula, learner.group_size
     learners, second = learner.records, result.answers.get("second_solution")
     groups = [_group(rewards) for rewards in groups_with_second(result.reward.reward_B, learner, second)]
     return [

@@ -60,7 +60,12 @@ def build_page(
     """Write the report. Rollouts beyond either limit are left out, as `pack.thin_out` does, and the page says so.
 
     `as_seed` are settings in which runs of one line of the comparison may differ, besides the seed.
+
+    Raises:
+        ValueError: the file is there and no report.
     """
+    if out.exists() and MARK not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise ValueError(f"--out={out} is no report and would be lost; name another file")
     content = _content(runs, as_seed)
     kept = _at_most(content.packed, max_rollouts)
     kept, payloads = _within(kept, max_bytes - len(_fill(content.title, content.payloads).encode()))

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tango_jax.models.lora import LORA_A, LORA_B, MATRICES, LoraConfig, init_adapters
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.checks import read_json_object
+from tango_jax.runtime.hub import parse_hub_id
 from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.weights.hf_layout import LAYOUTS
 from tango_jax.weights.safetensors_files import shorten
@@ -28,8 +29,15 @@ PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_
          "trainable_token_indices": None, "layer_replication": None}  # fmt: skip
 
 
+# The same of options that newer releases of peft have.
+PLAIN_SINCE = {"alora_invocation_tokens": None, "use_qalora": False}
+# Ways to begin training that leave the base as it is; others take a part out of it, which the adapter adds again.
+INIT_WEIGHTS = (True, False, None, "gaussian", "eva")
+
+
 def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) -> Path:
-    """Write the folder and return it; `base` is the name of the checkpoint that the adapters belong to.
+    """Write the folder and return it; `base` is the name of the checkpoint that the adapters belong to, of the hub with
+    or without a revision.
 
     Raises:
         ValueError: the folder exists and is not empty.
@@ -43,8 +51,11 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
             stem = _stem(name, layer)
             tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(wide.reshape(-1, lora.rank).T)
             tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(narrow.reshape(lora.rank, -1).T)
+    hub_id = None if Path(base).exists() else parse_hub_id(base)
+    name, revision = hub_id or (base, None)
     settings = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": name, "revision": revision,
+        "inference_mode": True,
         "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "init_lora_weights": True,
         "target_modules": [MODULES[name] for name in lora.names], **PLAIN,
     }  # fmt: skip
@@ -72,21 +83,34 @@ def read_lora_config(folder: Path) -> LoraConfig:
     settings = read_json_object(path, "an adapter's folder needs it")
     if settings.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type={settings.get('peft_type')!r} is not supported: only LORA is")
-    for name, plain in PLAIN.items():
-        if (settings.get(name) or plain) != plain:
-            raise ValueError(f"{path}: {name}={settings[name]!r} is not supported: merge this adapter into its base "
-                             "with peft (merge_and_unload), and name the result as the checkpoint")
+    other = [name for name, plain in (PLAIN | PLAIN_SINCE).items() if (settings.get(name) or plain) != plain]
+    other += ["init_lora_weights"] if settings.get("init_lora_weights") not in INIT_WEIGHTS else []
+    if other:
+        raise ValueError(f"{path}: {other[0]}={settings[other[0]]!r} is not supported: merge this adapter into its "
+                         "base with peft (merge_and_unload), and name the result as the checkpoint")
     modules = settings.get("target_modules")
     known = {module: name for name, module in MODULES.items()}
-    unknown = sorted(set(modules) - set(known)) if isinstance(modules, list) else [repr(modules)]
+    is_list = isinstance(modules, list) and all(isinstance(module, str) for module in modules)
+    unknown = sorted(set(modules) - set(known)) if is_list else [repr(modules)]
     if unknown or not modules:
         raise ValueError(f"{path}: target_modules has {shorten(unknown) or 'nothing'}, and an adapter here belongs to "
                          f"{', '.join(known)}: merge this one into its base with peft (merge_and_unload)")
     if not isinstance(settings.get("r"), int) or settings["r"] < 1:
         raise ValueError(f"{path}: r={settings.get('r')!r} must be a whole number of at least 1")
     names = tuple(name for name in MATRICES if MODULES[name] in modules)
-    alpha = float(settings.get("lora_alpha", 8))
-    return LoraConfig(settings["r"], alpha, () if len(names) == len(MATRICES) else names)
+    alpha = settings.get("lora_alpha", 8)
+    if not isinstance(alpha, (int, float)) or not alpha > 0:
+        raise ValueError(f"{path}: lora_alpha={alpha!r} must be a number above 0")
+    return LoraConfig(settings["r"], float(alpha), () if len(names) == len(MATRICES) else names)
+
+
+def check_lora_config(folder: Path, wanted: LoraConfig | None) -> None:
+    """Raise ValueError if a folder's rank, alpha or targets are not these; or see `read_lora_config`. Without `wanted`,
+    another check has refused it."""
+    found = read_lora_config(folder)
+    if wanted and (found.rank, found.alpha, found.names) != (wanted.rank, wanted.alpha, wanted.names):
+        raise ValueError(f"{folder} has rank={found.rank}, alpha={found.alpha:g} and targets="
+                         f"({','.join(found.names)}): set model.lora.rank, alpha and targets to these")
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> dict:
@@ -96,10 +120,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> dict:
         ValueError: see `read_lora_config`; rank, alpha or targets differ from `config.lora`; or tensors are missing,
             unexpected, misshapen or not finite.
     """
-    found, wanted = read_lora_config(folder), config.lora
-    if (found.rank, found.alpha, found.names) != (wanted.rank, wanted.alpha, wanted.names):
-        raise ValueError(f"{folder} has rank={found.rank}, alpha={found.alpha:g} and targets="
-                         f"({','.join(found.names)}): set model.lora.rank, alpha and targets to these")
+    wanted = config.lora
+    check_lora_config(folder, wanted)
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:

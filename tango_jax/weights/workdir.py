@@ -17,6 +17,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
 from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
+from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.sharding.layouts import param_shardings, with_shardings
 from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.registry import tokenizer_model
@@ -75,7 +76,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             run started no longer exists.
     """
     config = read_config(workdir)
-    base = start_source(config, role, use_chat)
+    base = start_source(config, "generator" if shares_policy(config) else role, use_chat)
     directory, part = newest_checkpoints(workdir, role)
     saved = base.model_config
     plain = dataclasses.replace(saved, lora=None, param_dtype=config[role].model.param_dtype)
@@ -89,8 +90,9 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         if has_adapters:
             stage_one = full_stage_one(config, workdir, role)
             start = read_state(stage_one, shapes, part=("params",)).state if stage_one else base.load_params(shardings)
-            adapters = read_adapters(workdir, role, saved, shardings)
-            params = merge(saved, with_base(freeze(saved, start), adapters))
+            adapters, frozen = read_adapters(workdir, role, saved, shardings), freeze(saved, start)
+            _check_base(directory, role, saved, frozen)
+            params = merge(saved, with_base(frozen, adapters))
             params = params if shardings is None else jax.device_put(params, shardings)
         else:
             params = read_state(directory, shapes, part=part).state
@@ -100,6 +102,20 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wanted.param_dtype)), params)
 
     return dataclasses.replace(base, name=str(workdir), model_config=wanted, load_params=load_params)
+
+
+def _check_base(directory: Path, role: str, model: ModelConfig, base: dict) -> None:
+    """Check that adapters belong to these weights, as far as their checkpoint says so.
+
+    Raises:
+        ValueError: the weights have changed since they were trained.
+    """
+    meta = peek_meta(directory).meta
+    saved = meta.get("source_fingerprint", {}).get(f"{role}_base") or meta.get("made_from", {}).get("base")
+    # Scales of int8 are divisions, which accelerators round differently.
+    if saved and model.lora.base_dtype != "int8" and saved != tree_fingerprint(base):
+        raise ValueError(f"the adapters in {directory} belong to other weights than those that the run's {role} would "
+                         "start from now: put back the checkpoint that it was trained on")
 
 
 def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:

@@ -117,6 +117,9 @@ def test_a_share_of_the_gap_counts_the_runs_that_all_three_arms_have():
 def test_a_level_that_both_arms_begin_at_has_no_ratio():
     rows = [row for arm in ("tango", "grpo") for seed in range(2) for row in run_rows(arm, (0.9, 0.95, 1.0), seed=seed)]
     assert cells(summarize(rows), "tango / grpo")[3:5] == ["both begin there"] * 2
+    apart = [row for seed in range(2) for row in (*run_rows("tango", (0.9, 0.95, 1.0), seed=seed),
+                                                  *run_rows("grpo", (0.1, 0.5, 0.9), seed=seed))]  # fmt: skip
+    assert cells(summarize(apart), "tango / grpo")[3:5] == ["the first begins there"] * 2
 
 
 def test_runs_of_other_lengths_are_compared_over_the_steps_that_they_share():

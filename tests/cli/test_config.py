@@ -165,6 +165,7 @@ MISTAKES = [
     ("arm=fixed_generator rl.warmup_steps=0 rl.generator_steps=2", r"arm=fixed_generator has no turn with rl\.warmup_"),
     ("rl.label_count_decay=1.0", r"rl\.label_count_decay=1\.0 must"),
     ("rl.alpha_schedule=signal rl.dynamic_sampling=2", r"signal follows the share of groups whose answers are all r"),
+    ("rl.practice=half_right rl.dynamic_sampling=2", r"half_right counts right answers, and rl\.dynamic_sampling=2 dr"),
     ("rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
     ("rl.samples_per_prompt=0", r"rl\.samples_per_prompt=0 must be at least 1"),
     ("rl.warmup_steps=-1", r"rl\.warmup_steps=-1 must be at least 0"),

@@ -52,6 +52,17 @@ def test_only_the_last_box_of_the_first_answer_block_counts():
 
 
 @pytest.mark.parametrize("answer, gold, correct", [
+    (r"1-\frac{1}{2005!}", r"1-\frac{1}{2006!}", False), (r"\frac{1}{3^{100}}", r"\frac{1}{2^{100}}", False),
+    ("10^{-18}", "10^{-17}", False), ("-e^{-60}", "e^{-40}", False), ("(0,10^{-30})", "(0,10^{-20})", False),
+    (r"2^{-100}", r"\frac{1}{2^{100}}", True), (r"\frac{1}{e^{40}}", "e^{-40}", True),
+    (r"1+\sqrt{2}", r"\sqrt{3+2\sqrt{2}}", True), (r"\frac{2006!-1}{2006!}", r"1-\frac{1}{2006!}", True),
+])  # fmt: skip
+def test_exact_numbers_are_compared_in_proportion(answer, gold, correct):
+    """Not to fifteen decimal places, to which all small numbers are equal."""
+    assert grade(response(answer), gold, "math") is correct
+
+
+@pytest.mark.parametrize("answer, gold, correct", [
     ("abc", "abc", True), (" abc ", "abc", True), ("ABC", "abc", False), ("cba", "abc", False),
     (r"\text{abc}", "abc", False), ("0.5", "0.50", False), ("", "abc", False),
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.loop import run
 from tango_jax.loop.imitation import sft_batch, sft_pairs
+from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
@@ -27,7 +29,8 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import CheckpointError, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
-from tango_jax.weights.peft_folder import read_adapter
+from tango_jax.tracking.run_config import save_config
+from tango_jax.weights.peft_folder import read_adapter, write_adapter
 from tango_jax.weights.to_hf import export_hf
 from tango_jax.weights.workdir import full_stage_one, open_workdir, read_adapters, read_config, start_source
 
@@ -113,8 +116,42 @@ def test_another_base_is_refused(model, tmp_path):
         run.run_or_resume(config, workdir, SILENT, policies, preemption=StopAfter(8))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: 1.01 * value for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"generator\.checkpoint=.* has changed since the checkpoint of turn"):
+    with pytest.raises(ValueError, match=r"^generator\.checkpoint=.* has changed and verifier\.checkpoint=.* has chan"
+                                         "ged since the checkpoint of turn"):
         run.run_or_resume(config, workdir, SILENT, policies)
+    with pytest.raises(ValueError, match="belong to other weights than those that the run's generator would start"):
+        open_workdir(workdir, "generator").load_params()
+
+
+def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, whole, tmp_path):
+    other = tmp_path / "other"
+    export_hf(other, MODEL, init_params(MODEL, jax.random.key(5)), "llama", tokenizer_folder=f"{model}_tokenizer")
+    config = config_of(other, f"generator.init_from={whole}", "verifier.sft.steps=0")
+    policies = make_policies(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters belong to other weights than thos"):
+        run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
+    moved = config_of(other)
+    (tmp_path / "begun").mkdir()
+    shutil.copytree(whole / "sft", tmp_path / "begun/sft")
+    with pytest.raises(CheckpointError, match="stage 1 of the generator: the checkpoint that its adapters belong to"):
+        run_stage_one(make_policies(moved), moved, task, tmp_path / "begun", SILENT,
+                      hosts.Preemption(is_watching=False))  # fmt: skip
+
+
+def test_the_bases_of_roles_that_go_on_from_a_run_are_those_of_its_roles(tmp_path):
+    first = load_config(str(CONFIGS / "tiny.py"), ["generator.mesh.fsdp=1", "verifier.mesh.fsdp=1"])
+    save_config(first, tmp_path / "first/config.json")
+    policies = make_policies(first)
+    task = make_task(first, {role: policy.tokenizer for role, policy in policies.items()})
+    made = run_stage_one(policies, first, task, tmp_path / "first", SILENT, hosts.Preemption(is_watching=False))
+    settings = (f"checkpoint={tmp_path / 'first'}", "sft.steps=0", f"model.lora.rank={RANK}", "mesh.fsdp=1")
+    config = load_config(str(CONFIGS / "tiny.py"), [f"{role}.{setting}" for role in ROLES for setting in settings])
+    policies = make_policies(config)
+    weights = run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
+    for role in ROLES:
+        np.testing.assert_array_equal(weights[role]["embed"], made[role]["embed"], err_msg=role)
+    assert np.abs(made["generator"]["embed"] - made["verifier"]["embed"]).max() > 0
 
 
 def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
@@ -125,9 +162,16 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
     policy = policies["verifier"]
     saved = read_state(whole / "sft/verifier/checkpoints", policy.abstract_state().params, part=("params",)).state
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], saved)
-    wrong = config_of(model, f"generator.init_from={whole}", "generator.model.lora.rank=2")
+    wrong = config_of(model, f"verifier.init_from={whole}", "verifier.model.lora.rank=2")
     with pytest.raises(CheckpointError, match=r"layers/down_lora_a: checkpoint float32\[2,48,4\], this run"):
-        run_stage_one(make_policies(wrong), wrong, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+        run_stage_one(make_policies(wrong), wrong, task, tmp_path / "no", SILENT, hosts.Preemption(is_watching=False))
+    assert not (tmp_path / "no").exists(), "found before the generator's stage 1"
+    with pytest.raises(ValueError, match=r"were trained with generator\.model\.lora\.alpha=32\.0, and it is 64"):
+        check_init_from(config_of(model, f"generator.init_from={whole}", "generator.model.lora.alpha=64.0"))
+    with pytest.raises(ValueError, match=r"holds adapters, from which the verifier's stage 1 goes on, and that trains "
+                                         r"all parameters: set verifier\.sft\.full=False"):
+        check_init_from(config_of(model, f"generator.init_from={whole}", "verifier.sft.start=generator",
+                                  "verifier.sft.full=True"))  # fmt: skip
 
 
 def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
@@ -185,11 +229,24 @@ def test_an_exported_adapter_is_read_back_to_the_bit(model, whole, tmp_path):
     policy = make_policies(config_of(model))["verifier"]
     adapters = adapters_in(whole, "verifier")
     jax.tree.map(np.testing.assert_array_equal, read_adapter(tmp_path / "adapter", policy.model_config), adapters)
+    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == (str(model), None)
+    with pytest.raises(SystemExit):
+        export.main([f"--workdir={whole}", f"--out={tmp_path / 'half'}", "--adapter", "--dtype=bfloat16"])
+    with pytest.raises(ValueError, match=r"verifier\.adapter: .* has rank=4, alpha=32 and targets=.*: set model\.lo"):
+        validate(config_of(model, f"verifier.adapter={tmp_path / 'adapter'}", "verifier.model.lora.rank=2"))
     config = config_of(model, f"verifier.adapter={tmp_path / 'adapter'}", "verifier.sft.steps=0")
     policies = make_policies(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], adapters)
+
+
+def test_an_adapter_names_its_base_as_peft_loads_it(model, whole, tmp_path):
+    policy = make_policies(config_of(model))["generator"]
+    out = write_adapter(tmp_path / "out", policy.model_config, adapters_in(whole), f"owner/name@{'a' * 40}")
+    settings = json.loads((out / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("owner/name", "a" * 40)
 
 
 def test_an_adapter_of_peft_computes_the_same(whole, model, tmp_path):
@@ -223,6 +280,10 @@ def changed(folder, **settings):
     ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=\{'q_proj': 2\} is not supported"),
     ({"peft_type": "IA3"}, r"peft_type='IA3' is not supported: only LORA is"),
     ({"target_modules": ["q_proj", "lm_head"]}, r"target_modules has lm_head, and an adapter here belongs to q_proj"),
+    ({"init_lora_weights": "pissa"}, r"init_lora_weights='pissa' is not supported: merge this adapter into its base"),
+    ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens=\[1, 2\] is not supported"),
+    ({"lora_alpha": None}, r"lora_alpha=None must be a number above 0"),
+    ({"target_modules": ["q_proj", 1]}, r"target_modules has \['q_proj', 1\], and an adapter here belongs to"),
     ({"r": 0}, r"r=0 must be a whole number of at least 1"),
     ({"r": 8}, r"has rank=8, alpha=32 and targets=\(q,k,v,o,gate,up,down\): set model\.lora\.rank"),
 ])  # fmt: skip
@@ -257,6 +318,9 @@ def test_an_adapter_of_another_model_is_refused(model, whole, tmp_path):
     (["generator.model.lora.targets=(q,head)"], r"targets=\('q', 'head'\): 'head' is not one of q, k, v, o, gate"),
     (["generator.model.lora.rank=4"], r"generator\.model\.lora\.rank=4 puts adapters on a model of random weights"),
     (["generator.model.lora.rank=4", "generator.adapter=somewhere"], r"generator\.adapter=somewhere needs generator\."),
+    (["generator.model.lora.rank=4", "verifier.model.lora.rank=4", "verifier.sft.start=generator",
+      "generator.sft.full=True", "generator.checkpoint=a/b", "verifier.checkpoint=a/b"],
+     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 goes on from what"),
     (["generator.model.lora.rank=17", "generator.sft.full=True"], r"generator\.model: lora\.rank=17 is above 16, the"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_are_one_line(settings, message):
@@ -306,8 +370,8 @@ def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
     rows = repeatable_rows(tmp_path / "whole/metrics.jsonl")
     assert repeatable_rows(tmp_path / "stopped/metrics.jsonl") == rows
     trained = [row for row in rows if row["phase"] != "eval"]
-    assert all(row[f"{role}/logprob_gap_max"] < 1e-4 for row in trained for role in ROLES
-               if f"{role}/logprob_gap_max" in row)  # fmt: skip
+    gaps = [row[name] for row in trained for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
+    assert max(gaps) < 1e-4
     policy = policies["verifier"]
     with pytest.raises(CheckpointError, match=r"has no part 'verifier/'; its top-level names are generator"):
         read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("verifier",))

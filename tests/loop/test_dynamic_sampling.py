@@ -143,3 +143,14 @@ def test_second_tries_give_a_group_its_signal():
     _, reward, metrics = sample_until_full(sample_batch, "generator", ALGORITHMS["grpo"], 1)
     assert len(reward.reward_B) == 8
     assert metrics == {"generator/groups_without_signal": pytest.approx(2 / 3)}
+
+
+def test_a_metric_that_some_batches_lack_is_of_those_that_have_it():
+    metrics = iter([{}, {"own": 2.0}, {"own": 4.0}])
+    rewards = iter([[0] * 6, [0] * 6, [1, 0] * 3])
+
+    def sample_batch(number: int) -> tuple[dict[str, Responses], Rewards]:
+        return {"generator": answer_batch(number)}, Rewards(np.array(next(rewards), np.float32), next(metrics))
+
+    _, reward, _ = sample_until_full(sample_batch, "generator", ALGORITHMS["grpo"], 3)
+    assert reward.metrics == {"own": 3.0}

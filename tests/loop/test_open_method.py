@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,58 @@ def short_reward(answers, rl):
 
 def no_reward(answers, rl):
     return 1.0
+
+
+def flat_outcome(reward_B, is_action_BT, group_size, loss):
+    return reward_B
+
+
+def failing_outcome(reward_B, is_action_BT, group_size, loss):
+    raise KeyError("group")
+
+
+@pytest.mark.parametrize("outcome_fn, message", [
+    (flat_outcome, r"generator\.loss\.algorithm=\S+ its advantages are of shape \[2\]; there must be a finite number"),
+    (failing_outcome, r"arm=grpo, turns\['generator'\]: its calls, reward, credit and .* do not fit \(KeyError"),
+])  # fmt: skip
+def test_an_algorithm_that_fails_is_found_before_the_run(outcome_fn, message, monkeypatch):
+    own = algorithms.Algorithm(outcome_fn, algorithms.ALGORITHMS["grpo"].step_fn)
+    monkeypatch.setattr(sys.modules[__name__], "own_algorithm", own, raising=False)
+    monkeypatch.setitem(sys.modules, "arms_under_test", sys.modules[__name__])
+    config = settings("arm=grpo", "generator.loss.algorithm=arms_under_test:own_algorithm")
+    with pytest.raises(ValueError, match=message):
+        try_method(config, make_task(config, {}))
+
+
+@pytest.mark.parametrize("role, changed", [
+    ("generator", {"reward": "verdict_reward"}), ("verifier", {"credit": "informed_credit"}),
+    ("verifier", {"reward": "twice_judged_reward"}), ("generator", {"credit": "verified_majority_credit", "calls": 1})])
+def test_functions_that_do_not_fit_the_calls_are_found_before_the_run(role, changed, monkeypatch):
+    tango = ARMS["tango"]
+    if "calls" in changed:
+        changed = changed | {"calls": tango.turns[role].calls[:1]}
+    turns = tango.turns | {role: dataclasses.replace(tango.turns[role], **changed)}
+    monkeypatch.setattr(sys.modules[__name__], "arm", dataclasses.replace(tango, label="x", turns=turns), raising=False)
+    monkeypatch.setitem(sys.modules, "arms_under_test", sys.modules[__name__])
+    config = settings("arm=arms_under_test:arm")
+    with pytest.raises(ValueError, match=rf"arm=arms_under_test:arm, turns\['{role}'\]: its calls, reward, .* do not"):
+        try_method(config, make_task(config, {}))
+
+
+def listed_credit(so_far):
+    return credit.outcome_credit(so_far)._replace(adv_BT=so_far.is_action_BT.tolist())
+
+
+def test_lists_and_bools_are_taken_as_arrays(monkeypatch):
+    def whole_reward(answers, rl):
+        return Rewards(np.array([True, False]), {})
+
+    plan = dataclasses.replace(GRPO.turns["generator"], reward=whole_reward, credit=listed_credit)
+    with given({"arm": dataclasses.replace(MINE, turns={"generator": plan})}) as named:
+        config = settings(f"arm={named['arm']}")
+        method = try_method(config, make_task(config, {}))
+        reward = method.rewards["generator"]({"generator": types.SimpleNamespace(records=[0, 0])}, config.rl)
+    assert reward.reward_B.dtype == np.float32
 
 
 @pytest.mark.parametrize("changed, message", [

@@ -174,6 +174,14 @@ def test_metrics_tell_of_checkpoints_that_are_gone(workdir):
     assert "reaches step 3, but there is no checkpoint beside it" in refused(check_log, workdir, None, 2)
 
 
+def test_the_evaluation_after_a_warm_up_that_ended_early_tells_of_no_checkpoint(workdir):
+    """It is written before the checkpoint of its turn, and has the step at which the warm-up would have ended."""
+    write_rows(workdir, [1, 2])
+    with MetricsWriter(workdir / "metrics.jsonl", (workdir / "metrics.jsonl").stat().st_size) as writer:
+        writer.write(40, "eval", {"generator_step": 0})
+    check_log(workdir, None, 2)
+
+
 def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, monkeypatch):
     """And one whose checkpoints have lost their manifests: neither starts afresh."""
     policies = run.make_policies(config)

@@ -147,6 +147,8 @@ def test_a_run_that_tells_nothing_is_one_line(tmp_path, capsys, what, message):
     (["--target=h100:8", "--config=tiny", "--shares=RUN"], "ran on cpu, and --target is h100: give --target=cpu"),
     (["--measured=RUN", "--target=h100:8"], "--measured stands alone or with --json: remove --target"),
     (["--measured=RUN", "--published"], "--measured stands alone or with --json: remove --published"),
+    (["--measured", "RUN", "--target=h100:8"], "--measured stands alone or with --json: remove --target"),
+    (["--measured="], "--measured needs the workdir of a finished run"),
     (["--published", "--speed=2"], "--speed"),
 ])  # fmt: skip
 def test_mistakes_on_the_command_line(tmp_path, capsys, words, message):

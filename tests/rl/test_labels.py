@@ -68,7 +68,10 @@ def test_labels_take_the_place_of_grades_in_rewards():
     np.testing.assert_array_equal(rewards.reward_B, [1, 1, 0])
     said = [Verification("", (True,), verdict, 0.0, True, ("",)) for verdict in ("CORRECT", "INCORRECT", "INCORRECT")]
     judged = dataclasses.replace(labelled, role="verifier", parents=labelled.records, group_size=1, records=said)
-    assert verdict_reward({"verifier": judged}, rl).metrics["verifier/reward/correctness"] == pytest.approx(2 / 3)
+    rewards = verdict_reward({"verifier": judged}, rl)
+    np.testing.assert_allclose(rewards.terms[0].value, [1, 0, 1])
+    assert rewards.terms[0].name == "agreement with the label"
+    assert rewards.metrics["verifier/reward/correctness"] == pytest.approx(1 / 3)  # by the grade, the second alone
 
 
 def test_a_verifier_learns_from_one_solution_of_each_problem_of_either_label():

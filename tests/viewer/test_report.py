@@ -155,6 +155,16 @@ def test_the_page_holds_every_rollout_as_it_was_dumped(run_folder, tmp_path):
     assert [columns["labels"][i] for i in columns["label"]][0] == HOSTILE.replace("\u2028", "").strip()
 
 
+def test_a_page_of_the_users_is_not_replaced(run_folder, tmp_path):
+    out = tmp_path / "index.html"
+    build_page(find_runs([run_folder]), out)
+    build_page(find_runs([run_folder]), out)  # its own it may
+    out.write_text("<html>mine</html>")
+    with pytest.raises(ValueError, match=r"--out=.*index\.html is no report and would be lost; name another file"):
+        build_page(find_runs([run_folder]), out)
+    assert out.read_text() == "<html>mine</html>"
+
+
 def test_the_page_asks_for_nothing_from_a_network(run_folder, tmp_path):
     build_page(find_runs([run_folder]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
