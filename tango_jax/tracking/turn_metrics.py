@@ -58,7 +58,8 @@ def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
 
     `loss` and `grad_norm` are means over updates, each of which counts alike; `tokens` are the action tokens of the
     batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
-    weigh as many as they have. `kl_first` is the KL of the first update alone, which the policy has not moved before.
+    weigh as many as they have. `kl_first` is the KL of the first update alone, which is 0 where the policy has not
+    moved before (loop/turn.py keeps it there).
     """
     tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
     share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))

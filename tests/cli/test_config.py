@@ -283,6 +283,9 @@ MISTAKES = [
     ("generator.adapter=none", r"generator\.adapter=none needs generator\.model\.lora\.rank above 0 and"),
     ("generator.adapter=generator", r"generator\.adapter=generator: only the verifier can be the generator's policy"),
     ("verifier.adapter=generator verifier.model.width=64", r"one policy, and generator and verifier differ in model"),
+    ("verifier.sft.start=generator generator.sft.full=True " + " ".join(
+        f"{role}.model.lora.rank=4 {role}.checkpoint=a/b {role}.sft.steps=3" for role in ("generator", "verifier")),
+     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 goes on from what"),
     ("arm=self_verify verifier.model.width=64", r"arm=self_verify makes both roles one policy, and generator and ver"),
     ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
      r"tokens beside the problem, and generator\.max_prompt=20: raise it"),

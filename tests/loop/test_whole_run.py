@@ -74,9 +74,9 @@ def test_every_turn_of_a_run_has_what_its_verifications_were_like(tiny_run):
         seconds = row["time/sample_s"] + row["time/verify_s"]
         assert row["throughput/sampled_tokens_per_s"] == pytest.approx(tokens / seconds)
     for role, phases in (("generator", {"generator"}), ("verifier", {"warmup", "verifier"})):
-        kls = [row[f"{role}/kl_first"] for row in rows if row["phase"] in phases]
-        assert abs(kls[0]) < 1e-5  # before its first update, a policy is its reference
-        assert len(kls) > 1 and all(0 <= kl < 0.06 for kl in kls[1:])
+        first, *later = [row for row in rows if row["phase"] in phases]
+        assert abs(first[f"{role}/kl_first"]) < 1e-5  # before its first update, a policy is its reference
+        assert later and all(f"{role}/kl_first" not in row and 0 <= row[f"{role}/kl"] < 0.06 for row in later)
     for row in read_metrics(tiny_run.workdir / "metrics.jsonl"):
         if row["phase"] == "eval":
             assert [row[f"grader/eval_{name}"] for name in ("errors", "timeouts", "overlong")] == [0, 0, 0]
