@@ -370,8 +370,10 @@ def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
     rows = repeatable_rows(tmp_path / "whole/metrics.jsonl")
     assert repeatable_rows(tmp_path / "stopped/metrics.jsonl") == rows
     trained = [row for row in rows if row["phase"] != "eval"]
-    gaps = [row[name] for row in trained for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
-    assert max(gaps) < 1e-4
+    # A mean over tokens: single ones of this model are ill-conditioned (on one CPU, weights that differ by 1e-7 of
+    # their size move the log-prob of one token by 0.002, and the sampler's is 0.0006 away from the trainer's).
+    gaps = [row[name] for row in trained for role in ROLES if (name := f"{role}/logprob_gap_mean") in row]
+    assert len(gaps) == len(trained) and max(gaps) < 1e-5
     policy = policies["verifier"]
     with pytest.raises(CheckpointError, match=r"has no part 'verifier/'; its top-level names are generator"):
         read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("verifier",))
