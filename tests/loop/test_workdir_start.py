@@ -179,7 +179,9 @@ def test_the_evaluation_after_a_warm_up_that_ended_early_tells_of_no_checkpoint(
     write_rows(workdir, [1, 2])
     with MetricsWriter(workdir / "metrics.jsonl", (workdir / "metrics.jsonl").stat().st_size) as writer:
         writer.write(40, "eval", {"generator_step": 0})
+    before = contents(workdir)
     check_log(workdir, None, 2)
+    assert contents(workdir) == before
 
 
 def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, monkeypatch):
