@@ -23,8 +23,7 @@ from tango_jax.text.templates import templates_digest
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
-
-BASE = "_base"  # of the names of fingerprints, after a role: the base of its adapters
+from tango_jax.weights.workdir import BASE
 
 
 @dataclasses.dataclass(frozen=True)

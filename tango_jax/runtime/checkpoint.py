@@ -227,8 +227,10 @@ def peek_meta(directory: str | os.PathLike) -> Restored | None:
 def check_arrays(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> None:
     """Check, before long work, that `read_state` will find arrays of these shapes: raises CheckpointError like it."""
     directory = Path(directory).absolute()
-    path = directory / str(_choose_step(directory, below="record"))
-    _saved_arrays(path, _read_record(make_orbax(), path), abstract_state, part)
+    step = _choose_step(directory, below="record")
+    if step != NO_STEP:  # `read_state` says what is missing
+        path = directory / str(step)
+        _saved_arrays(path, _read_record(make_orbax(), path), abstract_state, part)
 
 
 def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,

@@ -28,6 +28,8 @@ from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.prompting import Prompting, read_prompting
 from tango_jax.weights.source import Source, fields_of, generation_of, kind_of, open_source, sized_model
 
+BASE = "_base"  # after a role, in the names of a run's fingerprints (loop/resume.py): the base of its adapters
+
 
 def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numerics) -> Source:
     """Open anything that has weights: a published checkpoint (see `source.open_source`), or one role of a workdir.
@@ -111,7 +113,7 @@ def _check_base(directory: Path, role: str, model: ModelConfig, base: dict) -> N
         ValueError: the weights have changed since they were trained.
     """
     meta = peek_meta(directory).meta
-    saved = meta.get("source_fingerprint", {}).get(f"{role}_base") or meta.get("made_from", {}).get("base")
+    saved = meta.get("source_fingerprint", {}).get(f"{role}{BASE}") or meta.get("made_from", {}).get("base")
     # Scales of int8 are divisions, which accelerators round differently.
     if saved and model.lora.base_dtype != "int8" and saved != tree_fingerprint(base):
         raise ValueError(f"the adapters in {directory} belong to other weights than those that the run's {role} would "

@@ -92,6 +92,21 @@ def rows_of(workdir, name="train"):
 # ------------------------------------------------------------------------------------------------ what is written
 
 
+def test_files_that_stage_0_has_not_made_are_not_replaced(folder, policy, tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="holds train.parquet, which stage 0 has not made and would replace: choo"):
+        generate(teacher_config(folder), tmp_path, SILENT, policy)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+    assert (tmp_path / "train.parquet").read_bytes() == b"mine"
+
+
+def test_a_teacher_has_no_adapter(folder, policy, tmp_path):
+    config = teacher_config(folder)
+    config.generator.adapter = "somewhere"
+    with pytest.raises(ValueError, match=r"generator\.adapter=somewhere: stage 0 samples from generator\.checkpoint a"):
+        generate(config, tmp_path, SILENT, policy)
+
+
 def test_every_problem_is_in_one_of_the_two_files(folder, policy, tmp_path):
     calls = []
     teacher = scripted(policy, lambda number, sample: tagged(ANSWERS[number] + number % 2), calls)
