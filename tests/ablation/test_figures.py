@@ -203,6 +203,14 @@ def test_mean_accuracy_along_a_number(drawn, tmp_path):
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "5", "10", "20"]
 
 
+def test_runs_that_no_two_numbers_share_make_no_line(drawn, tmp_path):
+    rows = run_rows("grpo", FAST)
+    for seed, turns in enumerate((0, 5, 10, 20)):
+        rows += run_rows("tango", FAST, seed=seed, setting=f"turns={turns}")
+    draw_figures(rows, tmp_path)
+    assert [len(x) for x, _ in lines_of(drawn["along_turns.png"].axes[0])] == [2]  # the baseline's alone
+
+
 def test_three_numbers_or_names_make_no_such_figure(drawn, tmp_path):
     rows = [row for turns in (0, 5, 10, "many") for row in run_rows("tango", FAST, setting=f"turns={turns}")]
     draw_figures(rows, tmp_path)

@@ -249,6 +249,16 @@ def test_an_adapter_names_its_base_as_peft_loads_it(model, whole, tmp_path):
     assert (settings["base_model_name_or_path"], settings["revision"]) == ("owner/name", "a" * 40)
 
 
+def test_the_text_part_of_a_model_of_text_and_images_has_no_adapter_for_peft(whole, tmp_path, monkeypatch):
+    def read_from_the_whole_model(*args):
+        return dataclasses.replace(start_source(*args), architecture="gemma3")
+
+    monkeypatch.setattr(export, "start_source", read_from_the_whole_model)
+    with pytest.raises(ValueError, match="text part of a model of text and images.*export it without --adapter"):
+        export.export_adapter(whole, "generator", tmp_path / "adapter")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_adapter_of_peft_computes_the_same(whole, model, tmp_path):
     """Against torch, by the formula that peft documents: W x + lora_alpha / r * lora_B lora_A x."""
     torch = pytest.importorskip("torch")

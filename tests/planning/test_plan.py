@@ -23,7 +23,7 @@ from tango_jax.planning.costs import (
 )
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.job import device_bytes, make_job
-from tango_jax.planning.memory import Phase
+from tango_jax.planning.memory import Phase, resident
 from tango_jax.planning.plan_tables import as_json, assumptions, show
 from tango_jax.planning.programs import compile_one, function_names, lowered_functions
 from tango_jax.planning.run_plan import (
@@ -142,6 +142,17 @@ def test_a_role_without_stage_one_has_none():
     assert set(job.stage_one) == {"generator"}
     assert [name for name in function_names(job) if name.endswith("/sft")] == ["generator/sft"]
     assert set(lowered_functions(job, "verifier")) == {"update", "score", "layout", "prefill", "decode"}
+
+
+def test_one_policy_in_both_roles_is_in_memory_once():
+    settings = ["verifier.adapter=generator"]
+    one, two = (make_job(load_config(str(ROOT / "configs/tiny.py"), chosen), Devices(jax.devices()[:1], True, {}), 1)
+                for chosen in (settings, []))  # fmt: skip
+    generator, verifier = (device_bytes(policy.state.params) for policy in two.policies.values())
+    for role in ("generator", "verifier"):  # each with its reference, which KL is measured against
+        assert resident(two, "", role).parameters == 2 * (generator + verifier)
+        assert resident(one, "", role).parameters == 2 * generator
+    assert resident(one, "").optimizer == device_bytes(one.policies["generator"].state.opt_state)
 
 
 def test_a_process_works_on_its_share(tiny_plan):
