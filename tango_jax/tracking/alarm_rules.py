@@ -255,10 +255,16 @@ def _labels(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
     )
 
 
+# Whose answers are graded, by what the names of their failures begin with.
+GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_solution_": "second_solution"}
+
+
 def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
-    errors, timeouts = (sum(row[f"grader/{name}"] for row in recent) for name in ("errors", "timeouts"))
-    graded = sum(round(row["generator/tokens_sampled"] / row["generator/length_mean"]) for row in recent)
+    pairs = [(row, start) for row in recent for start in GRADED if row.get(f"{start}errors") is not None]
+    errors, timeouts = (sum(row[start + name] for row, start in pairs) for name in ("errors", "timeouts"))
+    graded = sum(round(row[f"{GRADED[start]}/tokens_sampled"] / row[f"{GRADED[start]}/length_mean"])
+                 for row, start in pairs)  # fmt: skip
     if not recent or (errors + timeouts) / graded <= limits.grader_failures * ease:
         return None
     return (

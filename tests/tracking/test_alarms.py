@@ -19,6 +19,9 @@ HEALTHY = {
         ("kl", 0.02), ("groups_without_signal", 0.4))},
 }  # fmt: skip
 
+SECOND_TRIES = {"second_solution/tokens_sampled": 600, "second_solution/length_mean": 30.0,
+                "grader/second_solution_errors": 0}  # fmt: skip
+
 
 def run_of(changes: dict, turns: int = 15) -> list[dict]:
     """Rows of a healthy run, whose KL starts at 0, with other values where `changes` has a function of the turn."""
@@ -89,6 +92,13 @@ CASES = [
     # Five turns of 100 answers: 6 are 1.2 %, 5 are 1 %.
     ("grader/failures", {"grader/errors": since(13, 1, 0), "grader/timeouts": since(13, 1, 0)},
      "failed on 6 of 500 answers (3 errors, 3 timeouts)", {"grader/errors": since(11, 1, 0)}),
+    # And as many labels; and in each turn 20 second tries.
+    ("grader/failures", {"grader/label_errors": since(13, 4, 0), "grader/label_timeouts": 0},
+     "failed on 12 of 1000 answers (12 errors, 0 timeouts)",
+     {"grader/label_errors": since(11, 2, 0), "grader/label_timeouts": 0}),
+    ("grader/failures", {**SECOND_TRIES, "grader/second_solution_timeouts": since(14, 4, 0)},
+     "failed on 8 of 600 answers (0 errors, 8 timeouts)",
+     {**SECOND_TRIES, "grader/second_solution_timeouts": since(14, 3, 0)}),
 ]  # fmt: skip
 
 
