@@ -177,7 +177,8 @@ def raise_mistake(mistake: str) -> None:
         ValueError: the first of the texts, and how to go on.
     """
     if first := next(filter(None, join_parts([mistake])), ""):
-        raise ValueError(f"{first}. Once that is mended, the same command resumes from the last checkpoint")
+        raise ValueError(f"{first}. Once that is mended, the same command resumes from the last checkpoint; if a "
+                         "file was edited for that, the command first says how to accept the change")
 
 
 def max_over_processes(*values: int) -> tuple[int, ...]:
