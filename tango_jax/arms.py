@@ -41,8 +41,8 @@ class TurnPlan:
     credit: str | Callable
     problems: str = "train"  # which of the task's problems: a name in tasks/task.py STREAMS
     learns: tuple[str, ...] = ()  # names of the calls whose responses are trained on; empty: the role's own
-    # Of the role that learns, the prompt with which it scores its own responses for the credit function: informed (the
-    # verifier's with the gold answer, rl/informed.py); empty: none.
+    # Of the role that learns, the prompt with which its reference policy scores its responses for the credit function:
+    # informed (the verifier's with the gold answer, rl/informed.py); empty: none.
     teacher: str = ""
 
     def learners(self, role: str) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ ARMS = {
         "one policy that answers again where its own verdict is INCORRECT", "second try",
         Look(GREEN, "--", "x"), {"generator": SOLVE_TWICE, "verifier": JUDGE}, is_one_policy=True,
     ),
-    # The verifier also imitates itself as it is with the gold answer in its prompt (self-trained verification, arXiv
+    # The verifier also imitates itself as it began with the gold answer in its prompt (self-trained verification, arXiv
     # 2605.30290), token by token on its own samples.
     "taught_verifier": Arm(
         "a verifier that also imitates itself with the gold answer in its prompt", "taught verifier",

@@ -78,6 +78,10 @@ def _check_plan(config: ConfigDict, role: str, plan: TurnPlan, mistakes: Mistake
         f"arm={config.arm} compares what the {role} samples with what its teacher would say, and {role}.top_p="
         f"{learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them to 1.0 and 0",
     )
+    mistakes.require(
+        not plan.teacher or learner.loss.kl_coef > 0, f"arm={config.arm} has the reference policy of the {role} as its "
+        f"teacher, and with {role}.loss.kl_coef=0 there is none: set it above 0",
+    )
     tokens = rl.prompts_per_step * rl.samples_per_prompt * learner.max_response
     mistakes.require(
         not plan.teacher or tokens < MAX_TEACHER_TOKENS, f"arm={config.arm} has a teacher for up to {tokens} tokens of "

@@ -66,7 +66,8 @@ def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn
     answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
     learner = joined(answers, plan.learners(role))
     is_action_BT = action_mask(context.policies[role], learner.rollout)
-    teacher_logp_BT = teacher_scores(plan.teacher, context.policies[role], states[role], learner, is_action_BT)
+    reference_fn = context.references.get(role)
+    teacher_logp_BT = teacher_scores(plan.teacher, context.policies[role], reference_fn, learner, is_action_BT)
     counters = counters.take(plan.problems, problems_of_a_turn(rl, plan.problems))
     counters = with_passes(with_verdicts(counters, rl, role, answers), rl, answers["generator"].records)
     trust_P = None if asked is None else asked.trust_P

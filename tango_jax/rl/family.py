@@ -136,11 +136,11 @@ def _mean(values: np.ndarray) -> float:
 def informed_credit(so_far: TurnSoFar) -> Credit:
     """The verifier's advantages, and for every token by how much the informed verifier would rather have said it,
 
-        A_t = A_t(verdict) + teacher_weight clip(log p(y_t | answer shown) - log p(y_t), -c, c)
+        A_t = A_t(verdict) + teacher_weight clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
 
-    with c = MAX_NATS: the policy gradient of the reverse KL to the teacher on the verifier's own samples (as in arXiv
-    2601.18734), beside reinforcement learning. That the teacher is the verifier itself, shown the reference, is from
-    self-trained verification (arXiv 2605.30290), where imitating it takes the place of rewards for verdicts.
+    with c = MAX_NATS and p_0 the reference policy, the verifier as reinforcement learning began: the policy gradient of
+    the reverse KL to the teacher on the verifier's own samples (as in arXiv 2601.18734), beside reinforcement learning.
+    That the teacher is the verifier itself, shown the reference, is from self-trained verification (arXiv 2605.30290).
     """
     credit, judged = class_balanced_credit(so_far), so_far.answers["verifier"]
     logp_BT = np.zeros(so_far.is_action_BT.shape, np.float32)

@@ -1,17 +1,19 @@
-"""A verifier that imitates itself as it is with the gold answer in its prompt (self-trained verification, arXiv
+"""A verifier that imitates itself as it was with the gold answer in its prompt (self-trained verification, arXiv
 2605.30290; on-policy self-distillation, arXiv 2601.18734).
 
 Takes the verifications of a turn; scores them under the informed prompt, which nothing else sees; returns log-probs,
-which `family.informed_credit` reads. Runs between the calls of a turn and its credit.
+which `family.informed_credit` reads. Runs between the calls of a turn and its credit. The teacher is the reference
+policy, the verifier as reinforcement learning began, which the code of 2601.18734 recommends: one that has the weights
+of the student moves with it, and nothing keeps the two from drifting off together (configs/family.md).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
-from tango_jax.records import Responses, Solution, TrainState
+from tango_jax.records import Responses, Solution
 from tango_jax.rl.packing import pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
@@ -33,11 +35,11 @@ def informed_prompts(policy: Policy, solutions: Sequence[Solution]) -> list[tupl
 
 
 def teacher_scores(
-    teacher: str, policy: Policy, state: TrainState, learner: Responses, is_action_BT: np.ndarray
+    teacher: str, policy: Policy, reference_fn: Callable | None, learner: Responses, is_action_BT: np.ndarray
 ) -> np.ndarray | None:
-    """Log-probs of the sampled tokens under the informed prompt, by the policy as it is when it samples, float32
-    [B, T], 0 off the actions, and NaN where that prompt has no room for the solution: there the teacher says nothing.
-    None if the plan has no `teacher`."""
+    """Log-probs of the sampled tokens under the informed prompt, by the reference policy (`Policy.reference_fn`),
+    float32 [B, T], 0 off the actions, and NaN where that prompt has no room for the solution: there the teacher says
+    nothing. None if the plan has no `teacher`."""
     if not teacher:
         return None
     assert is_action_BT.size < MAX_TEACHER_TOKENS, is_action_BT.size  # validation.py
@@ -45,10 +47,10 @@ def teacher_scores(
     informed = dataclasses.replace(learner, prompts=[ids for ids, _ in prompts])
     # Each token carries its place through the packing, where its advantage will be in the update.
     place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
-    parts = []
+    weights, parts = reference_fn(), []
     for number in range(policy.config.loss.minibatches):
         batch = pack_minibatch(policy.config, policy.placement, number, informed, place_BT, is_action_BT)
-        scored = _own_shards(policy.score(state.weights, batch))
+        scored = _own_shards(policy.score(weights, batch))
         parts += zip(_own_shards(batch.adv_NZRT), _own_shards(batch.is_action_NZRT), scored, strict=True)
     logp = np.zeros(1 + is_action_BT.size, np.float32)
     for place, is_action, logp_part in hosts.join_parts(parts):

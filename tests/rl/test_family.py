@@ -1,6 +1,5 @@
 """Second tries, second judgements and a teacher that sees the answer: rewards, credits and prompts, worked by hand."""
 
-import types
 
 import numpy as np
 import pytest
@@ -186,12 +185,11 @@ def test_the_teacher_scores_the_same_tokens_under_its_own_prompt(monkeypatch, sh
     rollout = Rollout(tuple(RESPONSES), tuple(np.zeros(n, np.float32) for n in LENGTHS), np.zeros(6, bool), 6, 36)
     learner = Responses("verifier", [None] * 3, [[1], [2], [3]], 2, rollout, [], {})
     monkeypatch.setattr(informed, "informed_prompts", lambda policy, parents: [(ids, False) for ids in PROMPTS])
-    state = types.SimpleNamespace(weights=PARAMS)
-    scores_BT = informed.teacher_scores("informed", policy, state, learner, IS_ACTION_BN)
+    scores_BT = informed.teacher_scores("informed", policy, lambda: PARAMS, learner, IS_ACTION_BN)
     np.testing.assert_allclose(scores_BT, plain_logps(PARAMS)[1], atol=2e-5)
     cut = [(ids, place == 1) for place, ids in enumerate(PROMPTS)]
     monkeypatch.setattr(informed, "informed_prompts", lambda policy, parents: cut)
-    with_cut_BT = informed.teacher_scores("informed", policy, state, learner, IS_ACTION_BN)
+    with_cut_BT = informed.teacher_scores("informed", policy, lambda: PARAMS, learner, IS_ACTION_BN)
     assert np.isnan(with_cut_BT[2:4]).all(), "both responses to the prompt that was cut"
     np.testing.assert_array_equal(with_cut_BT[[0, 1, 4, 5]], scores_BT[[0, 1, 4, 5]])
-    assert informed.teacher_scores("", policy, state, learner, IS_ACTION_BN) is None
+    assert informed.teacher_scores("", policy, None, learner, IS_ACTION_BN) is None
