@@ -24,7 +24,7 @@ PARTS = {
     "one_policy_beside": ("grpo", "gold_steps"),
     "second_try": ("second_try",),
     "second_try_beside": ("grpo", "gold_steps"),
-    "taught": ("grpo", "taught_verifier"),
+    "taught": ("taught_verifier",),
     "judged": ("meta_judged",),
 }
 # What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
