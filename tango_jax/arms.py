@@ -181,7 +181,7 @@ ARMS = {
         "one policy that answers again where its own verdict is INCORRECT", "second try",
         Look(GREEN, "--", "x"), {"generator": SOLVE_TWICE, "verifier": JUDGE}, is_one_policy=True,
     ),
-    # The verifier also imitates itself as it began with the gold answer in its prompt (self-trained verification, arXiv
+    # The verifier also imitates its initial self with the gold answer in the prompt (self-trained verification, arXiv
     # 2605.30290), token by token on its own samples.
     "taught_verifier": Arm(
         "a verifier that also imitates itself with the gold answer in its prompt", "taught verifier",

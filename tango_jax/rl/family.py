@@ -138,8 +138,8 @@ def informed_credit(so_far: TurnSoFar) -> Credit:
 
         A_t = A_t(verdict) + teacher_weight clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
 
-    with c = MAX_NATS and p_0 the reference policy, the verifier as reinforcement learning began: the policy gradient of
-    the reverse KL to the teacher on the verifier's own samples (as in arXiv 2601.18734), beside reinforcement learning.
+    with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
+    gradient of the reverse KL to the teacher on the verifier's own samples (as in arXiv 2601.18734), beside its reward.
     That the teacher is the verifier itself, shown the reference, is from self-trained verification (arXiv 2605.30290).
     """
     credit, judged = class_balanced_credit(so_far), so_far.answers["verifier"]

@@ -1,10 +1,10 @@
-"""A verifier that imitates itself as it was with the gold answer in its prompt (self-trained verification, arXiv
+"""A verifier that imitates its initial self with the gold answer in the prompt (self-trained verification, arXiv
 2605.30290; on-policy self-distillation, arXiv 2601.18734).
 
 Takes the verifications of a turn; scores them under the informed prompt, which nothing else sees; returns log-probs,
 which `family.informed_credit` reads. Runs between the calls of a turn and its credit. The teacher is the reference
-policy, the verifier as reinforcement learning began, which the code of 2601.18734 recommends: one that has the weights
-of the student moves with it, and nothing keeps the two from drifting off together (configs/family.md).
+policy, the verifier at the start of reinforcement learning, as the code of 2601.18734 recommends: a teacher with the
+student's weights moves with it, and nothing keeps the two from degrading together (configs/family.md).
 """
 
 import dataclasses

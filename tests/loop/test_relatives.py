@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -53,6 +54,22 @@ def test_a_resumed_run_is_the_same_to_the_bit(arm, every_other, tmp_path):
     trained = [row for row in rows if row["phase"] != "eval"]
     assert all(row.get(f"{role}/logprob_gap_max", 0) < 1e-4 for row in trained for role in ("generator", "verifier"))
     check_what_is_shown(arm, tmp_path / "whole", trained)
+
+
+def test_the_teacher_stays_what_the_verifier_began_as(monkeypatch, tmp_path):
+    seen, scores = [], turn.teacher_scores
+
+    def noted(teacher, policy, reference_fn, learner, is_action_BT):
+        if teacher:
+            seen.append(jax.device_get(reference_fn()))
+        return scores(teacher, policy, reference_fn, learner, is_action_BT)
+
+    monkeypatch.setattr(turn, "teacher_scores", noted)
+    run.run_or_resume(config_of("taught_verifier"), tmp_path, SILENT)
+    assert len(seen) == 4
+    jax.tree.map(np.testing.assert_array_equal, seen[0], seen[-1])
+    updates = [row.get("verifier/update_ratio") for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert max(filter(None, updates), default=0) > 0, "while the verifier itself learns"
 
 
 def check_what_is_shown(arm: str, workdir, rows: list[dict]) -> None:

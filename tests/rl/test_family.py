@@ -1,6 +1,5 @@
 """Second tries, second judgements and a teacher that sees the answer: rewards, credits and prompts, worked by hand."""
 
-
 import numpy as np
 import pytest
 
