@@ -84,6 +84,16 @@ class Judged:
         """The problem that was solved."""
         return self.solution.problem
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What a second judgement takes for steps: the blocks of the verification."""
+        return self.verification.blocks
+
+    @property
+    def format_score(self) -> float:
+        """That of the verification."""
+        return self.verification.format_score
+
 
 @dataclasses.dataclass(frozen=True)
 class Responses:

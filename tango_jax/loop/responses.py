@@ -61,19 +61,27 @@ def _generator_prompts(policy: Policy, problems: Sequence[Problem]) -> tuple[lis
 
 
 def _verifier_prompts(policy: Policy, solutions: Sequence[Solution]) -> tuple[list[list[int]], dict]:
-    """Build the prompts; solutions that are too long for the prompt are cut off at the end and counted.
+    return _prompts_to_judge(policy, "verifier", [(one.problem, one.text, len(one.steps)) for one in solutions])
 
-    Raises ValueError, in every process, if one is too long even without its solution.
+
+def _second_judgement_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
+    """The prompts in which the blocks of a verification are what is judged."""
+    asked = [with_earlier(policy.template, "second_judgement", one.problem) for one in parents]
+    judged = [(problem, _earlier(one), len(one.steps)) for problem, one in zip(asked, parents, strict=True)]
+    return _prompts_to_judge(policy, "second_judgement", judged)
+
+
+def _prompts_to_judge(policy: Policy, name: str, judged: Sequence[tuple]) -> tuple[list[list[int]], dict]:
+    """Build prompts about (problem, text, number of its steps); texts that are too long for the prompt are cut off at
+    the end and counted.
+
+    Raises ValueError, in every process, if one is too long even without its text.
     """
-    limit = policy.config.max_prompt
     try:
-        built = [
-            verifier_prompt(policy.template, policy.tokenizer, s.problem, s.text, len(s.steps), limit)
-            for s in solutions
-        ]
+        built = [verifier_prompt(policy.template, policy.tokenizer, *one, policy.config.max_prompt) for one in judged]
     except PromptTooLong as error:
         raise ValueError(f"{error}{_NEW_WORKDIR}") from error
-    return [ids for ids, _ in built], _shortened("verifier", built)
+    return [ids for ids, _ in built], _shortened(name, built)
 
 
 def _shortened(name: str, built: Sequence[tuple[list[int], bool]]) -> dict[str, float]:
@@ -89,17 +97,6 @@ def _second_try_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list
 
 def _earlier(judged: Judged) -> str:
     return earlier_text(judged.solution.text, judged.verification.text)
-
-
-def _second_judgement_prompts(policy: Policy, parents: Sequence[Judged]) -> tuple[list[list[int]], dict]:
-    """Build the prompts, in which the blocks of a verification are what is judged; see `_verifier_prompts`."""
-    template, tokenizer, limit = policy.template, policy.tokenizer, policy.config.max_prompt
-    problems = [with_earlier(template, "second_judgement", one.problem) for one in parents]
-    built = [
-        verifier_prompt(template, tokenizer, problem, _earlier(one), len(one.verification.blocks), limit)
-        for problem, one in zip(problems, parents, strict=True)
-    ]
-    return [ids for ids, _ in built], _shortened("second_judgement", built)
 
 
 def _read_solutions(
@@ -118,13 +115,13 @@ def _read_solutions(
 
 
 def _read_verifications(
-    _: Task, tokenizer: Tokenizer, solutions: Sequence[Solution], rollout: Rollout, group_size: int
+    _: Task, tokenizer: Tokenizer, parents: Sequence[Solution | Judged], rollout: Rollout, group_size: int
 ) -> tuple[list[Verification], dict]:
-    owners = [solution for solution in solutions for _ in range(group_size)]
+    owners = [parent for parent in parents for _ in range(group_size)]
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     verifications = [
-        make_verification(solution, text, ends, is_truncated)
-        for solution, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
+        make_verification(judged, text, ends, is_truncated)
+        for judged, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
     ]
     return verifications, {}
 
@@ -135,17 +132,6 @@ def _read_second_tries(
     problems = [one.problem for one in parents]
     solutions, failures = _read_solutions(task, tokenizer, problems, rollout, group_size)
     return solutions, {name.replace("grader/", "grader/second_solution_"): count for name, count in failures.items()}
-
-
-def _read_second_judgements(
-    _: Task, tokenizer: Tokenizer, parents: Sequence[Judged], rollout: Rollout, group_size: int
-) -> tuple[list[Verification], dict]:
-    owners = [one.verification for one in parents for _ in range(group_size)]
-    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
-    return [
-        _verification(text, ends, len(about.blocks), about.format_score, is_truncated)
-        for about, (text, ends), is_truncated in zip(owners, decoded, rollout.is_truncated_B, strict=True)
-    ], {}
 
 
 def make_solution(
@@ -166,15 +152,9 @@ def make_solution(
     )
 
 
-def make_verification(solution: Solution, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse one verifier response; `ends` holds the number of characters complete after each token."""
-    return _verification(text, ends, len(solution.steps), solution.format_score, is_truncated)
-
-
-def _verification(
-    text: str, ends: Sequence[int], num_judged: int, format_of_judged: float, is_truncated: bool
-) -> Verification:
-    parsed = parse_verification(text, num_judged, format_of_judged)
+def make_verification(judged: Solution | Judged, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
+    """Parse one verifier response about `judged`; `ends` holds the number of characters complete after each token."""
+    parsed = parse_verification(text, len(judged.steps), judged.format_score)
     return Verification(
         text=text,
         judgements=parsed.judgements,
@@ -201,7 +181,7 @@ CALL_TEXTS = {
         sampled="second tries", reading="grading second tries",
     ),
     "second_judgement": CallText(
-        _second_judgement_prompts, _read_second_judgements, stream="second_judgement", sample_phase="verify",
+        _second_judgement_prompts, _read_verifications, stream="second_judgement", sample_phase="verify",
         read_phase="verify", sampled="second judgements", reading="reading second judgements",
     ),
 }  # fmt: skip

@@ -54,16 +54,11 @@ def second_try_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     first, second = outcome_reward(answers, rl), answers.get("second_solution")
     if second is None:
         return first
-    again = outcome_reward({"generator": second}, rl)
-    gain_B = np.array([float(after.is_right) - float(before.is_right) for before, after in _pairs(second)], np.float32)
-    terms = tuple(
-        Term(of_first.name, of_first.weight, np.concatenate([of_first.value, of_second.value]))
-        for of_first, of_second in zip(first.terms, again.terms, strict=True)
-    )
-    gains_B = np.concatenate([np.zeros(len(first.reward_B), np.float32), gain_B])
-    reward_B = np.concatenate([first.reward_B, again.reward_B]) + rl.improvement_weight * gains_B
-    terms = (*terms, Term("improvement", rl.improvement_weight, gains_B))
-    return Rewards(reward_B.astype(np.float32), first.metrics, terms)
+    both = outcome_reward({"generator": joined(answers, ("generator", "second_solution"))}, rl)
+    gain_B = [float(after.is_right) - float(before.is_right) for before, after in _pairs(second)]
+    gains_B = np.array([0.0] * len(first.reward_B) + gain_B, np.float32)
+    reward_B = (both.reward_B + rl.improvement_weight * gains_B).astype(np.float32)
+    return Rewards(reward_B, first.metrics, (*both.terms, Term("improvement", rl.improvement_weight, gains_B)))
 
 
 def groups_with_second(values_B: np.ndarray, solved: Responses, second: Responses | None) -> list[np.ndarray]:
