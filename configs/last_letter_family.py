@@ -25,15 +25,18 @@ PARTS = {
     "second_try": ("second_try",),
     "second_try_beside": ("grpo", "gold_steps"),
     "taught": ("taught_verifier",),
+    "taught_beside": ("grpo", "tango"),
     "judged": ("meta_judged",),
 }
 # What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
 STAGE_ONE = {"one_policy": "both_roles", "one_policy_beside": "both_roles", "second_try": "second_tries",
-             "second_try_beside": "second_tries", "taught": "answers_shown", "judged": "second_judgements"}  # fmt: skip
+             "second_try_beside": "second_tries", "taught": "answers_shown", "taught_beside": "answers_shown",
+             "judged": "second_judgements"}  # fmt: skip
 # Controls start from the stage 1 that another part has made.
 START_OF = {
     "one_policy_beside": "runs/family/{task}/one_policy/stage_one/data_seed={start},one_policy",
     "second_try_beside": "runs/family/{task}/second_try/stage_one/data_seed={start},one_policy,second_solution",
+    "taught_beside": "runs/family/{task}/taught/stage_one/data_seed={start},informed",
 }
 # By task. Of twelve words there are runs of `grpo`, `gold_steps` and `tango` from these starts in trust_long.csv.
 STARTS = {"last_letter": (20, 21, 22), "last_letter_long": (10, 11, 12), "state_tracking": (20, 21, 22)}
@@ -49,7 +52,7 @@ def make_room(config: ConfigDict, part: str) -> None:
         generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
         verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
         generator.sft.batch_size *= 2
-    if part in ("taught", "judged"):
+    if part in ("taught", "taught_beside", "judged"):
         verifier.prompt_buckets = (*verifier.prompt_buckets, verifier.max_prompt)
         verifier.max_prompt += verification + 2
         verifier.sft.pack_length = 0
@@ -78,7 +81,7 @@ def get_config(argument: str = "") -> ConfigDict:
     if task == "state_tracking":
         make_harder(config)
     make_room(config, part)
-    if part in START_OF:
+    if part in ("one_policy_beside", "second_try_beside"):
         config.verifier.adapter = "generator"
     config.ablation.arms, config.ablation.seeds = PARTS[part], (0, 1)
     chosen = [int(start) for start in starts.split(",")] if starts else list(STARTS[task])

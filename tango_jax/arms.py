@@ -129,9 +129,8 @@ SOLVE_TWICE = TurnPlan(
 )  # fmt: skip
 JUDGE_INFORMED = dataclasses.replace(JUDGE, credit="informed_credit", teacher="informed")
 JUDGE_AND_BE_JUDGED = dataclasses.replace(
-    JUDGE, calls=(*JUDGE.calls, Call("verifier", "", text="second_judgement")), reward="twice_judged_reward",
-    learns=("verifier",),
-)  # fmt: skip
+    JUDGE, calls=(*JUDGE.calls, Call("verifier", "", text="second_judgement")), reward="twice_judged_reward"
+)
 
 ARMS = {
     "tango": Arm(

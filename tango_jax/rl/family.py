@@ -17,8 +17,9 @@ MAX_NATS = 5.0
 
 
 def joined_shape(num_calls: int, prompts: int, samples: int) -> tuple[int, int]:
-    """(prompts, responses to each) of a batch of one call, or at most of several calls' joined responses: each later
-    call answers each response of the first once or not at all."""
+    """(prompts, responses to each) that a batch must have room for. That of one call is as it was sampled; in that of
+    several, each response has a prompt of its own, and each later call has at most one for every response of the first.
+    """
     return (prompts, samples) if num_calls == 1 else (num_calls * prompts * samples, 1)
 
 
@@ -37,8 +38,7 @@ def joined(answers: Answers, names: Sequence[str]) -> Responses:
         row_steps=sum(one.row_steps for one in rollouts),
     )
     prompts = [prompt for part in parts for prompt in part.prompts for _ in range(part.group_size)]
-    owners, records = ([item for part in parts for item in items(part)]
-                       for items in (lambda part: part.owners, lambda part: part.records))  # fmt: skip
+    owners, records = ([one for part in parts for one in getattr(part, name)] for name in ("owners", "records"))
     most, _ = joined_shape(len(names), len(parts[0].prompts), parts[0].group_size)
     return Responses(parts[0].role, owners, prompts, 1, rollout, records, {}, most_prompts=most)
 
@@ -117,15 +117,11 @@ def twice_judged_reward(answers: Answers, rl: ConfigDict) -> Rewards:
     metrics = {
         "verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean(),
         "verifier/reward/quality": quality_B.mean(),
-        # By how much better verifications with a right verdict are rated: 0 where the second judgement says nothing.
-        "second_judgement/separation": _mean(quality_B[is_right_B]) - _mean(quality_B[~is_right_B]),
     }  # fmt: skip
+    if 0 < is_right_B.sum() < len(is_right_B):  # by how much better verifications with a right verdict are rated
+        metrics["second_judgement/separation"] = quality_B[is_right_B].mean() - quality_B[~is_right_B].mean()
     terms = (Term("format x agreement with the grade x quality", rl.correctness_weight, product_B),)
     return Rewards(rl.correctness_weight * product_B, metrics, terms)
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if values.size else 0.0
 
 
 def informed_credit(so_far: TurnSoFar) -> Credit:
@@ -133,9 +129,10 @@ def informed_credit(so_far: TurnSoFar) -> Credit:
 
         A_t = A_t(verdict) + teacher_weight clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
 
-    with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
-    gradient of the reverse KL to the teacher on the verifier's own samples (as in arXiv 2601.18734), beside its reward.
-    That the teacher is the verifier itself, shown the reference, is from self-trained verification (arXiv 2605.30290).
+    with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: beside its
+    reward, the policy gradient of each next token's reverse KL to the teacher, clipped, on the verifier's own samples
+    (as in arXiv 2601.18734); what a token does to the KL of later ones is left out. That the teacher is the verifier
+    itself, shown the reference, is from self-trained verification (arXiv 2605.30290).
     """
     credit, judged = class_balanced_credit(so_far), so_far.answers["verifier"]
     logp_BT = np.zeros(so_far.is_action_BT.shape, np.float32)
@@ -145,7 +142,7 @@ def informed_credit(so_far: TurnSoFar) -> Credit:
     log_ratio_BT = np.where(is_known_BT, np.clip(so_far.teacher_logp_BT - logp_BT, -MAX_NATS, MAX_NATS), 0.0)
     weight, num_actions = so_far.config.rl.teacher_weight, max(so_far.is_action_BT.sum(), 1)
     metrics = credit.metrics | {
-        # An estimate of the reverse KL to the teacher, in nats a token, and how often it would have been unlikely.
+        # An estimate of the reverse KL to the teacher, clipped, in nats a token; how often a token would be unlikely.
         "verifier/teacher_kl": float(-log_ratio_BT.sum() / num_actions),
         "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_actions),
         "verifier/teacher_silent": float(1.0 - is_known_BT.sum() / num_actions),  # no room for the solution

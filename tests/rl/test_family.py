@@ -1,5 +1,7 @@
 """Second tries, second judgements and a teacher that sees the answer: rewards, credits and prompts, worked by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -104,7 +106,7 @@ def test_one_group_holds_both_tries():
                 1.5 / deviations[0], -1.5 / deviations[0], 2 / 3 / deviations[1]]  # fmt: skip
     np.testing.assert_allclose(credit.adv_BT[:, 1], expected, rtol=1e-4)
     np.testing.assert_array_equal(credit.adv_BT[:4, 2], 0)
-    # Of four solutions three are tried again: one is mended, one broken; two of four are right in the end, as before.
+    # Of four solutions three are tried again: one is mended, one broken; one of four is right in the end, as before.
     assert {name: value for name, value in credit.metrics.items() if name.startswith("second_solution/")} == {
         "second_solution/share": 0.75, "second_solution/mended": 0.25, "second_solution/broken": 0.25,
         "second_solution/final_accuracy": 0.25}  # fmt: skip
@@ -143,6 +145,10 @@ def test_the_verifiers_reward_is_format_times_verdict_times_quality():
     # Qualities 1/2, 1, 0, 1; verdicts right for all but the second.
     assert rewards.metrics["second_judgement/separation"] == pytest.approx(0.5 - 1.0)
     assert again.parents[3] == Judged(solutions[1], said[3])
+
+    all_right = dataclasses.replace(judged, records=[said[0], said[0], said[2], said[3]])
+    metrics = twice_judged_reward({"verifier": all_right, "second_judgement": again}, default_config().rl).metrics
+    assert "second_judgement/separation" not in metrics  # there is nothing to tell apart
 
 
 def test_the_informed_verifier_moves_every_token():
