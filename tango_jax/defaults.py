@@ -96,7 +96,7 @@ RL: Group = {
                  "a right solution (rl/trust.py)."),
     "trust": Key((), SHARE, "How far the verifier is believed: F1 scores of its acceptance of solutions up to which "
                  "step rewards have no weight, and from which on all of it, such as (0.4,0.55). Empty: they always "
-                 "have all of it, as published (rl/trust.py)."),
+                 "have all of it, as published (rl/trust.py). Arms without such rewards have no use for it."),
     "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all, as published; "
                     "half_right: of four times as many, those of which the generator should get half right, by what it "
                     "got right of that size so far (rl/practice.py)."),

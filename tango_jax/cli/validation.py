@@ -74,6 +74,10 @@ def _check_plan(config: ConfigDict, role: str, plan: TurnPlan, mistakes: Mistake
         "by grades: set rl.judge=all and rl.trust=()",
     )
     mistakes.require(
+        not any(call.labels for call in plan.calls) or rl.samples_per_prompt > 1, f"arm={config.arm} labels solutions "
+        "by the answer of most samples of a problem, and rl.samples_per_prompt=1 has one: raise it",
+    )
+    mistakes.require(
         not plan.teacher or (learner.top_p == 1 and not learner.top_k),
         f"arm={config.arm} compares what the {role} samples with what its teacher would say, and {role}.top_p="
         f"{learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them to 1.0 and 0",

@@ -92,6 +92,13 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
                          "in a new workdir, or raise the gate")
 
 
+def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
+    """The end of a line that says which prompts of this run's arm the stage 1 of a run has no examples of; or empty."""
+    theirs, ours = ARMS.get(_settings(source).get("arm", "")), ARMS.get(config.arm)
+    missing = set(ours.further_texts(role)) - set(theirs.further_texts(role)) if ours and theirs else ()
+    return f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
+
+
 def passes_gate(limit: float, loss: float) -> bool:
     """Whether a held-out loss is within `sft.max_heldout_loss`; 0 means no gate. NaN fails every gate."""
     return limit == 0 or loss <= limit

@@ -4,7 +4,6 @@ Takes a run's context and train states; returns flat metrics together with the s
 Runs every `eval.every` generator turns. All decoding is greedy.
 """
 
-import dataclasses
 import logging
 from typing import NamedTuple
 
@@ -66,30 +65,26 @@ def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) ->
     if pool:
         metrics |= _verifier_metrics(respond(context, states, "verifier", pool, 1, key_data, is_greedy=True), "pool")
     metrics |= _verifier_metrics(judged, "live")
-    tried, second_tries = _tried_again(context, states, judged, key_data), {}
-    if tried is not None:
-        figures = second_try_metrics(solved.records, tried or None)
-        metrics |= {name.replace("/", "/eval_"): value for name, value in figures.items()}
-    if tried:
-        second_tries = dict(zip(map(int, tried.places), tried.records, strict=True))
-    return Measured(metrics, solved.records, judged.records, second_tries)
+    tried_metrics, second_tries = _try_again(context, states, judged, key_data)
+    return Measured(metrics | tried_metrics, solved.records, judged.records, second_tries)
 
 
-def _tried_again(
+def _try_again(
     context: RunContext, states: States, judged: Responses, key_data: np.ndarray
-) -> Responses | tuple[()] | None:
-    """The second tries where the verdict asks for them, as in a turn; empty if it asks for none; None if the arm has
-    none."""
+) -> tuple[dict[str, float], dict[int, Solution]]:
+    """Metrics of the second tries where the verdict asks for them, as in a turn, and these by the place of the
+    solution; nothing if the arm has none."""
     plan = context.method and context.method.arm.turns.get("generator")
     call = next((call for call in plan.calls if call.text == "second_solution"), None) if plan else None
     if call is None:
-        return None
-    places = ABOUT[call.about](judged, 1)
-    parents = [judged.next_parents[place] for place in places]
-    if not parents:
-        return ()
-    tried = respond(context, states, call.role, parents, 1, key_data, is_greedy=True, text=call.text)
-    return dataclasses.replace(tried, places=places)
+        return {}, {}
+    places, tried = ABOUT[call.about](judged, 1), None
+    if len(places):
+        parents = [judged.next_parents[place] for place in places]
+        tried = respond(context, states, call.role, parents, 1, key_data, is_greedy=True, text=call.text)
+    figures = second_try_metrics(judged.parents, tried)
+    second_tries = dict(zip(map(int, places), tried.records if tried else (), strict=True))
+    return {name.replace("/", "/eval_"): value for name, value in figures.items()}, second_tries
 
 
 def _generator_metrics(solved: Responses) -> dict[str, float]:

@@ -17,7 +17,7 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
-from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory
+from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory, what_it_lacks
 from tango_jax.models.lora import is_adapter_tree, split
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.policy import Policy
@@ -94,7 +94,10 @@ def run_stage_one(
         if init_from:
             restored = load_sft(policy, init_from)
             ended[role], base_of[role] = restored.state, restored.meta.get("made_from", {}).get("base", "")
-            console.log(f"the {role} starts from step {restored.step} of the stage 1 in {init_from}")
+            if role == "verifier" or not policy.is_shared:
+                whose = "the policy of both roles" if policy.is_shared else f"the {role}"
+                lacking = what_it_lacks(config, role, init_from)
+                console.log(f"{whose} starts from step {restored.step} of the stage 1 in {init_from}{lacking}")
         elif sft.steps:
             base = _base_of(policy, bases) if policy.trains_adapters else {}
             # Moved to where the verifier's are: the roles' meshes may take different devices.

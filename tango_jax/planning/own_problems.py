@@ -31,6 +31,7 @@ from tango_jax.planning.sources import OpenSettings, describe_form, describe_rou
 from tango_jax.records import Problem
 from tango_jax.rl.schedule import problems_of_a_turn
 from tango_jax.runtime.checks import Mistakes, shortened
+from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.weights.source import fields_of, kind_of
 
@@ -125,8 +126,13 @@ def set_lengths(
         settings.put("verifier.max_response", min(verifier.max_response, most))
         needed = min(needed, positions["verifier"] - verifier.max_response)
     settings.put("verifier.max_prompt", needed)
+    arm = arm_or_none(settings.config)
+    calls = [call for plan in arm.turns.values() for call in plan.calls] if arm else []
     for role in ROLES:
         own = settings.config[role]
+        if any(call.text for call in calls if call.role == role):  # about a solution and its verification
+            added = verifier.max_response + (generator.max_response + SPARE if role == "generator" else 0)
+            settings.put(f"{role}.max_prompt", min(own.max_prompt + added, positions[role] - own.max_response))
         least = lengths[role].limit + LEAST_RESPONSE * (1 if role == "generator" else 2)
         mistakes.require(
             least <= positions[role],

@@ -84,15 +84,12 @@ def second_try_credit(so_far: TurnSoFar) -> Credit:
 def second_try_metrics(solutions: Sequence[Solution], second: Responses | None) -> dict[str, float]:
     """How many solutions are tried again, what becomes of them, and the accuracy when second tries take their place;
     by the grade, whatever training takes for it."""
-    pairs, right = _pairs(second) if second else [], sum(solution.is_correct for solution in solutions)
-    mended = sum(after.is_correct and not before.is_correct for before, after in pairs)
-    broken = sum(before.is_correct and not after.is_correct for before, after in pairs)
-    return {
-        "second_solution/share": len(pairs) / len(solutions),
-        "second_solution/mended": mended / len(solutions),
-        "second_solution/broken": broken / len(solutions),
-        "second_solution/final_accuracy": (right + mended - broken) / len(solutions),
-    }
+    pairs = _pairs(second) if second else []
+    gains = [int(after.is_correct) - int(before.is_correct) for before, after in pairs]
+    right = sum(solution.is_correct for solution in solutions)
+    counts = {"share": len(pairs), "mended": gains.count(1), "broken": gains.count(-1),
+              "final_accuracy": right + sum(gains)}  # fmt: skip
+    return {f"second_solution/{name}": count / len(solutions) for name, count in counts.items()}
 
 
 def _pairs(second: Responses) -> list[tuple[Solution, Solution]]:

@@ -230,7 +230,8 @@ def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     mean = recent_mean(rows, "verifier/live_rate_misaligned", limits.window, least=limits.window)
-    if mean is None or mean <= limits.misaligned * ease:
+    has_step_rewards = recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is not None
+    if mean is None or mean <= limits.misaligned * ease or not has_step_rewards:
         return None
     return (
         f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "

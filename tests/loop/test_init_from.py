@@ -1,5 +1,7 @@
 """What `init_from` starts from: a stage 1 that is there, finished and within its gates, looked at before any work."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import stage_one
-from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.init_from import check_init_from, what_it_lacks
 from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checkpoint import Checkpointer
@@ -110,6 +112,18 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
         return check_init_from(config)
     with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: both roles are one policy here, and two in"):
         check_init_from(config)
+
+
+@pytest.mark.parametrize("old, here, role, said", [
+    ("meta_judged", "taught_verifier", "verifier", ", which has no examples of informed"),
+    ("taught_verifier", "taught_verifier", "verifier", ""),
+    ("second_try", "grpo", "generator", ""),
+    ("self_verify", "second_try", "generator", ", which has no examples of second_solution"),
+    ("own.py:ARM", "second_try", "generator", ""),  # it is not known what that rehearsed
+])
+def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, role, said):
+    (tmp_path / "config.json").write_text(json.dumps({"arm": old}))
+    assert what_it_lacks(load_config(TINY, [f"arm={here}"]), role, str(tmp_path)) == said
 
 
 def test_a_workdir_without_settings_goes_by_the_settings_here(source):

@@ -23,6 +23,8 @@ from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import GENERATOR_MATH, VERIFIER_MATH, second_try_prompt, with_earlier
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.viewer import charts
+from tango_jax.viewer.runs import find_runs
 
 SILENT = Console(enabled=False)
 RELATIVES = ("second_try", "taught_verifier", "meta_judged")
@@ -87,6 +89,10 @@ def check_what_is_shown(arm: str, workdir, rows: list[dict]) -> None:
         assert any("second_solution" in row and row["second_solution"]["text"] is not None for row in evaluated)
         assert all("second_solution/eval_final_accuracy" in row for row in read_metrics(workdir / "metrics.jsonl")
                    if row["phase"] == "eval")  # fmt: skip
+        [run_shown] = find_runs([workdir])
+        shown = {item["title"]: [trace["name"] for trace in item["traces"]] for item in charts.training(run_shown)}
+        assert "greedy, with second tries" in shown["Generator"]
+        assert {"tried again", "mended", "broken"} <= set(shown["Second tries"])
     if arm == "taught_verifier":
         taught = [row["verifier/teacher_kl"] for row in rows if row["phase"] != "generator"]
         assert len(taught) == 4 and all(np.isfinite(taught)) and any(taught)

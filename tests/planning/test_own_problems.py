@@ -66,6 +66,10 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     assert len(notes) == 6
     assert f"max_prompt={config.generator.max_prompt}" in notes[1]
     assert "rl.generator_steps=20 (45 draw every problem once) after rl.warmup_steps=2" in notes[4]
+    twice, judged = own(folder, problems, "arm=second_try"), own(folder, problems, "arm=meta_judged")
+    both = twice.generator.max_response + twice.verifier.max_response  # of which a later prompt is about
+    assert twice.generator.max_prompt == config.generator.max_prompt + both + 64
+    assert judged.verifier.max_prompt >= config.verifier.max_prompt and judged.generator == config.generator
     resampling = own(folder, problems, "rl.dynamic_sampling=2")
     assert "rl.generator_steps=20 (15 may draw every problem once) after" in resampling.notes
 

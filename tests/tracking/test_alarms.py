@@ -12,7 +12,8 @@ from tango_jax.tracking.alarm_rules import LIMITS, RULES
 # One turn of a run that is well; 100 solutions are graded in it.
 HEALTHY = {
     "generator/tokens_sampled": 3000, "generator/length_mean": 30.0, "grader/errors": 0, "grader/timeouts": 0,
-    "generator/steps_mean": 4.0, "generator/reward/outcome": 0.6, "verifier/reward/correctness": 0.7,
+    "generator/steps_mean": 4.0, "generator/step_rewarded_share": 0.9, "generator/reward/outcome": 0.6,
+    "verifier/reward/correctness": 0.7,
     "verifier/rate_correct": 0.55, "verifier/rate_invalid": 0.01, "verifier/outcome_balanced_accuracy": 0.7,
     **{f"{role}/{name}": value for role in ("generator", "verifier") for name, value in (
         ("truncation_rate", 0.01), ("logprob_gap_mean", 2e-4), ("logprob_gap_share", 0.001), ("entropy", 0.5),
@@ -77,6 +78,8 @@ CASES = [
      {"verifier/right_verdict_wrong_steps": 0.9, "verifier/outcome_balanced_accuracy": 0.59}),  # verdicts tell nothing
     ("verifier/misaligned", {"verifier/live_rate_misaligned": since(6, 0.61, 0.02)}, "61.0% of the verifications in",
      {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
+    ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "so that it has no step reward",
+     {"verifier/live_rate_misaligned": 0.61, "generator/step_rewarded_share": None}),  # an arm without such rewards
     ("generator/labels", {"generator/label_accuracy": 0.7}, "30.0% of the labels differ from the grade",
      {"generator/label_accuracy": 0.76}),
     ("verifier/shortened", {"verifier/shortened_rate": 0.11}, "11.0% of the solutions",
