@@ -17,9 +17,8 @@ MAX_NATS = 5.0
 
 
 def joined_shape(num_calls: int, prompts: int, samples: int) -> tuple[int, int]:
-    """(prompts, responses to each) that a batch must have room for. That of one call is as it was sampled; in that of
-    several, each response has a prompt of its own, and each later call has at most one for every response of the first.
-    """
+    """(prompts, responses to each) that a batch must have room for: those of one call; of several, a prompt for each
+    response, and one response at most of each later call for every response of the first."""
     return (prompts, samples) if num_calls == 1 else (num_calls * prompts * samples, 1)
 
 

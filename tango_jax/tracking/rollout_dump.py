@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from ml_collections import ConfigDict
 
@@ -65,16 +64,14 @@ class RolloutDump:
 
     def write_evaluation(
         self, number: int, turns_done: int, generator_step: int, solutions: Sequence[Solution],
-        verifications: Sequence[Verification], second_tries: Mapping[int, Solution] = MappingProxyType({}),
+        verifications: Sequence[Verification], second_tries: Mapping[int, Solution],
     ) -> None:  # fmt: skip
         """Write the first problems of evaluation `number`, counted from 0; see `evaluation_rows`."""
         count = self._config.rollouts.eval_problems
         if not self._enabled or not count or number % (1 << self._halvings()):
             return
         solutions, verifications = solutions[:count], verifications[:count]
-        rows = evaluation_rows(
-            turns_done, generator_step, solutions, verifications, self._step_kinds_fn, second_tries
-        )
+        rows = evaluation_rows(turns_done, generator_step, solutions, verifications, second_tries, self._step_kinds_fn)
         path = self._folder / f"evaluation_{turns_done:06d}_{number:06d}.jsonl"
         write_atomically(path, self._lines([row] for row in rows))
         self._keep_within_limit()

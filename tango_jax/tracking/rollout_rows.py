@@ -7,7 +7,6 @@ to rollouts/*.jsonl, which `tango_jax.report` reads.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -78,7 +77,7 @@ def _add_further(rows: list[dict], result: TurnResult, dicts: dict[str, list[dic
 
 def evaluation_rows(
     turns_done: int, generator_step: int, solutions: Sequence[Solution], verifications: Sequence[Verification],
-    step_kinds_fn: StepKinds = None, second_tries: Mapping[int, Solution] = MappingProxyType({}),
+    second_tries: Mapping[int, Solution], step_kinds_fn: StepKinds = None,
 ) -> list[dict]:  # fmt: skip
     """Return a row for every problem of an evaluation after `turns_done` turns, which is greedy and has no rewards;
     `second_tries`: those there are, by the place of the solution."""

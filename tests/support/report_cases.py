@@ -171,7 +171,7 @@ def write_run(
             if index % 4 == 0 and held_out:
                 solved = [make_one(rng, problem, length) for problem in held_out]
                 judged = [verify_one(rng, solution, length) for solution in solved]
-                dump.write_evaluation(index // 4, index + 1, generator_step, solved, judged)
+                dump.write_evaluation(index // 4, index + 1, generator_step, solved, judged, {})
             generator_step += role == "generator"
     write_json_atomic(folder / "summary.json", {"arm": config.arm})
     return folder

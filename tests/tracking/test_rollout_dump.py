@@ -310,7 +310,7 @@ def write_evaluations(folder, config, numbers: range, resume_after: int = 0) -> 
     """An evaluation of three problems after every second turn."""
     dump = RolloutDump(folder, config, resume_after)
     for number in numbers:
-        dump.write_evaluation(number, 2 * number, number, [solution()] * 3, [verification()] * 3)
+        dump.write_evaluation(number, 2 * number, number, [solution()] * 3, [verification()] * 3, {})
 
 
 def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
