@@ -7,7 +7,7 @@ Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one
            for the others of STARTS. --config.ablation.workers=2 for two cores. All of a task, in a table and a figure:
            python -m tango_jax.ablate --figures runs/family/last_letter/*/ablation.csv --against=grpo
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about a minute a run on one core, 30 runs of relatives and 48 beside them; two to four minutes a run of
+Time:      about a minute a run on one core, 30 runs of relatives and 60 beside them; two to four minutes a run of
            second_try. Stages 1 of two to ten minutes for each start, in state tracking of up to an hour.
 Expected:  family.md.
 """
