@@ -27,16 +27,18 @@ PARTS = {
     "taught": ("taught_verifier",),
     "taught_beside": ("grpo", "tango"),
     "judged": ("meta_judged",),
+    "judged_beside": ("tango",),
 }
 # What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
 STAGE_ONE = {"one_policy": "both_roles", "one_policy_beside": "both_roles", "second_try": "second_tries",
              "second_try_beside": "second_tries", "taught": "answers_shown", "taught_beside": "answers_shown",
-             "judged": "second_judgements"}  # fmt: skip
+             "judged": "second_judgements", "judged_beside": "second_judgements"}  # fmt: skip
 # Controls start from the stage 1 that another part has made.
 START_OF = {
     "one_policy_beside": "runs/family/{task}/one_policy/stage_one/data_seed={start},one_policy",
     "second_try_beside": "runs/family/{task}/second_try/stage_one/data_seed={start},one_policy,second_solution",
     "taught_beside": "runs/family/{task}/taught/stage_one/data_seed={start},informed",
+    "judged_beside": "runs/family/{task}/judged/stage_one/data_seed={start},second_judgement",
 }
 # By task. Of twelve words there are runs of `grpo`, `gold_steps` and `tango` from these starts in trust_long.csv.
 STARTS = {"last_letter": (20, 21, 22), "last_letter_long": (10, 11, 12), "state_tracking": (20, 21, 22)}
@@ -52,7 +54,7 @@ def make_room(config: ConfigDict, part: str) -> None:
         generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
         verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
         generator.sft.batch_size *= 2
-    if part in ("taught", "taught_beside", "judged"):
+    if part in ("taught", "taught_beside", "judged", "judged_beside"):
         verifier.prompt_buckets = (*verifier.prompt_buckets, verifier.max_prompt)
         verifier.max_prompt += verification + 2
         verifier.sft.pack_length = 0

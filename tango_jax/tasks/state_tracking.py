@@ -241,10 +241,9 @@ def further_example(
     config: StateTrackingConfig, seed: int, split: str, index: int, text: str
 ) -> tuple[Problem, str, str, str]:
     """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own (arms.py,
-    Arm.further_texts): a second try writes on from the first state that the
-    verification corrects; a second judgement says of each remark whether
-    what it says is right, by a teacher who errs as the first one does; and a verifier that is shown the answer does
-    not err, so it has no verification before it."""
+    Arm.further_texts): a second try writes on from the first state that the verification corrects; a second judgement
+    says of each remark whether what it says is right, by a teacher who errs as the first one does; and a verifier that
+    is shown the answer does not err, so it has no verification before it."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     start, swaps = question_parts(problem.question)
     claims = [match[3] for match in _STEP.finditer(solution)]
