@@ -29,16 +29,13 @@ PARTS = {
     "judged": ("meta_judged",),
     "judged_beside": ("tango",),
 }
-# What a part's own stage 1 rehearses beside each role's text: part of its setting's name, since it begins elsewhere.
-STAGE_ONE = {"one_policy": "both_roles", "one_policy_beside": "both_roles", "second_try": "second_tries",
-             "second_try_beside": "second_tries", "taught": "answers_shown", "taught_beside": "answers_shown",
-             "judged": "second_judgements", "judged_beside": "second_judgements"}  # fmt: skip
-# Controls start from the stage 1 that another part has made.
-START_OF = {
-    "one_policy_beside": "runs/family/{task}/one_policy/stage_one/data_seed={start},one_policy",
-    "second_try_beside": "runs/family/{task}/second_try/stage_one/data_seed={start},one_policy,second_solution",
-    "taught_beside": "runs/family/{task}/taught/stage_one/data_seed={start},informed",
-    "judged_beside": "runs/family/{task}/judged/stage_one/data_seed={start},second_judgement",
+# Parts with a stage 1 of their own, from which their controls, PART_beside, start as well. What it rehearses beside the
+# roles' own texts, as part of a setting's name; and the same as part of its folder's name (Arm.stage_one_kind).
+STAGE_ONE = {
+    "one_policy": ("both_roles", "one_policy"),
+    "second_try": ("second_tries", "one_policy,second_solution"),
+    "taught": ("answers_shown", "informed"),
+    "judged": ("second_judgements", "second_judgement"),
 }
 # By task. Of twelve words there are runs of `grpo`, `gold_steps` and `tango` from these starts in trust_long.csv.
 STARTS = {"last_letter": (20, 21, 22), "last_letter_long": (10, 11, 12), "state_tracking": (20, 21, 22)}
@@ -49,12 +46,12 @@ def make_room(config: ConfigDict, part: str) -> None:
     other arms get."""
     generator, verifier = config.generator, config.verifier
     question, verification = generator.max_prompt, verifier.max_response
-    if part in ("second_try", "second_try_beside"):
+    if part == "second_try":
         generator.prompt_buckets = (question,)
         generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
         verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
         generator.sft.batch_size *= 2
-    if part in ("taught", "taught_beside", "judged", "judged_beside"):
+    if part in ("taught", "judged"):
         verifier.prompt_buckets = (*verifier.prompt_buckets, verifier.max_prompt)
         verifier.max_prompt += verification + 2
         verifier.sft.pack_length = 0
@@ -82,17 +79,19 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rollouts.every = 0
     if task == "state_tracking":
         make_harder(config)
-    make_room(config, part)
+    made_by = part.removesuffix("_beside")  # the part that makes its stage 1
+    make_room(config, made_by)
     if part in ("one_policy_beside", "second_try_beside"):
         config.verifier.adapter = "generator"
     config.ablation.arms, config.ablation.seeds = PARTS[part], (0, 1)
     chosen = [int(start) for start in starts.split(",")] if starts else list(STARTS[task])
     own = {"trust": {"on": TRUST}} if part == "trusted" else {}
-    own |= {"stage_one": {STAGE_ONE[part]: {}}} if part in STAGE_ONE else {}
-    if part in START_OF:
-        folders = {start: START_OF[part].format(task=task, start=start) for start in chosen}
+    name, kind = STAGE_ONE.get(made_by, ("", ""))
+    own |= {"stage_one": {name: {}}} if name else {}
+    if part != made_by:
+        made = {start: f"runs/family/{task}/{made_by}/stage_one/data_seed={start},{kind}" for start in chosen}
         own["start"] = {str(start): {"task.data_seed": start, "generator.init_from": folder,
-                                     "verifier.init_from": folder} for start, folder in folders.items()}  # fmt: skip
+                                     "verifier.init_from": folder} for start, folder in made.items()}  # fmt: skip
     else:
         own["task.data_seed"] = chosen
     config.ablation.grid = own
