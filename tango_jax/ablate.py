@@ -27,12 +27,12 @@ from tango_jax.ablation.summary import summarize
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
+from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import locked
-from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.evaluations import Evaluation, read_tables
 from tango_jax.tracking.known_arms import arms_beside, keep_arms, known
 from tango_jax.tracking.metrics import read_metrics

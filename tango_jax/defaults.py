@@ -9,7 +9,6 @@ from typing import Any
 
 import ml_collections
 
-from tango_jax.arms import ARMS, DEFAULT_ARM
 from tango_jax.role_defaults import ROLE, optimizer_keys
 from tango_jax.runtime.keys import (
     COUNT,
@@ -99,7 +98,7 @@ RL: Group = {
                  "have all of it, as published (rl/trust.py). Arms without such rewards have no use for it."),
     "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all, as published; "
                     "half_right: of four times as many, those of which the generator should get half right, by what it "
-                    "got right of that size so far (rl/practice.py)."),
+                    "got right of that size so far (method/practice.py)."),
     "dynamic_sampling": Key(0, COUNT_OR_NONE, "Groups without signal (all samples have the same reward) are replaced "
                             "by those of further problems, from this many further batches at most (DAPO, arXiv "
                             "2503.14476). The next turn begins behind all of them, drawn or not, so that arms get the "
@@ -112,7 +111,7 @@ RL: Group = {
     "improvement_weight": Key(0.5, WEIGHT, "Weight of what a second try improves in its reward; read by arms with "
                               "second tries (rl/family.py)."),
     "teacher_weight": Key(0.5, WEIGHT, "Weight of imitating the informed verifier, beside the verdict's advantages; "
-                          "read by arms with a teacher (rl/informed.py)."),
+                          "read by arms with a teacher (method/relatives.py)."),
     "label_count_decay": Key(0.8, SHARE_BELOW_ONE, "Decay of the moving average of correct and incorrect solutions."),
 }  # fmt: skip
 
@@ -138,7 +137,8 @@ GENERATE: Group = {
 # Which runs an experiment consists of (`python -m tango_jax.ablate`). A run depends on none of these: arms, seeds and
 # cells can be added to an existing experiment.
 ABLATION: Group = {
-    "arms": Key(tuple(name for name, arm in ARMS.items() if not (arm.needs_curriculum or arm.stage_one_kind)), None,
+    # Those that start from one and the same stage 1.
+    "arms": Key(("tango", "grpo", "fixed_verifier", "fixed_verifier_warm", "fixed_generator", "gold_steps"), None,
                 "Arms to run.", Change.EXPERIMENT),
     "seeds": Key((0, 1, 2), SEED, "Seeds to run.", Change.EXPERIMENT),
     "grid": Key({}, None, "Settings to try, all combinations of them; each value is a cell of the grid. An axis is a "
@@ -151,8 +151,8 @@ ABLATION: Group = {
 
 GROUPS: Group = {
     "seed": Key(0, SEED, "Of everything random in a run."),
-    "arm": Key(DEFAULT_ARM, None, f"What is trained and rewarded: {', '.join(ARMS)}, or an Arm of your own, "
-               "FILE.py:name (tasks/own_arm.py)."),
+    "arm": Key("tango", None, "What is trained and rewarded: a name of method/arms.py, which --help lists, or an Arm of "
+               "your own, FILE.py:name."),
     "notes": Key("", None, "Lines to log at the start: config files say here how they chose values.", Change.WATCHING),
     "task": TASK,
     "generator": ROLE,

@@ -5,7 +5,8 @@ Axis letters are those of README.md (Reading the code). Host records hold NumPy 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,8 +38,8 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A generator response, decoded, parsed and graded. loop/responses.py makes it; the verifier's prompt, reward and
-    credit functions, evaluations and the rollout dump read it."""
+    """A generator response, decoded, parsed and graded. method/texts.py makes it; turns, the verifier's prompt,
+    evaluations and the rollout dump read it."""
 
     problem: Problem
     text: str
@@ -49,7 +50,8 @@ class Solution:
     gold_steps: tuple[bool, ...] | None  # step labels from the task, if it provides them
     token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
     is_truncated: bool = False
-    label: bool | None = None  # what training takes for the grade (rl/labels.py); None: the grade
+    label: bool | None = None  # what training takes for the grade, such as the majority's opinion; None: the grade
+    after: Any = None  # what its prompt showed beside the problem: of a second try, the Verification of the first
 
     @property
     def is_right(self) -> bool:
@@ -59,8 +61,8 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """A verifier response to one solution, decoded and parsed. loop/responses.py makes it; reward and credit functions,
-    evaluations and the rollout dump read it."""
+    """A verifier response, decoded and parsed. method/texts.py makes it; turns, evaluations and the rollout dump read
+    it."""
 
     text: str
     judgements: tuple[bool | None, ...]
@@ -70,107 +72,140 @@ class Verification:
     blocks: tuple[str, ...]  # text of each verification block
     token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
     is_truncated: bool = False
+    of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
 
 
-@dataclasses.dataclass(frozen=True)
-class Judged:
-    """A solution and a verification of it, which the prompts of a second try and of a second judgement hold."""
-
-    solution: Solution
-    verification: Verification
-
-    @property
-    def problem(self) -> Problem:
-        """The problem that was solved."""
-        return self.solution.problem
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """What a second judgement takes for steps: the blocks of the verification."""
-        return self.verification.blocks
-
-    @property
-    def format_score(self) -> float:
-        """That of the verification."""
-        return self.verification.format_score
+def problem_of(record: Any) -> Problem:
+    """The problem that a response, or whatever a prompt is about, goes back to. Of several records, the first's."""
+    if isinstance(record, Problem):
+        return record
+    if isinstance(record, Solution):
+        return record.problem
+    if isinstance(record, Verification):
+        return problem_of(record.of)
+    return problem_of(record[0])
 
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """Result of one call in a turn: M responses of a role to each of P prompts, prompt-major, parsed and graded.
-    `loop.turn.respond` makes it; reward and credit functions, packing, metrics and the rollout dump read it."""
+    """M responses of a role to each of P prompts, prompt-major, parsed and graded. `Turn.sample` makes it; rewards,
+    packing, metrics and the rollout dump read it. As a sequence, it is its records."""
 
     role: str
-    parents: Sequence[Problem] | Sequence[Solution] | Sequence[Judged]  # P, what the prompts are about
+    parents: Sequence  # P, what the prompts are about: problems, solutions, verifications
     prompts: list[list[int]]  # P lists of token ids
     group_size: int  # M
     rollout: Rollout
     records: list[Solution] | list[Verification]  # B
     metrics: dict[str, float]  # lengths, truncation, grader failures
-    # The places of `parents` among the records of the call before, if they are only a part of them.
-    places: Sequence[int] | None = None
+    name: str = ""  # of the prompt; empty: the role's own
     most_prompts: int | None = None  # that such responses can have in any turn; None: always P
+    # Responses of several calls, each to a prompt of its own: those to one problem are compared with each other.
+    is_joined: bool = False
 
-    @property
-    def next_parents(self) -> list:
-        """What the next call of a turn answers: solutions, or verifications with what they are about."""
-        if isinstance(next(iter(self.records), None), Verification):
-            return [Judged(owner, record) for owner, record in zip(self.owners, self.records, strict=True)]
-        return self.records
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator:
+        return iter(self.records)
+
+    def __getitem__(self, row: int) -> Solution | Verification:
+        return self.records[row]
 
     @property
     def owners(self) -> list:
         """The parent of each of the B responses."""
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
+    def replace(self, **fields: Any) -> "Responses":
+        """The same with other values of these fields."""
+        return dataclasses.replace(self, **fields)
 
-Answers = Mapping[str, Responses]  # name of a call -> what was responded to it in a turn, in their order
+    def by_number(self) -> list[list]:
+        """M lists of P records: the first response to each prompt, the second, and so on."""
+        return [self.records[number :: self.group_size] for number in range(self.group_size)]
+
+    def groups(self) -> list[np.ndarray]:
+        """The rows that are compared with each other: the M responses to a prompt, or all those to a problem."""
+        if not self.is_joined:
+            return list(np.arange(len(self)).reshape(-1, self.group_size))
+        rows: dict[int, list[int]] = {}
+        for row, record in enumerate(self.records):
+            rows.setdefault(id(problem_of(record)), []).append(row)
+        return [np.array(members) for members in rows.values()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A part of a reward or an advantage, weight x value, under the name by which the report shows it. Reward and
-    credit functions make it; the rollout dump reads it."""
+    """A part of a reward or an advantage, weight x value, under the name by which the report shows it."""
 
     name: str
-    weight: float | np.ndarray  # one for all rows, or float32 [B]
+    weight: float | np.ndarray  # one for all rows, or float [B]
     value: np.ndarray  # float32: [B] of a reward, [B, T] of an advantage
 
 
 class Rewards(NamedTuple):
-    """One reward for every response of the role that learns. A reward function makes it (rl/credit.py); the credit
-    function reads `reward_B`, the rollout dump `reward_B` and `terms`, the turn's row of metrics.jsonl `metrics`."""
+    """One reward for every response that is trained on. A method's turn makes it; advantages read `reward_B`, the
+    rollout dump `reward_B` and `terms`, the turn's row of metrics.jsonl `metrics`."""
 
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
     terms: tuple[Term, ...] = ()  # what reward_B is the sum of; empty: the report shows it alone
 
 
+class StepRewards(NamedTuple):
+    """The rewards of the steps of B solutions, at the token that ends each step."""
+
+    reward_BT: np.ndarray  # float32
+    is_end_BT: np.ndarray  # bool
+    of_steps: list[tuple[float, ...] | None]  # B, for the report: the reward of each step; None: they have none
+
+
 @dataclasses.dataclass(frozen=True)
-class Counters:
-    """Training state on the host; saved with every checkpoint. A turn takes those before it and returns those after it;
-    credit functions read them, and may return others."""
+class Memory:
+    """What a run remembers from turn to turn; saved with every checkpoint. A turn takes the memory before it and
+    returns the one after it. The loop keeps `turn` and `cursors`."""
 
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
     label_counts: tuple[float, float] = (0.0, 0.0)  # EMA of incorrect and correct solutions seen by the verifier
-    evidence: tuple[float, ...] = ()  # fields of rl/trust.py Evidence; empty: none so far
-    passes: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # see rl/practice.py
+    evidence: tuple[float, ...] = ()  # fields of method/trust.py Evidence; empty: none so far
+    passes: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # see method/practice.py
+    own: Mapping[str, float] = dataclasses.field(default_factory=dict)  # for methods of users: numbers by name
 
-    def take(self, stream: str, count: int) -> "Counters":
-        """The counters after `count` more problems of a stream."""
-        return dataclasses.replace(self, cursors={**self.cursors, stream: self.cursors.get(stream, 0) + count})
+    def __post_init__(self):
+        for name in ("cursors", "passes", "own"):  # a turn returns a new memory: changing this one is an error
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def replace(self, **fields: Any) -> "Memory":
+        """The same with other values of these fields."""
+        return dataclasses.replace(self, **fields)
+
+    def stored(self) -> dict[str, Any]:
+        """As checkpoints hold it."""
+        return {field.name: dict(value) if isinstance(value := getattr(self, field.name), Mapping) else value
+                for field in dataclasses.fields(self)}
+
+    @classmethod
+    def restored(cls, meta: Mapping[str, Any]) -> "Memory":
+        """Of what `stored` returned; what a checkpoint lacks is as at the start."""
+        passes = {key: tuple(counts) for key, counts in meta.get("passes", {}).items()}
+        return cls(meta["turn"], meta["cursors"], tuple(meta["label_counts"]), tuple(meta.get("evidence", ())), passes,
+                   meta.get("own", {}))
 
 
-class Credit(NamedTuple):
-    """One advantage for every token of these responses. A credit function makes it (rl/credit.py); the update reads
-    `adv_BT`, the next turn `counters`, the rollout dump `adv_BT`, `terms` and `labels`, metrics.jsonl `metrics`."""
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """What a turn teaches: the responses that are trained on, a reward for each, and what the advantage of every token
+    is the sum of. A method's turn returns it; the loop checks it, updates the policy and writes it into the rollouts.
+    """
 
-    adv_BT: np.ndarray  # float32
-    counters: Counters  # those after the turn
-    metrics: dict[str, float]
-    terms: tuple[Term, ...] = ()  # what adv_BT is the sum of; empty: the report shows it alone
-    labels: list | None = None  # of the generator's steps: n_inference lists of B entries, see steps_credit
+    responses: Responses  # of the role that is trained, B
+    reward: Rewards
+    terms: Mapping[str, tuple[float | np.ndarray, np.ndarray]]  # name -> (weight: one or [B], advantage [B, T])
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    memory: Memory | None = None  # after the turn; None: as before
+    step_rewards: Sequence[StepRewards] = ()  # for the report, of the generator's solutions: one for each verification
 
 
 @struct.dataclass
@@ -228,24 +263,11 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """What `loop.turn.run_turn` returns: the loop takes the states and counters, the rollout dump all other fields."""
+    """What `loop.turn.run_turn` returns: the loop takes the states and the memory, the rollout dump all other fields."""
 
     states: States
     metrics: dict[str, float]
-    answers: Answers
-    reward: Rewards
-    credit: Credit
-
-    @property
-    def counters(self) -> Counters:
-        """The counters after the turn."""
-        return self.credit.counters
-
-    @property
-    def solutions(self) -> list[Solution]:
-        return self.answers["generator"].records
-
-    @property
-    def verifications(self) -> list[Verification] | None:
-        """None in a turn without a verifier."""
-        return self.answers["verifier"].records if "verifier" in self.answers else None
+    sampled: list[Responses]  # in the order of the calls
+    lesson: Lesson
+    adv_BT: np.ndarray  # float32, the sum of the lesson's terms
+    memory: Memory  # after the turn

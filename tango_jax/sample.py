@@ -24,7 +24,7 @@ from rich.text import Text
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.grading import ParsedSolution, parse_solution, parse_verification, why_misaligned
-from tango_jax.records import Problem
+from tango_jax.records import Problem, Verification
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import ends_in_one_line
@@ -35,7 +35,8 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
 )
-from tango_jax.text.templates import earlier_text, generator_prompt, second_try_prompt, verifier_prompt
+from tango_jax.text.prompts import SECOND_TRY, prompt_ids, verification_of
+from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.text.tokenizer import unreadable_characters
 
 MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no judgement", "yellow")}
@@ -165,7 +166,7 @@ def answer(
     console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
                                 ("   Answer: ", "bold"), shown_answer(solution, encoding)))
     if judged.verdict == "INCORRECT" and args.second_try:
-        try_again(problem, earlier_text(text, verification.text), generator, args, console)
+        try_again(verification_of(problem, text, verification.text), generator, args, console)
 
 
 def shown_answer(solution: ParsedSolution, encoding: str) -> str:
@@ -174,11 +175,10 @@ def shown_answer(solution: ParsedSolution, encoding: str) -> str:
 
 
 def try_again(
-    problem: Problem, earlier: str, generator: CheckpointSampler, args: argparse.Namespace,
-    console: rich.console.Console,
+    judged: Verification, generator: CheckpointSampler, args: argparse.Namespace, console: rich.console.Console
 ) -> None:
-    """Sample and show a second solution by a generator that reads the first one and its verification, `earlier`."""
-    prompt, is_cut = second_try_prompt(generator.template, generator.tokenizer, problem, earlier, generator.max_prompt)
+    """Sample and show a second try by a generator that reads the first one and its verification."""
+    prompt, is_cut = prompt_ids(SECOND_TRY, generator.template, generator.tokenizer, judged, generator.max_prompt)
     with working("solving again"):
         response = sample_one(generator, prompt, args, "solve again")
     console.print(Text("Second try" + (" (after a part of the first)" if is_cut else ""), style="bold"))

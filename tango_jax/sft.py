@@ -18,17 +18,16 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
 from tango_jax.loop.init_from import check_init_from, sft_directory
+from tango_jax.loop.run import rehearsed
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.try_method import try_method
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import locked
-from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import check_config
-from tango_jax.weights.workdir import shares_policy
 
 
 def sft(config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None) -> None:
@@ -62,11 +61,9 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
         provenance = begin(config, workdir, console)
         needed = ROLES if config.verifier.sft.start == "generator" or shares_policy(config) else trained
         check_init_from(config, needed)
-        policies = make_policies(config)
-        task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-        # Stage 1 neither grades nor rewards, but the stages that follow do.
-        check_grader(task.grade_kind)
-        try_method(config, task)
+        policies = make_policies(config, shares_policy(config))
+        _, task = rehearsed(config, policies)
+        check_grader(task.grade_kind)  # stage 1 does not grade, but the stages that follow do
         for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)
         policies = {role: policies[role] for role in needed}

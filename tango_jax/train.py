@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import Arm
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import with_settings
 from tango_jax.cli.session import configured, session
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.loop import run
+from tango_jax.method.arms import Arm
 from tango_jax.rl.algorithms import Algorithm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import folder_to_write, require

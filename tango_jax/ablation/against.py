@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tango_jax.ablation.families import Settings, title_of
 from tango_jax.ablation.summary import figure_text, in_order, ratio_text, upper_bound
-from tango_jax.arms import Look
+from tango_jax.method.arms import Look
 from tango_jax.runtime.checks import require
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation, beside_the_arm

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tango_jax.ablation.families import Settings, pairs_of, title_of
 from tango_jax.ablation.summary import in_order
-from tango_jax.arms import Look
+from tango_jax.method.arms import Look
 from tango_jax.tracking.curves import label_of, looks_of
 from tango_jax.tracking.intervals import Unit
 from tango_jax.tracking.learning_curve import Band, Curves, band_of_values, mean_accuracy

@@ -13,21 +13,19 @@ from ml_collections import ConfigDict
 from tango_jax.ablation.planned_runs import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
 from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
-from tango_jax.loop.run import run_or_resume
+from tango_jax.loop.run import rehearsed, run_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.try_method import try_method
+from tango_jax.method.own_arm import make_schedule, shares_policy
 from tango_jax.rl.policy import Policy, make_policies
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import cut, require
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.package_changes import executed_configs
-from tango_jax.tasks.registry import make_task, tokenizer_model
+from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.tracking.evaluations import Evaluation, evaluations_of, sources_of, write_table
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
-from tango_jax.weights.workdir import shares_policy
 
 TABLE = "ablation.csv"
 
@@ -99,8 +97,7 @@ def _run_stage_one(
 ) -> None:
     provenance = begin(stage.config, stage.folder, console)
     shared = policies.of(stage.config)
-    task = make_task(stage.config, {role: policy.tokenizer for role, policy in shared.items()})
-    try_method(stage.config, task)
+    _, task = rehearsed(stage.config, shared)
     run_stage_one(shared, stage.config, task, stage.folder, console, preemption, provenance)
 
 
@@ -145,7 +142,7 @@ class _SharedPolicies:
     def of(self, config: ConfigDict) -> dict[str, Policy]:
         if (key := _roles_key(config)) != self._key:
             self._key, self._policies = "", {}  # frees them before the next ones are made
-            self._policies = make_policies(config)
+            self._policies = make_policies(config, shares_policy(config))
             self._key = key
         return self._policies
 

@@ -26,7 +26,7 @@ from tango_jax.ablation.along import draw_along
 from tango_jax.ablation.families import Settings, families, title_of
 from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
 from tango_jax.ablation.summary import in_order, outcome_only
-from tango_jax.arms import BLUE, DEFAULT_ARM, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.method.arms import BLUE, DEFAULT_ARM, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.checks import one_of
 from tango_jax.tracking.curves import label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation

@@ -16,10 +16,11 @@ from tango_jax.cli.config_file import stored_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes, differences, require
-from tango_jax.tasks.own_arm import arm_name, load_arm
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -156,7 +157,7 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
 def _stage_one_kind(cell: Cell, arm: str) -> str:
     """What makes the stage 1 of an arm another one than that of the cell's settings; empty: nothing. One policy has one
     of its own, in which it learns both texts, unless all share it, and so has an arm with further prompts."""
-    kind = load_arm(arm).stage_one_kind
+    kind = load_method(_of_a_run(cell.config, arm, cell.config.seed)).stage_one_kind
     return kind.removeprefix("one_policy").lstrip(",") if cell.config.verifier.adapter == "generator" else kind
 
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, Symmetri
 
 from tango_jax.ablation.families import Settings, families, title_of
 from tango_jax.ablation.summary import in_order, pass_rate_at_start, values_of
-from tango_jax.arms import GREY, Look
+from tango_jax.method.arms import GREY, Look
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.intervals import Estimate, estimate, has_interval
 from tango_jax.tracking.learning_curve import LEVEL, Arms, Curves, Reached, cut_to_shared_span, steps_to

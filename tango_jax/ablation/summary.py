@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tango_jax.arms import DEFAULT_ARM
+from tango_jax.method.arms import DEFAULT_ARM
 from tango_jax.tracking.evaluations import Evaluation, beside_the_arm
 from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, difference, estimate, gap_share, ratio
 from tango_jax.tracking.known_arms import known_names, record_of
@@ -61,7 +61,7 @@ def outcome_only(arms: Mapping[str, object]) -> str | None:
     """The baseline: the first arm whose generator is trained alone, with nothing but outcome rewards."""
     for arm in in_order(arms):
         record = record_of(arm)
-        if record is not None and not record.asks_verifier and not record.needs_gold_steps:
+        if record is not None and not record.uses_verifier and not record.needs_gold_steps:
             return arm
     return None
 

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import IO, NoReturn
 
-from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import shipped_configs
 from tango_jax.cli.key_list import ListKeys
 from tango_jax.config import default_config, flatten
+from tango_jax.method.arms import ARMS
 from tango_jax.runtime.checks import Mistakes, SettingsError, cut
 from tango_jax.runtime.failures import drop_broken_output
 from tango_jax.runtime.typed_command import typed_command

@@ -30,7 +30,7 @@ from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 from tango_jax.tracking.provenance import check_stored_changes
 
 # What a config file may change in the package. Loaded before one is executed, so that its changes are seen.
-METHOD = ("arms", "rl.advantages", "rl.credit", "rl.losses", "rl.schedule")
+METHOD = ("method.arms", "rl.advantages", "rl.losses", "rl.schedule")
 
 
 class ConfigFile(NamedTuple):

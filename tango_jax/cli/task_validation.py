@@ -6,10 +6,10 @@ from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_task_problems
 from tango_jax.data.row_formats import ROW_FORMATS
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
+from tango_jax.method.load import Method
 from tango_jax.rl.packing import sft_pack_shape
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.user_code import is_user_code
-from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.own_grader import grader_of
 from tango_jax.tasks.registry import SYNTHETIC, TASKS
 from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
@@ -21,8 +21,8 @@ FILE_KEYS = ("train", "test", "stage_one", "row_format")  # of task; for problem
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
 
-def check_task(config: ConfigDict, mistakes: Mistakes) -> None:
-    """Note what is wrong. Local data files are read; the hub is not asked."""
+def check_task(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:
+    """Note what is wrong; `method` is None where that is mistaken. Local data files are read; the hub is not asked."""
     with mistakes.collected():
         grader_of(config.task)
     if is_user_code(config.task.name):
@@ -37,14 +37,14 @@ def check_task(config: ConfigDict, mistakes: Mistakes) -> None:
                 "which makes its own problems: leave it out, set task.name=math, or use --config=own_problems "
                 "--model=MODEL --problems=FILE"
             )
-        _check_sizes(config, mistakes)
+        _check_sizes(config, mistakes, method)
         if not mistakes.is_about("task.", *LENGTHS):
             _check_lengths(config, mistakes)
     else:
-        _check_math(config, mistakes)
+        _check_math(config, mistakes, method)
 
 
-def _check_math(config: ConfigDict, mistakes: Mistakes) -> None:
+def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:
     task = config.task
     for role in ROLES:
         mistakes.require(bool(config[role].checkpoint), f"{role}.checkpoint is empty, and task.name=math has no "
@@ -52,12 +52,10 @@ def _check_math(config: ConfigDict, mistakes: Mistakes) -> None:
         mistakes.require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
                          f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to "
                          "gsm8k or a file, or the steps to 0")
-    if (arm := arm_or_none(config)) is not None:
-        for needed, is_needed in (("step labels", "needs_gold_steps"), ("a curriculum", "needs_curriculum")):
-            mistakes.require(
-                not getattr(arm, is_needed), f"arm={config.arm} needs a task with {needed}; "
-                f"task.name=math has none: choose another arm, or task.name={' or '.join(SYNTHETIC)}"
-            )
+    for needed, is_needed in (("step labels", method and method.arm.needs_gold_steps),
+                              ("a curriculum", method and "curriculum" in method.streams)):  # fmt: skip
+        mistakes.require(not is_needed, f"arm={config.arm} needs a task with {needed}; task.name=math has none: choose "
+                         f"another arm, or task.name={' or '.join(SYNTHETIC)}")
     is_format = not task.row_format or mistakes.one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:
         mistakes.require(task.validation >= 1, f"task.validation={task.validation} must be at least 1")
@@ -125,7 +123,7 @@ def _check_tagged(config: ConfigDict, mistakes: Mistakes) -> None:
                          "or lower it")
 
 
-def _check_sizes(config: ConfigDict, mistakes: Mistakes) -> None:
+def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:
     task, main = config.task, SYNTHETIC[config.task.name].SIZES[0]
     for split in SPLITS:
         for size in SYNTHETIC[task.name].SIZES:
@@ -139,8 +137,7 @@ def _check_sizes(config: ConfigDict, mistakes: Mistakes) -> None:
     if own and rl:
         mistakes.require(own[0] <= rl[-1], f"task.verifier_{main}={own} begins above the longest problems of the "
                          f"generator, task.rl_{main}={rl}: lower it")
-    arm = arm_or_none(config)
-    needs_curriculum = arm is not None and arm.needs_curriculum
+    needs_curriculum = method is not None and "curriculum" in method.streams
     mistakes.require(bool(own) or not needs_curriculum, f"arm={config.arm} needs task.verifier_{main}, the size of the "
                      "short problems of its curriculum: set it, such as to (2, 4)")
 

@@ -2,23 +2,19 @@
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import TurnPlan
 from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
-from tango_jax.rl.informed import MAX_TEACHER_TOKENS
-from tango_jax.rl.own_method import load_method
+from tango_jax.method.load import load_method, load_parts
+from tango_jax.method.own_arm import arm_name, arm_or_none, load_arm, make_schedule, shares_policy
 from tango_jax.rl.packing import pack_shape
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.checks import Mistakes, local_path
-from tango_jax.tasks.own_arm import arm_name, arm_or_none, load_arm
 from tango_jax.text.templates import load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
 from tango_jax.weights.source import fields_of, kind_of, sized_model
-from tango_jax.weights.workdir import shares_policy
 
 # Numbers of a role that its lengths and batches are worked out from.
 SIZES = (
@@ -59,51 +55,15 @@ def validate(config: ConfigDict) -> None:
         _check_same_stage_one(config, mistakes)
     if shares_policy(config):
         _check_one_policy(config, mistakes)
+    method = None
     with mistakes.collected():
-        load_method(config)
-    check_task(config, mistakes)
+        # A rehearsal of the turns needs settings that are whole.
+        if mistakes.messages:
+            load_parts(config)
+        else:
+            method = load_method(config)
+    check_task(config, mistakes, method)
     mistakes.raise_all()
-
-
-def _check_plan(config: ConfigDict, role: str, plan: TurnPlan, mistakes: Mistakes) -> None:
-    """What labels, a teacher, and calls about a solution and its verification need."""
-    rl, learner = config.rl, config[role]
-    mistakes.require(
-        not any(call.labels for call in plan.calls) or (rl.judge == "all" and not rl.trust),
-        f"arm={config.arm} labels solutions without grades, and rl.judge={rl.judge} and rl.trust={tuple(rl.trust)} go "
-        "by grades: set rl.judge=all and rl.trust=()",
-    )
-    mistakes.require(
-        not any(call.labels for call in plan.calls) or rl.samples_per_prompt > 1, f"arm={config.arm} labels solutions "
-        "by the answer of most samples of a problem, and rl.samples_per_prompt=1 has one: raise it",
-    )
-    mistakes.require(
-        not plan.teacher or (learner.top_p == 1 and not learner.top_k),
-        f"arm={config.arm} compares what the {role} samples with what its teacher would say, and {role}.top_p="
-        f"{learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them to 1.0 and 0",
-    )
-    mistakes.require(
-        not plan.teacher or learner.loss.kl_coef > 0, f"arm={config.arm} has the reference policy of the {role} as its "
-        f"teacher, and with {role}.loss.kl_coef=0 there is none: set it above 0",
-    )
-    tokens = rl.prompts_per_step * rl.samples_per_prompt * learner.max_response
-    mistakes.require(
-        not plan.teacher or tokens < MAX_TEACHER_TOKENS, f"arm={config.arm} has a teacher for up to {tokens} tokens of "
-        f"a turn, more than {MAX_TEACHER_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or "
-        f"{role}.max_response",
-    )
-    for call in plan.calls:
-        if not call.text:
-            continue
-        least, limit = config.generator.max_response + config.verifier.max_response, config[call.role].max_prompt
-        mistakes.require(
-            not config.rl.dynamic_sampling, f"arm={config.arm} has a call ({call.text}) that dynamic sampling does not "
-            f"choose among: set rl.dynamic_sampling={config.rl.dynamic_sampling} to 0",
-        )
-        mistakes.require(
-            limit > least, f"arm={config.arm} shows the {call.role} a solution and its verification, up to {least} "
-            f"tokens beside the problem, and {call.role}.max_prompt={limit}: raise it",
-        )
 
 
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
@@ -172,6 +132,11 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         "rl.dynamic_sampling=0",
     )
     mistakes.require(
+        rl.judge != "silent" or not rl.dynamic_sampling, "rl.judge=silent judges groups whose answers are all right or "
+        f"all wrong, which rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another, or "
+        "rl.dynamic_sampling=0",
+    )
+    mistakes.require(
         rl.practice != "half_right" or not rl.dynamic_sampling,
         f"rl.practice=half_right counts right answers, and rl.dynamic_sampling={rl.dynamic_sampling} drops problems "
         "whose answers are all right or all wrong before they are counted: set one of the two to its default",
@@ -183,9 +148,6 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return
-    for role, plan in arm.turns.items():
-        if not mistakes.is_about(f"{role}."):
-            _check_plan(config, role, plan, mistakes)
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

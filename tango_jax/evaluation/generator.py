@@ -11,7 +11,7 @@ from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import parse_solution
-from tango_jax.loop.responses import make_solution
+from tango_jax.method.texts import make_solution
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.keys import MAX_SAMPLES

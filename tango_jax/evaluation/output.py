@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.evaluation.measures import AVERAGE, Metric, SetResult, averages, value_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, rows_for
 from tango_jax.evaluation.sets import EvalSet, SolveSet
 from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import JudgedRow, SolvedRow
 from tango_jax.evaluation.verifier import first_wrong
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import markdown_cell, markdown_code

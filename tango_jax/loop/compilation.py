@@ -4,15 +4,17 @@ Takes a run's context and parameters of both roles, and compiles the jitted func
 computed. Runs once, after stage 1, with dummy batches.
 """
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 
-from tango_jax.arms import TurnPlan
-from tango_jax.loop.turn import RunContext, action_mask
+from tango_jax.loop.turn import RunContext
+from tango_jax.method.rehearsal import Rehearsal
+from tango_jax.method.turn import Bound
 from tango_jax.models.lora import split
-from tango_jax.records import Responses, Rollout, States
-from tango_jax.rl.family import joined_shape
-from tango_jax.rl.packing import pack_minibatch
+from tango_jax.records import Batch, Responses, Rollout, States
+from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.runtime.ahead import CompileAhead
@@ -23,26 +25,20 @@ from tango_jax.runtime.finite import first_not_finite
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
     """Compile what both roles sample with, and score and update those that are trained; `start` holds the weights of
     each. Runs of another arm in the same process compile what is missing."""
-    turns = context.method.arm.turns
+    rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():
-        phase = f"sampler and update of the {role}" if role in turns else f"sampler of the {role}"
+        phase = f"sampler and update of the {role}" if role in rehearsals else f"sampler of the {role}"
         progress.begin(phase)
         with CompileAhead() as ahead:
-            if role in turns:
-                for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt):
-                    _compile_update(ahead, context, policy, bucket, turns[role])
+            for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt) if role in rehearsals else ():
+                _compile_update(ahead, policy, bucket, rehearsals[role])
             weights = policy.sampler.layout(start[role])
-            policy.sampler.compile_ahead(ahead, weights, _group_sizes(context, role))
+            # One response to a prompt: greedy evaluations.
+            policy.sampler.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
         preemption.check()
         first_not_finite(split(start[role])[0])  # runs before every save
         progress.advance(phase=phase)
-
-
-def _group_sizes(context: RunContext, role: str) -> set[int]:
-    """The numbers of responses to a prompt that the role gives in a turn, and the one of greedy evaluations."""
-    calls = [call for plan in context.method.arm.turns.values() for call in plan.calls if call.role == role]
-    return {1, *(context.config.rl[call.samples] for call in calls if call.samples)}
 
 
 def compile_transfers(context: RunContext, states: States) -> None:
@@ -54,24 +50,26 @@ def compile_transfers(context: RunContext, states: States) -> None:
                 jax.block_until_ready(context.references[role]())
 
 
-def _compile_update(
-    ahead: CompileAhead, context: RunContext, policy: Policy, prompt_length: int, plan: TurnPlan
-) -> None:
-    """Score and update on one-token responses, with prompts of the given length; `plan` is that of the role's turns."""
-    P, M = context.config.rl.prompts_per_step, context.config.rl.samples_per_prompt
-    P, M = joined_shape(len(plan.learners(policy.role)), P, M)
-    token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
-    logp = np.zeros((1,), np.float32)
-    rollout = Rollout((token,) * (P * M), (logp,) * (P * M), np.zeros(P * M, bool), 1, P * M)
-    prompts = [[int(token[0])] * prompt_length] * P
-    learner = Responses(policy.role, (), prompts, M, rollout, [], {})
-    is_action_BT = action_mask(policy, rollout)
-    adv_BT, state = np.zeros(is_action_BT.shape, np.float32), policy.abstract_state()
-    weights = policy.abstract_weights()
-    for number in range(policy.config.loss.minibatches):
-        batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-        if plan.teacher:
+def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, rehearsal: Rehearsal) -> None:
+    """Score and update of what the turns of a role train on, with prompts of the given length."""
+    state, weights = policy.abstract_state(), policy.abstract_weights()
+    for call in rehearsal.scored:
+        for batch in _batches(policy, prompt_length, Bound(call.prompts, call.samples)):
             ahead(policy.score)(weights, batch)
+    for batch in _batches(policy, prompt_length, rehearsal.learner):
         # The policy itself serves as the reference.
         batch = policy.with_scores(batch, weights, lambda: weights, ahead(policy.score))
         ahead(policy.update)(state, batch, split(weights)[1])
+
+
+def _batches(policy: Policy, prompt_length: int, size: Bound) -> Iterator[Batch]:
+    """The minibatches of responses of one token."""
+    P, M = size
+    token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
+    rollout = Rollout((token,) * (P * M), (np.zeros((1,), np.float32),) * (P * M), np.zeros(P * M, bool), 1, P * M)
+    prompts = [[int(token[0])] * prompt_length] * P
+    learner = Responses(policy.role, (), prompts, M, rollout, [None] * (P * M), {})
+    is_action_BT = action_mask(policy.config, rollout)
+    for number in range(policy.config.loss.minibatches):
+        yield pack_minibatch(policy.config, policy.placement, number, learner, np.zeros(is_action_BT.shape, np.float32),
+                             is_action_BT)  # fmt: skip

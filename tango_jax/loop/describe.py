@@ -11,15 +11,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import sft_sequence
+from tango_jax.method.own_arm import arm_of
 from tango_jax.models.attention import why_plain
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.schedule import Schedule, Turn
+from tango_jax.rl.schedule import Place, Schedule
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.runtime.typed_command import typed_command
-from tango_jax.tasks.own_arm import arm_of
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import PICTURE, compare
@@ -113,10 +113,10 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
             console.log(f"  {workdir / name}")
 
 
-def describe_turn(turn: Turn, schedule: Schedule) -> str:
+def describe_turn(place: Place, schedule: Schedule) -> str:
     """The position of a turn in the run, for the progress bar."""
-    if turn.phase == "warmup":
-        return f"verifier warm-up {turn.index + 1}/{schedule.warmup_turns}"
-    if turn.role == "generator":
-        return f"generator step {turn.generator_step + 1}/{schedule.generator_turns}"
-    return f"verifier turn (after {turn.generator_step} generator steps)"
+    if place.phase == "warmup":
+        return f"verifier warm-up {place.index + 1}/{schedule.warmup_turns}"
+    if place.role == "generator":
+        return f"generator step {place.generator_step + 1}/{schedule.generator_turns}"
+    return f"verifier turn (after {place.generator_step} generator steps)"

@@ -1,17 +1,18 @@
 """Builds stage-1 batches: takes examples of text to imitate, returns packed token ids with per-token loss weights."""
 
 import math
+import sys
 
 import jax
 import numpy as np
 
-from tango_jax.records import Batch
+from tango_jax.records import Batch, Problem, Solution, Verification
 from tango_jax.rl.packing import TrainSequence, pack, sft_pack_shape
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.sharding.layouts import place_batch
 from tango_jax.tasks.task import SftExample, Task
-from tango_jax.text.templates import earlier_text, generator_prompt, second_try_prompt, verifier_prompt, with_earlier
+from tango_jax.text.prompts import OWN, PROMPTS, prompt_ids, solution_of, verification_of
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
@@ -19,20 +20,21 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
 
     If the solution is too long for a verifier's prompt, its end is cut off; responses are truncated to the packed row.
     """
-    is_shortened, limit, problem = False, policy.config.max_prompt, example.problem
-    earlier = earlier_text(example.solution, example.verification) if example.verification else example.solution
-    if example.text == "second_solution":
-        prompt, is_shortened = second_try_prompt(policy.template, policy.tokenizer, problem, earlier, limit)
-    elif policy.role == "generator":
-        prompt = generator_prompt(policy.template, policy.tokenizer, problem)
-    else:
-        problem = with_earlier(policy.template, example.text, problem) if example.text else problem
-        prompt, is_shortened = verifier_prompt(
-            policy.template, policy.tokenizer, problem, earlier, example.num_steps, limit
-        )
+    prompt_kind = PROMPTS[example.prompt] if example.prompt else OWN[policy.role]
+    limit = policy.config.max_prompt if policy.role == "verifier" or example.verification else sys.maxsize
+    prompt, is_shortened = prompt_ids(prompt_kind, policy.template, policy.tokenizer, _about(example), limit)
     room = max(0, sft_pack_shape(policy.config).row_length - len(prompt))
     response = policy.tokenizer.encode_response(example.response)
     return prompt, np.array(response[:room], np.int32), not is_shortened and len(response) <= room
+
+
+def _about(example: SftExample) -> Problem | Solution | Verification:
+    """What the prompt of an example is about."""
+    if not example.solution:
+        return example.problem
+    if not example.verification:
+        return solution_of(example.problem, example.solution, example.num_steps)
+    return verification_of(example.problem, example.solution, example.verification, example.num_steps)
 
 
 def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import ARMS
 from tango_jax.config import flatten
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.typed_command import typed_command
-from tango_jax.weights.workdir import shares_policy
+from tango_jax.tracking.provenance import read_provenance
+from tango_jax.weights.workdir import has_one_policy
 
 ROLES = ("generator", "verifier")
 
@@ -56,9 +58,7 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
         held, other = ("all parameters", "adapters") if is_full else ("adapters", "all parameters")
         raise ValueError(f"{name} holds {held}, from which the verifier's stage 1 goes on, and that trains {other}: "
                          f"set verifier.sft.full={is_full}")
-    arm = ARMS.get(settings.get("arm", ""))
-    was_shared = arm is None or arm.is_one_policy or settings.get("verifier.adapter") == "generator"
-    if role == "verifier" and is_shared and not was_shared:
+    if role == "verifier" and is_shared and settings and not has_one_policy(Path(source).expanduser()):
         raise ValueError(f"{name}: both roles are one policy here, and two in that run, whose verifier has not learned "
                          "to solve problems: name a run of one policy, or leave generator.init_from and "
                          "verifier.init_from empty")
@@ -93,9 +93,10 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 
 def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
-    """The end of a line that says which prompts of this run's arm the stage 1 of a run has no examples of; or empty."""
-    theirs, ours = ARMS.get(_settings(source).get("arm", "")), ARMS.get(config.arm)
-    missing = set(ours.further_texts(role)) - set(theirs.further_texts(role)) if ours and theirs else ()
+    """The end of a line that says which prompts of this run's method the stage 1 of a run has no examples of; or empty."""
+    theirs = (read_provenance(Path(source).expanduser()).get("arm") or {}).get("further_prompts")
+    ours = {prompt.name for prompt in load_method(config).further_prompts(role)}
+    missing = ours - set(theirs.get(role, ())) if theirs is not None else ()
     return f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading import FAILURES
-from tango_jax.loop.responses import make_solution
 from tango_jax.loop.turn import RunContext, respond
+from tango_jax.method.relatives import second_try_metrics
+from tango_jax.method.texts import make_solution
 from tango_jax.records import Problem, Responses, Solution, States, Verification
-from tango_jax.rl.family import second_try_metrics
-from tango_jax.rl.labels import ABOUT
 from tango_jax.runtime import rng
 from tango_jax.tasks.own_grader import grade_solutions
 from tango_jax.tasks.task import Task
+from tango_jax.text.prompts import SECOND_TRY
 from tango_jax.tracking.scores import generator_scores, verifier_scores
 
 log = logging.getLogger(__name__)
@@ -74,17 +74,15 @@ def _try_again(
 ) -> tuple[dict[str, float], dict[int, Solution]]:
     """Metrics of the second tries where the verdict asks for them, as in a turn, and these by the place of the
     solution; nothing if the arm has none."""
-    plan = context.method and context.method.arm.turns.get("generator")
-    call = next((call for call in plan.calls if call.text == "second_solution"), None) if plan else None
-    if call is None:
+    if context.method is None or SECOND_TRY not in context.method.further_prompts("generator"):
         return {}, {}
-    places, tried = ABOUT[call.about](judged, 1), None
-    if len(places):
-        parents = [judged.next_parents[place] for place in places]
-        tried = respond(context, states, call.role, parents, 1, key_data, is_greedy=True, text=call.text)
+    rejected = [place for place, one in enumerate(judged) if one.verdict == "INCORRECT"]
+    tried = []
+    if rejected:
+        parents = [judged[place] for place in rejected]
+        tried = respond(context, states, "generator", parents, 1, key_data, is_greedy=True, prompt=SECOND_TRY).records
     figures = second_try_metrics(judged.parents, tried)
-    second_tries = dict(zip(map(int, places), tried.records if tried else (), strict=True))
-    return {name.replace("/", "/eval_"): value for name, value in figures.items()}, second_tries
+    return {name.replace("/", "/eval_"): value for name, value in figures.items()}, dict(zip(rejected, tried, strict=True))
 
 
 def _generator_metrics(solved: Responses) -> dict[str, float]:

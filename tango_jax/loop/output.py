@@ -14,8 +14,8 @@ from tango_jax.loop.describe import describe_turn
 from tango_jax.loop.measure import Measured
 from tango_jax.loop.resume import RunState, save
 from tango_jax.loop.turn import RunContext
-from tango_jax.records import Counters, States, TurnResult
-from tango_jax.rl.schedule import Schedule, Turn, evaluations_before, generator_steps_after
+from tango_jax.records import Memory, States, TurnResult
+from tango_jax.rl.schedule import Place, Schedule, evaluations_before, generator_steps_after
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Stage
 from tango_jax.tracking.loggers import RunLog
@@ -42,26 +42,26 @@ class RunOutput:
         """See `breakdown.explained`."""
         return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
 
-    def write_turn(self, turn: Turn, result: TurnResult, began: float, turns_done: int) -> None:
+    def write_turn(self, place: Place, result: TurnResult, began: float, turns_done: int) -> None:
         """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done` is
         the number of turns of the schedule that are over, with those that are skipped after this one."""
         timer = self.context.timer
         with timer("dump"):
-            self.dump.write(turn, result)
+            self.dump.write(place, result, self.context.method.algorithms[place.role].formula)
         seconds = time.monotonic() - began
         timing = timer.pop() | {"time/turn_s": seconds}
         timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)
-        row = {"generator_step": turn.generator_step} | result.metrics | timing
-        self.log.write(turn.index + 1, turn.phase, row)
+        row = {"generator_step": place.generator_step} | result.metrics | timing
+        self.log.write(place.index + 1, place.phase, row)
         shown = {
             "outcome": result.metrics.get("generator/reward/outcome"),
             "verdicts_right": result.metrics.get("verifier/reward/correctness"),
         }
         shown = {name: value for name, value in shown.items() if value is not None}
-        self.progress.advance(turns_done - turn.index, phase=describe_turn(turn, self.schedule), **shown)
-        if turns_done > turn.index + 1:
+        self.progress.advance(turns_done - place.index, phase=describe_turn(place, self.schedule), **shown)
+        if turns_done > place.index + 1:
             until = self.context.config.rl.warmup_until
-            self.progress.log(f"the warm-up has reached rl.warmup_until={until:g}, and ends after {turn.index + 1} of "
+            self.progress.log(f"the warm-up has reached rl.warmup_until={until:g}, and ends after {place.index + 1} of "
                               f"{turns_done} turns")
 
     def write_evaluation(self, turns_done: int, measured: Measured) -> None:
@@ -73,17 +73,17 @@ class RunOutput:
         row = {"generator_step": step} | measured.metrics | self.context.timer.pop()
         self.log.write(turns_done, "eval", row)
 
-    def save(self, states: States, counters: Counters, owes_evaluation: bool) -> None:
+    def save(self, states: States, memory: Memory, owes_evaluation: bool) -> None:
         """Save a checkpoint. `owes_evaluation`: the evaluation after this turn has not been written yet.
 
         Raises:
             FloatingPointError: parameters are not finite; they are not saved.
             ValueError: the checkpoint cannot be written.
         """
-        with self.explained(f"the check of the parameters that turn {counters.turn} would save"):
+        with self.explained(f"the check of the parameters that turn {memory.turn} would save"):
             check_params(states)
         self.progress.show("saving a checkpoint")
         with self.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
             seconds = time.monotonic() - self.began
-            run_state = RunState(states, counters, self.log.position(), seconds, owes_evaluation)
+            run_state = RunState(states, memory, self.log.position(), seconds, owes_evaluation)
             save(self.checkpointer, run_state, self.fingerprints, self.context.policies)

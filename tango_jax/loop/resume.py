@@ -1,7 +1,7 @@
 """Starts or resumes a run, and saves its checkpoints.
 
 Takes the parameters that the run starts from and its checkpoint directory; returns train states with the matching
-counters. Runs before the first turn, and after every turn that saves.
+memory. Runs before the first turn, and after every turn that saves.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.loop.describe import describe_results
 from tango_jax.models.lora import split
-from tango_jax.records import Counters, States
+from tango_jax.records import Memory, States
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, Restored
@@ -32,7 +32,7 @@ class RunState:
     and run.py reads that; the output of a run (output.py) makes one for every checkpoint."""
 
     states: States
-    counters: Counters = Counters()
+    memory: Memory = Memory()
     metrics_bytes: int = 0  # of metrics.jsonl; later rows belong to turns that will be repeated
     seconds: float = 0.0  # duration of the run so far
     owes_evaluation: bool = True  # the evaluation after the last turn has not been written yet
@@ -71,12 +71,10 @@ def start_or_resume(
                   for role in saved_roles(policies)}  # fmt: skip
         return RunState(with_shared(policies, states))
     meta = restored.meta
-    counters = Counters(meta["turn"], meta["cursors"], tuple(meta["label_counts"]),
-                        tuple(meta["evidence"]), {key: tuple(counts) for key, counts in meta["passes"].items()})
     states = {role: policies[role].offloaded(state).replace(base=bases[role])
               for role, state in restored.state.items()}  # fmt: skip
     states = with_shared(policies, states)
-    return RunState(states, counters, meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
+    return RunState(states, Memory.restored(meta), meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 
 
 def saved_roles(policies: dict[str, Policy]) -> list[str]:
@@ -93,14 +91,14 @@ def save(
     checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str], policies: dict[str, Policy]
 ) -> None:
     """Save what `start_or_resume` returns. Raises CheckpointError, see `Checkpointer.save`."""
-    meta = dataclasses.asdict(run_state.counters) | {
+    meta = run_state.memory.stored() | {
         "metrics_bytes": run_state.metrics_bytes,
         "seconds": run_state.seconds,
         "source_fingerprint": fingerprints,
         "owes_evaluation": run_state.owes_evaluation,
     }
     saved = {role: run_state.states[role].replace(base={}) for role in saved_roles(policies)}
-    checkpointer.save(run_state.counters.turn, saved, meta)
+    checkpointer.save(run_state.memory.turn, saved, meta)
 
 
 def _abstract_states(policies: dict[str, Policy]) -> States:

@@ -21,12 +21,13 @@ from tango_jax.loop.output import RunOutput
 from tango_jax.loop.problems_ahead import check_problems
 from tango_jax.loop.resume import RunState, check_start, fingerprints_of, peek, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.try_method import try_method
 from tango_jax.loop.turn import RunContext, run_turn
+from tango_jax.method.load import Method, check_task, load_method
+from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.method.trust import turns_done
 from tango_jax.records import Solution, States
 from tango_jax.rl.policy import Policy, make_policies
-from tango_jax.rl.schedule import Schedule, is_evaluation_due, make_schedule, turn_at
-from tango_jax.rl.trust import turns_done
+from tango_jax.rl.schedule import Schedule, is_evaluation_due, turn_at
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
@@ -34,6 +35,7 @@ from tango_jax.runtime.lock import locked
 from tango_jax.runtime.process import return_freed_memory
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log, read_metrics
 from tango_jax.tracking.provenance import begin
@@ -74,11 +76,10 @@ def run_stages(
     provenance = begin(config, workdir, console)
     began = time.monotonic()
     check_init_from(config)
-    schedule, policies = make_schedule(config), policies or make_policies(config)
-    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-    check_problems(config, policies, task, schedule)
+    schedule, policies = make_schedule(config), policies or make_policies(config, shares_policy(config))
+    method, task = rehearsed(config, policies)
+    check_problems(config, policies, task, schedule, method)
     check_grader(task.grade_kind)
-    method = try_method(config, task)
     describe_run(console, config, policies, task, schedule)
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     newest = peek(checkpointer, policies)
@@ -97,19 +98,19 @@ def run_stages(
         compile_run(context, start_params, progress, preemption)
     return_freed_memory()
     start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config)
-    if start.counters.turn:
-        console.log(f"resumed after turn {start.counters.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
+    if start.memory.turn:
+        console.log(f"resumed after turn {start.memory.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
     compile_transfers(context, start.states)
     compiles.mark_warm()
 
     # Stage 2.
     began -= start.seconds
     pool = fixed_pool(task, config.eval.pool)
-    dump = RolloutDump(workdir / "rollouts", config, start.counters.turn, task.step_kinds)
+    dump = RolloutDump(workdir / "rollouts", config, start.memory.turn, task.step_kinds)
     title = f"Stage 2: reinforcement learning ({config.arm})"
     with (
         RunLog(workdir, config, console, resume_at=start.metrics_bytes, provenance=provenance) as log,
-        console.stage(title, schedule.num_turns, start.counters.turn) as progress,
+        console.stage(title, schedule.num_turns, start.memory.turn) as progress,
     ):
         context = dataclasses.replace(context, show_fn=progress.show)
         output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
@@ -131,6 +132,19 @@ def run_stages(
     return summary
 
 
+def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, Task]:
+    """The method and the task of a run, each tried with the other.
+
+    Raises:
+        ValueError: see `make_task` and `load_method`.
+    """
+    method = load_method(config)
+    further = {role: method.further_prompts(role) for role in ROLES}
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)
+    check_task(config, method, task)
+    return load_method(config, task), task
+
+
 def run_turns(
     context: RunContext, schedule: Schedule, pool: list[Solution], start: RunState, output: RunOutput,
     preemption: hosts.Preemption,
@@ -141,25 +155,25 @@ def run_turns(
         FloatingPointError: a metric is not finite.
         Preempted: SIGTERM was received; the state is saved, and a due evaluation is left to the resumed run.
     """
-    states, counters, save_every = start.states, start.counters, context.config.checkpoint.every
+    states, memory, save_every = start.states, start.memory, context.config.checkpoint.every
     if start.owes_evaluation:
-        run_evaluation(context, states, pool, counters.turn, output)
-    while counters.turn < schedule.num_turns:
-        turn, began = turn_at(schedule, counters.turn), time.monotonic()
-        output.progress.begin(describe_turn(turn, schedule))
-        with output.explained(f"turn {turn.index + 1} ({turn.phase}, update of the {turn.role})"):
-            result = run_turn(context, states, counters, turn)
-            check_metrics(turn.role, result.metrics)
-        done = turns_done(context.config.rl, turn, result.counters)
-        states, counters = result.states, dataclasses.replace(result.counters, turn=done)
+        run_evaluation(context, states, pool, memory.turn, output)
+    while memory.turn < schedule.num_turns:
+        place, began = turn_at(schedule, memory.turn), time.monotonic()
+        output.progress.begin(describe_turn(place, schedule))
+        with output.explained(f"turn {place.index + 1} ({place.phase}, update of the {place.role})"):
+            result = run_turn(context, states, memory, place)
+            check_metrics(place.role, result.metrics)
+        done = turns_done(context.config.rl, place, result.memory)
+        states, memory = result.states, result.memory.replace(turn=done)
         preemption.unsaved()
-        output.write_turn(turn, result, began, done)
+        output.write_turn(place, result, began, done)
         owes_evaluation, must_stop = is_evaluation_due(context.config, schedule, done - 1), preemption.is_due()
         if owes_evaluation and not must_stop:
             run_evaluation(context, states, pool, done, output)
             owes_evaluation, must_stop = False, preemption.is_due()
-        if done // save_every > turn.index // save_every or done == schedule.num_turns or must_stop:
-            output.save(states, counters, owes_evaluation)
+        if done // save_every > place.index // save_every or done == schedule.num_turns or must_stop:
+            output.save(states, memory, owes_evaluation)
             if must_stop:
                 raise hosts.Preempted
             preemption.saved()

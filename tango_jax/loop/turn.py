@@ -1,10 +1,7 @@
-"""One turn of either role, in the order of the data flow: problems -> calls of roles -> reward -> credit -> update.
+"""One turn of either role: a method's function samples and rewards, and the policy of the role is updated.
 
-The role that learns is rewarded as soon as it has responded: in the generator's turns, its reward is the grade's, and
-the verifier, which is asked after that, takes part in the credit alone.
-
-Turns are stateless: a turn takes the two train states and the host counters and returns new ones. What happens in it is
-declared by a `TurnPlan` of the arm (arms.py).
+Turns are stateless: a turn takes the two train states and the memory and returns new ones. What happens in it is a
+function of the method (method/tango.py); this file samples for it, and makes the update.
 """
 
 import dataclasses
@@ -15,27 +12,26 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.arms import Call
+from tango_jax.grading import FAILURES, GradeReport
 from tango_jax.loop.breakdown import Broken
-from tango_jax.loop.dynamic_sampling import sample_until_full
-from tango_jax.loop.responses import CALL_TEXTS
-from tango_jax.records import Answers, Counters, Responses, Rewards, Rollout, States, TrainState, TurnResult
-from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import TurnSoFar
-from tango_jax.rl.family import joined
-from tango_jax.rl.informed import teacher_scores
-from tango_jax.rl.labels import ABOUT, LABELS
-from tango_jax.rl.own_method import Method
-from tango_jax.rl.packing import pack_minibatch
+from tango_jax.method.lesson import advantages_of, digest_of
+from tango_jax.method.load import Method
+from tango_jax.method.texts import build_prompts, read_responses, rollout_metrics, with_parents
+from tango_jax.method.turn import MAX_SCORED_TOKENS, Turn, cursors_after
+from tango_jax.records import Memory, Problem, Responses, Rollout, States, TrainState, TurnResult
+from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
-from tango_jax.rl.practice import candidates_of, half_right, with_passes
-from tango_jax.rl.schedule import Turn, problems_of_a_turn
-from tango_jax.rl.trust import Asked, asked_about, warmup_metrics, with_verdicts
+from tango_jax.rl.schedule import Place
 from tango_jax.runtime import hosts, rng
+from tango_jax.runtime.checks import require
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
+from tango_jax.tasks.own_grader import grade_own_solutions
 from tango_jax.tasks.task import Task
-from tango_jax.tracking.turn_metrics import over_updates, rollout_metrics, turn_metrics
+from tango_jax.text.prompts import OWN, Prompt
+from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
+
+PHASES = {"generator": ("sample", "grade"), "verifier": ("verify", "verify")}  # of sampling and of reading, in the timer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,111 +48,95 @@ class RunContext:
     show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
 
 
-def run_turn(context: RunContext, states: States, counters: Counters, turn: Turn) -> TurnResult:
-    """Run one turn of the schedule.
+def run_turn(context: RunContext, states: States, memory: Memory, place: Place) -> TurnResult:
+    """Run one turn of the schedule: make the Turn, call the method's function, check its lesson, add the terms up,
+    update the policy.
 
-    P problems -> for each call, responses to the records of the previous call -> one reward per response and one
-    advantage per token for the role that learns -> the update of that role. The calls after that of this role are made
-    when its rewards are known.
+    Raises:
+        ValueError: what the function returned is no lesson, or differs between processes.
+        Broken: logits or losses are not finite.
     """
-    role, plan = turn.role, context.method.arm.turns[turn.role]
-    answers, reward, sampling_metrics = sample_and_reward(context, states, counters, turn)
-    rest, rl = plan.calls_after(role), context.config.rl
-    asked = asked_about(context.config, answers[role], counters) if rest else None
-    answers |= make_later_calls(context, states, rest, answers[role].records, asked, turn)
-    learner = joined(answers, plan.learners(role))
-    is_action_BT = action_mask(context.policies[role], learner.rollout)
-    reference_fn = context.references.get(role)
-    teacher_logp_BT = teacher_scores(plan.teacher, context.policies[role], reference_fn, learner, is_action_BT)
-    counters = counters.take(plan.problems, problems_of_a_turn(rl, plan.problems))
-    counters = with_passes(with_verdicts(counters, rl, role, answers), rl, answers["generator"].records)
-    trust_P = None if asked is None else asked.trust_P
-    so_far = TurnSoFar(context.config, turn, answers, reward.reward_B, is_action_BT, counters, trust_P, teacher_logp_BT)
-    credit = context.method.credits[role](so_far)
-    state, update_metrics = update_policy(context, states[role], learner, credit.adv_BT, is_action_BT)
-    trust_metrics = asked.metrics(rl) if asked else warmup_metrics(rl, turn, counters)
-    metrics = turn_metrics(role, answers, sampling_metrics, reward.metrics, trust_metrics, credit.metrics,
-                           update_metrics)  # fmt: skip
-    return TurnResult(states | dict.fromkeys(context.policies[role].roles, state), metrics, answers, reward, credit)
+    role, method = place.role, context.method
+    t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
+             method.own_rewards.get(role), method.rehearsals[role].bounds)  # fmt: skip
+    lesson = method.turns[role](t)
+    adv_BT = advantages_of(lesson, role, context.config)
+    _check_alike(context, role, digest_of(lesson, adv_BT))
+    state, update_metrics = update_policy(context, states[role], lesson.responses, adv_BT)
+    memory = (lesson.memory or memory).replace(
+        turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, t.draws)
+    )
+    metrics = turn_metrics(role, t.sampled, t.metrics, lesson.reward.metrics, lesson.metrics, update_metrics)
+    states = states | dict.fromkeys(context.policies[role].roles, state)
+    return TurnResult(states, metrics, t.sampled, lesson, adv_BT, memory)
 
 
-def sample_and_reward(
-    context: RunContext, states: States, counters: Counters, turn: Turn
-) -> tuple[Answers, Rewards, dict[str, float]]:
-    """The first half of a turn: the next problems, the calls up to that of the role that learns, and its rewards; then
-    metrics of the sampling itself."""
-    role, rl = turn.role, context.config.rl
-    plan = context.method.arm.turns[role]
-    taken, problem_fn = counters.cursors.get(plan.problems, 0), context.task.stream(plan.problems)
-    drawn = rl.prompts_per_step * candidates_of(rl, plan.problems)
-
-    def sample_batch(number: int) -> tuple[Answers, Rewards]:
-        start = taken + number * drawn
-        problems = [problem_fn(index) for index in range(start, start + drawn)]
-        if drawn > rl.prompts_per_step:
-            problems = half_right(problems, rl.prompts_per_step, counters.passes)
-        answers = make_calls(context, states, plan.calls_until(role), problems, turn, number)
-        with context.timer("grade"):
-            return answers, context.method.rewards[role](answers, rl)
-
-    algorithm = algorithm_of(context.config[role].loss.algorithm)
-    return sample_until_full(sample_batch, role, algorithm, 1 + rl.dynamic_sampling)
+def _check_alike(context: RunContext, role: str, digest: int) -> None:
+    digests = hosts.join_parts([digest])
+    require(len(set(digests)) == 1, f"arm={context.config.arm}, the {role}'s turn: processes have different advantages "
+            "for the same responses: a turn has to be a function of the Turn alone")
 
 
-def make_later_calls(
-    context: RunContext, states: States, calls: Sequence[Call], records: Sequence, asked: Asked | None, turn: Turn
-) -> dict[str, Responses]:
-    """The calls after that of the role that learns, about all of its records, or about those that are `asked` about."""
-    if asked is None:
-        return make_calls(context, states, calls, records, turn)
-    places = np.flatnonzero(asked.is_asked_B)
-    if not places.size:
-        return {}
-    answers = make_calls(context, states, calls, [records[place] for place in places], turn)
-    first = calls[0].role
-    return answers | {first: dataclasses.replace(answers[first], places=places)}
+@dataclasses.dataclass(frozen=True)
+class PolicyWork:
+    """The work of a turn (method/turn.py) by policies with these states."""
+
+    context: RunContext
+    states: States
+
+    def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
+        key_data = rng.step_key(self.context.config.seed, *path)
+        return respond(self.context, self.states, prompt.role, parents, samples, key_data, prompt=prompt)
+
+    def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+        # Graded once: another process might run into another time limit.
+        with self.context.timer("grade"):
+            report = grade_own_solutions(self.context.task, hosts.own_part(problems), hosts.own_part(texts))
+        counts = {name: sum(hosts.join_parts([getattr(report, name)])) for name in FAILURES}
+        return GradeReport(tuple(map(bool, hosts.join_parts(report.correct))), **counts,
+                           failures=tuple(hosts.join_parts(report.failures)))  # fmt: skip
+
+    def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
+        policy = self.context.policies[responses.role]
+        is_action_BT = action_mask(policy.config, responses.rollout)
+        assert is_action_BT.size < MAX_SCORED_TOKENS, is_action_BT.size  # method/load.py
+        prompts, is_cut_P = build_prompts(policy, prompt, responses.parents)
+        other = responses.replace(prompts=prompts)
+        # Each token carries its place through the packing, where its advantage will be in the update.
+        place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
+        weights, parts = self.context.references[responses.role](), []
+        for number in range(policy.config.loss.minibatches):
+            batch = pack_minibatch(policy.config, policy.placement, number, other, place_BT, is_action_BT)
+            scored = _own_shards(policy.score(weights, batch))
+            parts += zip(_own_shards(batch.adv_NZRT), _own_shards(batch.is_action_NZRT), scored, strict=True)
+        logp = np.zeros(1 + is_action_BT.size, np.float32)
+        for token_place, is_action, logp_part in hosts.join_parts(parts):
+            logp[token_place[is_action].astype(int)] = logp_part[is_action]
+        is_cut_B = np.repeat(is_cut_P, responses.group_size)
+        return np.where(is_cut_B[:, None], np.float32(np.nan), logp[1:].reshape(is_action_BT.shape))
 
 
-def make_calls(
-    context: RunContext, states: States, calls: Sequence[Call], parents: Sequence, turn: Turn, batch: int = 0
-) -> dict[str, Responses]:
-    """Make calls in order, each about the records of the previous one, the first about `parents`.
-
-    The random stream depends on the role that learns and the number of its turns so far, which do not differ between
-    arms: arms with the same seed see the same problems at the same generator step, and draw the same random numbers.
-    """
-    answers, previous = {}, ""
-    for call in calls:
-        path = (CALL_TEXTS[call.name].stream, turn.role, turn.role_step, batch)
-        samples = context.config.rl[call.samples] if call.samples else 1
-        key_data = rng.step_key(context.config.seed, *path)
-        minibatches = context.config[turn.role].loss.minibatches
-        places = ABOUT[call.about](answers[previous], minibatches) if call.about else None
-        about = parents if places is None else [parents[place] for place in places]
-        if call.text and not about:  # nothing was rejected: there is no second try
-            break
-        said = respond(context, states, call.role, about, samples, key_data, text=call.text)
-        if call.labels:
-            said = LABELS[call.labels](said, context.task)
-        answers[call.name], previous = dataclasses.replace(said, places=places), call.name
-        parents = said.next_parents
-    return answers
+def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
+    """The parts of an array that are on this process's devices, in the order of the devices."""
+    if isinstance(array, np.ndarray):
+        return [array]
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
+    return [np.asarray(shard.data) for shard in shards]
 
 
 def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
-    is_greedy: bool = False, text: str = "",
-) -> Responses:
-    """Sample (or decode greedily) `group_size` responses of a role to each parent, to the prompt of its own or, with
-    `text`, to another (arms.py, Call.text).
+    is_greedy: bool = False, prompt: Prompt | None = None,
+) -> Responses:  # fmt: skip
+    """Sample (or decode greedily) `group_size` responses of a role to its prompt about each parent, or to another.
 
     Raises:
         Broken: in every process, if the logits were not finite in any of them.
     """
-    name, policy, timer = text or role, context.policies[role], context.timer
-    asked, (first, last) = CALL_TEXTS[name], hosts.own_range(len(parents))
-    with timer(asked.sample_phase):
-        prompts, counts = asked.prompts(policy, parents)
+    prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
+    (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
+    with timer(sample_phase):
+        prompts, is_cut = build_prompts(policy, prompt, parents)
         request = SampleRequest(
             prompts=prompts[first:last],
             group_size=group_size,
@@ -166,16 +146,33 @@ def respond(
             top_k=policy.config.top_k,
             # Rows are numbered over all processes: a response does not depend on how many of them share the work.
             row_numbers=np.arange(first * group_size, last * group_size),
-            ended_fn=asked.ended_fn(context.show_fn, (last - first) * group_size),
+            ended_fn=_show_ended(context.show_fn, prompt, (last - first) * group_size),
         )
         rollout = _sample(context, policy, states[role].weights, request)
-    context.show_fn(asked.reading)
-    with timer(asked.read_phase):
-        records, own_counts = asked.read(context.task, policy.tokenizer, parents[first:last], rollout, group_size)
-    records, rollout = hosts.join_parts(records), _gather_rollout(rollout)
+    context.show_fn(f"reading what the {role} wrote")
+    owners = [parent for parent in parents for _ in range(group_size)]
+    with timer(read_phase):
+        own_owners = owners[first * group_size : last * group_size]
+        records, own_counts = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
+    records, rollout = with_parents(hosts.join_parts(records), owners), _gather_rollout(rollout)
+    metrics = rollout_metrics(prompt.name, rollout)
+    if prompt is not OWN["generator"]:
+        metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
     for one in hosts.join_parts([own_counts]):
-        counts = {name: counts.get(name, 0) + one.get(name, 0) for name in (*counts, *one)}
-    return Responses(role, parents, prompts, group_size, rollout, records, rollout_metrics(name, rollout) | counts)
+        metrics |= {name: metrics.get(name, 0) + count for name, count in one.items()}
+    return Responses(role, parents, prompts, group_size, rollout, records, metrics, prompt.name)
+
+
+def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> Callable[[int], None]:
+    """Show that none of this process's responses has ended yet, and return what shows how many have."""
+    names = {"generator": "solutions", "verifier": "verifications"}
+    what, share = names.get(prompt.name, f"{prompt.name} responses"), "" if hosts.is_alone() else " of this process"
+
+    def show(ended: int) -> None:
+        show_fn(f"{ended} of {total} {what}{share} sampled")
+
+    show(0)
+    return show
 
 
 def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRequest) -> Rollout:
@@ -205,19 +202,12 @@ def _gather_rollout(rollout: Rollout) -> Rollout:
     )
 
 
-def action_mask(policy: Policy, rollout: Rollout) -> np.ndarray:
-    """bool[B, max_response]: sampled tokens including EOS; truncated responses are masked if the config says so."""
-    length_B = np.array([len(tokens) for tokens in rollout.tokens])
-    if policy.config.loss.mask_overlong:
-        length_B = np.where(rollout.is_truncated_B, 0, length_B)
-    return np.arange(policy.config.max_response)[None, :] < length_B[:, None]
-
-
 def update_policy(
-    context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray, is_action_BT: np.ndarray
+    context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
     """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
     policy = context.policies[learner.role]
+    is_action_BT = action_mask(policy.config, learner.rollout)
     context.show_fn(f"update of the {learner.role}")
     has_moved = int(state.step) > 0  # away from its reference
     with context.timer("update"):

@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.tracking.plots import make_figure, png_of
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from tango_jax.config import ROLES
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.planning.costs import micro_batch_shape
 from tango_jax.planning.job import Job, SizedPolicy, device_bytes
 from tango_jax.planning.programs import Program
 from tango_jax.records import Batch
-from tango_jax.weights.workdir import shares_policy
 
 
 class Phase(NamedTuple):

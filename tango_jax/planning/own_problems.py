@@ -17,6 +17,8 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key
+from tango_jax.method.own_arm import arm_or_none
+from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import ModelConfig
@@ -29,9 +31,7 @@ from tango_jax.planning.memory import PHASES_OF, resident
 from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as, rounded
 from tango_jax.planning.sources import OpenSettings, describe_form, describe_rough_counts, open_sources
 from tango_jax.records import Problem
-from tango_jax.rl.schedule import problems_of_a_turn
 from tango_jax.runtime.checks import Mistakes, shortened
-from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.weights.source import fields_of, kind_of
 
@@ -231,7 +231,7 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
     rl, saved = config.rl, sum(12 * num_trained(model) for model in models.values())
-    whole, may = math.ceil(training / problems_of_a_turn(rl, "train")), "may " if rl.dynamic_sampling else ""
+    whole, may = math.ceil(training / problems_of_a_draw(rl, "train")), "may " if rl.dynamic_sampling else ""
     return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
             f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of "
             f"{saved / 1e9:.1f} GB every {config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning import choices
 from tango_jax.planning.choices import Settings
 from tango_jax.planning.estimates import (
@@ -26,7 +27,6 @@ from tango_jax.planning.memory import PHASES_OF, resident
 from tango_jax.planning.run_plan import PlanOptions, RunPlan, plan_of, run_seconds
 from tango_jax.planning.times import TimeModel, sampled_requests, trained_seconds
 from tango_jax.planning.workload import UpdateWorkload, packed_workload, sampling_workload, update_workload
-from tango_jax.rl.schedule import make_schedule
 
 SHOWN_MESHES = 12
 # Share of the time that a setting must be estimated to save: before it is compiled, and before it is preferred to one

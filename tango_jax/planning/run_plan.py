@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning.advice import advice
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.job import Job, make_job
@@ -18,7 +19,6 @@ from tango_jax.planning.programs import Program, compile_job, function_names
 from tango_jax.planning.targets import Target, open_devices
 from tango_jax.planning.times import StageOneTimes, TurnTimes, stage_one_times, turn_times
 from tango_jax.planning.traffic import dtype_widths, update_collectives
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.console import Console
 
 

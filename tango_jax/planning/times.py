@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
+from tango_jax.method.load import load_method
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import (
     Flops,
@@ -49,7 +50,6 @@ from tango_jax.planning.workload import (
 )
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
-from tango_jax.tasks.own_arm import arm_of
 
 # Products of 8,000 x 8,000 on an A100, as measured in github.com/bewantbe/busy-gemm-benchmark: 14.1 of 19.5 TFLOP/s in
 # float32, beside 153 of 312 in float16.
@@ -211,16 +211,14 @@ def turn_times(
 
 def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     """{role that samples: (prompts, responses of each)} in the turn in which `role` is updated."""
-    requests, parents = {}, job.prompts
-    for call in arm_of(job.config).turns[role].calls:
-        parents = job.prompts if call.about == "one_of_either_label" else parents
-        samples = job.config.rl[call.samples] if call.samples else 1
-        if call.role in requests:  # as more prompts of its first call; of second tries, as many as there can be
-            prompts, group_size = requests[call.role]
-            requests[call.role] = (prompts + math.ceil(parents * samples / group_size), group_size)
+    requests: dict[str, tuple[int, int]] = {}
+    for call in load_method(job.config).rehearsals[role].calls.values():
+        prompts, samples = math.ceil(call.prompts * job.prompts / job.config.rl.prompts_per_step), call.samples
+        if call.prompt.role in requests:  # as more prompts of its first call; where data decide, as many as there can be
+            before, group_size = requests[call.prompt.role]
+            requests[call.prompt.role] = (before + math.ceil(prompts * samples / group_size), group_size)
         else:
-            requests[call.role] = (parents, samples)
-        parents *= samples
+            requests[call.prompt.role] = (prompts, samples)
     return requests
 
 

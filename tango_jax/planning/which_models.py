@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning.costs import num_parameters
 from tango_jax.planning.estimates import as_programs, sampling_estimates, training_estimates
 from tango_jax.planning.job import sized_job
@@ -21,7 +22,6 @@ from tango_jax.planning.plan_tables import between
 from tango_jax.planning.sources import OpenSettings
 from tango_jax.planning.targets import Target
 from tango_jax.planning.times import turn_times
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.typed_command import typed_command

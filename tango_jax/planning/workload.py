@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.method.load import load_method
 from tango_jax.models.decode_attention import columns_read
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
-from tango_jax.rl.family import joined_shape
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.schedule import limits_of, replay
-from tango_jax.tasks.own_arm import arm_of
 
 
 class UpdateWorkload(NamedTuple):
@@ -91,10 +90,16 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
-    plan = arm_of(job.config).turns.get(role)
-    num_calls = len(plan.learners(role)) if plan else 1
-    prompts, M = joined_shape(num_calls, job.minibatch_prompts(role), job.config.rl.samples_per_prompt)
+    prompts, M = trained_shape(job, role)
     return packed_workload(policy.config, prompts, M, shards, filled, measured.get(role))
+
+
+def trained_shape(job: Job, role: str) -> tuple[int, int]:
+    """(prompts of a minibatch in a process, responses to each) of what the turns of a role train on."""
+    prompts, rl, rehearsal = job.minibatch_prompts(role), job.config.rl, load_method(job.config).rehearsals.get(role)
+    if rehearsal is None:
+        return prompts, rl.samples_per_prompt
+    return math.ceil(prompts * rehearsal.learner.prompts / rl.prompts_per_step), rehearsal.learner.samples
 
 
 def packed_workload(

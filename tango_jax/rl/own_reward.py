@@ -14,18 +14,17 @@ a weight, so the function takes its place with
     rl.improvement_weight=0                     for second tries, beside the first two
 
 The function is called once for every response. Of several processes, each calls it on its share of them. It is tried
-on made-up responses before a run begins any work (loop/try_method.py).
+on made-up responses before a run begins any work (method/rehearsal.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Answers, Problem, Responses, Rewards, Solution, Term, Verification
+from tango_jax.records import Problem, Responses, Solution, Verification, problem_of
 from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import Mistakes, cut, shortened
 from tango_jax.runtime.user_code import UserFunction, load_function
@@ -51,13 +50,32 @@ class OwnReward:
         """
         args = (response,) if self.role == "generator" else (response, parent)
         shown = cut(repr(response.text), SHOWN_CHARACTERS)
-        about = f"for the response {shown} to problem {cut(repr(args[-1].problem.id))}"
+        about = f"for the response {shown} to problem {cut(repr(problem_of(parent).id))}"
         value = self.function.call(*args, about=about, limit_s=user_code.CALL_LIMIT_S)
         number = _as_number(value)
         if number is None or not abs(number) <= MAX_REWARD:
             self.function.refuse(f"it returned {shortened(value)}; it must return one number between "
                                  f"-{MAX_REWARD:.0e} and {MAX_REWARD:.0e}", about)
         return number
+
+    def of_all(self, responses: Responses) -> np.ndarray:
+        """The reward of every response, float32 [B]. All processes must call this.
+
+        Raises:
+            ValueError: in all processes, see `of`.
+        """
+        pairs, values, mistake = list(zip(responses.records, responses.owners, strict=True)), [], ""
+        try:
+            values = [self.of(response, parent) for response, parent in hosts.own_part(pairs)]
+        except ValueError as error:
+            mistake = str(error)
+        hosts.raise_mistake(mistake)
+        return np.array(hosts.join_parts(values), np.float32)
+
+    @property
+    def shown(self) -> str:
+        """What the report calls it."""
+        return f"own reward ({PurePath(self.function.name).name})"
 
 
 def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
@@ -75,39 +93,6 @@ def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
             rewards[role] = OwnReward(role, function)
     mistakes.raise_all()
     return rewards
-
-
-def with_own_reward(
-    reward_fn: Callable[[Answers, ConfigDict], Rewards], own: OwnReward | None, learners: Sequence[str]
-) -> Callable[[Answers, ConfigDict], Rewards]:
-    """The reward of a turn, plus that of the user's function for each response to the calls named `learners`, if there
-    is one. The new function raises ValueError where the user's failed."""
-    if own is None:
-        return reward_fn
-
-    def both_fn(answers: Answers, rl: ConfigDict) -> Rewards:
-        usual = reward_fn(answers, rl)
-        own_B = np.concatenate([own_reward_B(own, answers[name]) for name in learners if name in answers])
-        metrics = usual.metrics | {f"{own.role}/reward/own": own_B.mean()}
-        terms = (*usual.terms, Term(f"own reward ({PurePath(own.function.name).name})", 1.0, own_B))
-        return Rewards(usual.reward_B + own_B, metrics, terms)
-
-    return both_fn
-
-
-def own_reward_B(own: OwnReward, responses: Responses) -> np.ndarray:
-    """The reward of every response, float32 [B]. All processes must call this.
-
-    Raises:
-        ValueError: in all processes, see `OwnReward.of`.
-    """
-    pairs, values, mistake = list(zip(responses.records, responses.owners, strict=True)), [], ""
-    try:
-        values = [own.of(response, parent) for response, parent in hosts.own_part(pairs)]
-    except ValueError as error:
-        mistake = str(error)
-    hosts.raise_mistake(mistake)
-    return np.array(hosts.join_parts(values), np.float32)
 
 
 def _as_number(value: Any) -> float | None:

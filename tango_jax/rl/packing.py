@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Batch, Responses
+from tango_jax.records import Batch, Responses, Rollout
 from tango_jax.rl.losses import token_weights_BT
 from tango_jax.runtime import hosts
 from tango_jax.sampling.buckets import bucket_of
@@ -80,16 +80,27 @@ def sft_pack_shape(role_config: ConfigDict) -> PackShape:
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 
 
+def action_mask(config: ConfigDict, rollout: Rollout) -> np.ndarray:
+    """bool[B, max_response] of a role's responses: sampled tokens including EOS; truncated responses are masked if the
+    config says so."""
+    length_B = np.array([len(tokens) for tokens in rollout.tokens], int)
+    if config.loss.mask_overlong:
+        length_B = np.where(rollout.is_truncated_B, 0, length_B)
+    return np.arange(config.max_response)[None, :] < length_B[:, None]
+
+
 def pack_minibatch(
     config: ConfigDict, placement: Placement, number: int, learner: Responses, adv_BT: np.ndarray,
     is_action_BT: np.ndarray,
 ) -> Batch:
-    """Minibatch `number` of a role's responses, on its devices: every n-th prompt with its responses.
+    """Minibatch `number` of a role's responses, on its devices: every n-th group.
 
     The weights are those of the whole minibatch; the rows are those of this process.
     """
     loss, rollout, group_size = config.loss, learner.rollout, learner.group_size
-    is_chosen_B = (np.arange(len(rollout.tokens)) // group_size) % loss.minibatches == number
+    is_chosen_B = np.zeros(len(learner), bool)
+    for rows in learner.groups()[number :: loss.minibatches]:
+        is_chosen_B[rows] = True
     weight_BT = np.zeros(is_action_BT.shape, np.float32)
     weight_BT[is_chosen_B] = token_weights_BT(is_action_BT[is_chosen_B], loss.aggregation, config.max_response)
     first, last = hosts.own_range(len(learner.prompts))
@@ -105,7 +116,9 @@ def pack_minibatch(
         if is_chosen_B[b]
     ]
     most = learner.most_prompts or len(learner.prompts)
-    max_prompts = prompts_per_minibatch(most, jax.process_count(), loss.minibatches)
+    # Joined responses: a process may happen to have all groups of one minibatch, since their sizes differ.
+    parts = 1 if learner.is_joined else loss.minibatches
+    max_prompts = prompts_per_minibatch(most, jax.process_count(), parts)
     shape = pack_shape(config)
     batch = pack(sequences, shape, max_prompts * group_size, max_prompts, placement.num_local_shards)
     return place_batch(placement, batch)

@@ -17,8 +17,8 @@ from tango_jax.models.head_precision import check_head_precision
 from tango_jax.models.lora import freeze, init_adapters, split
 from tango_jax.models.transformer import ModelConfig, init_params, init_weights
 from tango_jax.records import Batch, TrainState, with_base
+from tango_jax.rl.loss_term import load_loss_term
 from tango_jax.rl.optimizer import make_optimizer
-from tango_jax.rl.own_method import load_loss_term
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.sampling.buckets import SamplerConfig
@@ -28,7 +28,7 @@ from tango_jax.sharding.placement import Placement, check_model, make_placement
 from tango_jax.text.templates import load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source
-from tango_jax.weights.workdir import shares_policy, start_source
+from tango_jax.weights.workdir import start_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +211,9 @@ def sampler_sizes(config: ConfigDict) -> SamplerConfig:
     )
 
 
-def make_policies(config: ConfigDict) -> dict[str, Policy]:
-    """Both policies. They depend neither on the arm nor on the seed: runs that differ in those alone can share them,
-    and with them everything that is compiled."""
-    is_shared = shares_policy(config)
+def make_policies(config: ConfigDict, is_shared: bool) -> dict[str, Policy]:
+    """Both policies; with `is_shared`, one policy has both roles. They do not depend on the seed, nor on the arm beside
+    that: runs that differ in those alone can share them, and with them everything that is compiled."""
     return {role: make_policy(role, config[role], start_source(config, role), is_shared=is_shared) for role in ROLES}
 
 

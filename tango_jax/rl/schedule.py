@@ -1,4 +1,4 @@
-"""The schedule of a run: a handful of numbers in; which role learns in each turn, and the weight of step rewards.
+"""The schedule of a run: a handful of numbers in; which role is trained in each turn, and the weight of step rewards.
 
 Stage: around the whole loop. These are pure functions of a turn's index, so that a resumed run needs nothing but that.
 """
@@ -7,9 +7,6 @@ import math
 from dataclasses import dataclass
 
 from ml_collections import ConfigDict
-
-from tango_jax.rl.practice import candidates_of
-from tango_jax.tasks.own_arm import arm_of
 
 ALPHA_KINDS = ("exponential", "linear", "cosine", "none", "signal")
 
@@ -53,12 +50,16 @@ def alpha_at(
     return initial * (final / initial) ** done
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One turn of the role that learns in it. `turn_at` makes it; the loop, credit functions and the rollout dump read
-    it.
+def alpha_of(step: int, rl: ConfigDict, share_of_one_outcome: float) -> float:
+    """`alpha_at` with the settings `rl.*`."""
+    return alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, share_of_one_outcome)
 
-    index: place in the run, from 0. role: "generator" or "verifier". phase: "warmup", "generator" or "verifier".
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a turn in the schedule. `turn_at` makes it; the loop, methods and the rollout dump read it.
+
+    index: turns before it in the run. role: the one that is trained, "generator" or "verifier". phase: "warmup", "generator" or "verifier".
     generator_step: generator turns made before this one; on a generator turn it is the step of `alpha_at`.
     """
 
@@ -121,40 +122,21 @@ class Schedule:
         full_cycles, rest = divmod(self.generator_turns, self.generator_turns_per_cycle)
         return self.num_warmup + full_cycles * sum(self.cycle) + (rest if self.train_generator else 0)
 
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[Place, ...]:
         """Every turn of the run, in order."""
         return tuple(turn_at(self, index) for index in range(self.num_turns))
 
 
-def turn_at(schedule: Schedule, index: int) -> Turn:
+def turn_at(schedule: Schedule, index: int) -> Place:
     """The turn at a place in the run; ValueError when the run is over by then."""
     if not 0 <= index < schedule.num_turns:
         raise ValueError(f"turn {index} lies outside the schedule of {schedule.num_turns} turns: raise its step counts")
     if index < schedule.num_warmup:
-        return Turn(index, "verifier", "warmup", 0)
+        return Place(index, "verifier", "warmup", 0)
     num_generator, num_verifier = schedule.cycle
     cycles_done, place = divmod(index - schedule.num_warmup, num_generator + num_verifier)
     role = "generator" if place < num_generator else "verifier"
-    return Turn(index, role, role, cycles_done * num_generator + min(place, num_generator))
-
-
-def make_schedule(config: ConfigDict) -> Schedule:
-    """The schedule of a run, as its arm has it."""
-    rl, arm = config.rl, arm_of(config)
-    return Schedule(
-        warmup_turns=rl.warmup_steps,
-        generator_turns_per_cycle=rl.generator_turns_per_cycle,
-        verifier_turns_per_cycle=rl.verifier_turns_per_cycle if arm.is_interleaved else 0,
-        generator_turns=rl.generator_steps,
-        train_generator="generator" in arm.turns,
-        train_verifier="verifier" in arm.turns,
-    )
-
-
-def problems_of_a_turn(rl: ConfigDict, stream: str) -> int:
-    """The most problems that a turn may draw from a stream. They are all set apart for it, whatever dynamic sampling
-    draws of them: otherwise arms that draw differently would get other problems from then on."""
-    return (1 + rl.dynamic_sampling) * rl.prompts_per_step * candidates_of(rl, stream)
+    return Place(index, role, role, cycles_done * num_generator + min(place, num_generator))
 
 
 def generator_steps_after(schedule: Schedule, index: int) -> int:

@@ -181,19 +181,19 @@ def _readings(rng: np.random.Generator, words: list[str], config: LastLetterConf
 
 
 def further_example(
-    config: LastLetterConfig, seed: int, split: str, index: int, text: str
+    config: LastLetterConfig, seed: int, split: str, index: int, prompt: str
 ) -> tuple[Problem, str, str, str]:
-    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own (arms.py,
-    Arm.further_texts): a second try writes what the verification reads; a second judgement says of each remark whether
+    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own
+    (text/prompts.py): a second try writes what the verification reads; a second judgement says of each remark whether
     what it reads is right, by a teacher who errs as the first one does; and a verifier that is shown the answer does
     not err, so it has no verification before it."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]
-    if text == "informed":
+    if prompt == "informed":
         return problem, solution, "", verification_text([word[-1] for word in words], claims)
     readings = _readings(rng, words, config)
     verification = verification_text(readings, claims)
-    if text == "second_solution":
+    if prompt == "second_try":
         return problem, solution, verification, solution_text(readings)
     return problem, solution, verification, verification_text(_readings(rng, words, config), readings)

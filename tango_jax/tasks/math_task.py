@@ -17,10 +17,11 @@ from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import FILES
 from tango_jax.records import Problem
 from tango_jax.tasks.gsm8k_examples import Gsm8kExamples, make_gsm8k_examples
-from tango_jax.tasks.prompt_lengths import make_num_tokens, make_over
+from tango_jax.tasks.prompt_lengths import Over, make_num_tokens, make_over
 from tango_jax.tasks.splits import draw_questions, make_problem_order, split_problems
 from tango_jax.tasks.tagged_examples import TaggedExamples, make_tagged_examples, read_stage_one
 from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.prompts import Prompt
 from tango_jax.text.tokenizer import Tokenizer
 
 
@@ -36,15 +37,15 @@ class _StageOne(NamedTuple):
     fingerprint: str = ""
 
 
-def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
-    """Make the math task from the settings in `config.task`.
+def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
+    """Make the math task from the settings in `config.task`. `further`: prompts of the verifier beside its own.
 
     Raises:
         ValueError: a file cannot be read, too few problems are within the limits, or the training and test sets are
             graded in different ways.
     """
     task, limit = config.task, config.generator.max_prompt
-    num_tokens_fn = make_num_tokens(config, tokenizers)
+    num_tokens_fn = make_num_tokens(config, tokenizers, further)
     train_set = load_task_problems(task.train, task.row_format)
     # A question that is used for measurements is not trained on in either stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
@@ -52,7 +53,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
     test_set = _load_test(task, train_set) if task.test else None
     test_problems = test_set.problems if test_set else ()
     evaluated = validation | {question_key(problem.question) for problem in test_problems}
-    stage_one = _make_stage_one(config, tokenizers, evaluated)
+    stage_one = _make_stage_one(config, make_over(config, tokenizers, further), evaluated)
     tested = frozenset() if task.test == task.train else evaluated - validation  # `split_problems` knows the validation
     set_aside = stage_one.heldout | tested
     problems = [problem for problem in train_set.problems if question_key(problem.question) not in set_aside]
@@ -122,8 +123,10 @@ def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
     return sum(question_key(problem.question) in known for problem in problems)
 
 
-def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], excluded: frozenset[str]) -> _StageOne:
-    """Make stage 1; `excluded` holds the `question_key` of the problems on which the generator is evaluated."""
+def _make_stage_one(
+    config: ConfigDict, over_fn: Callable[[str, SftExample], Over], excluded: frozenset[str]
+) -> _StageOne:
+    """Make stage 1, whose examples fit the limits by `over_fn`; `excluded` holds the `question_key` of the problems on which the generator is evaluated."""
     task = config.task
     if not task.stage_one:
 
@@ -131,7 +134,6 @@ def _make_stage_one(config: ConfigDict, tokenizers: dict[str, Tokenizer], exclud
             raise ValueError(f"task.stage_one is empty: there is nothing to imitate in stage 1 of the {role}")
 
         return _StageOne(no_example, (), "no text to imitate and no fixed pool (task.stage_one is empty)")
-    over_fn = make_over(config, tokenizers)
     if task.stage_one == "gsm8k":
         source, row_format = resolve(task.train, task.row_format or None)
         rows = read_rows(source)

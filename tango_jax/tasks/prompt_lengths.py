@@ -4,16 +4,16 @@ Takes the config and the tokenizer of each role; returns functions that count to
 start of a run, before a problem set is split and shuffled.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.records import Problem
-from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.task import SftExample
-from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt, with_earlier
+from tango_jax.text.prompts import INFORMED, SECOND_JUDGEMENT, Prompt, prompt_ids, solution_of, verification_of
+from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
 
 _NO_LIMIT = 1 << 30
@@ -32,13 +32,15 @@ class Over(NamedTuple):
     solution: int = 0  # the verifier's prompt with the whole solution
 
 
-def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[Problem], int]:
+def make_num_tokens(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()
+) -> Callable[[Problem], int]:
     """Return num_tokens_fn(problem): tokens of the generator's prompt, to be compared with generator.max_prompt.
 
     If the verifier's prompt is too long even with an empty solution, the problem counts as too long by that excess.
     """
     limit, verifier_limit = config.generator.max_prompt, config.verifier.max_prompt
-    generator_tokens, verifier_tokens = _make_counts(config, tokenizers).values()
+    generator_tokens, verifier_tokens = _make_counts(config, tokenizers, further).values()
     empty = verifier_tokens(_EMPTY)
 
     def num_tokens(problem: Problem) -> int:
@@ -52,42 +54,48 @@ def make_num_tokens(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Cal
     return num_tokens
 
 
-def _make_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> dict[str, Callable[[Problem], int]]:
+def _make_counts(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]
+) -> dict[str, Callable[[Problem], int]]:
     """By role, a function that counts the tokens of its prompt; the verifier's is that of an empty solution, and the
-    longest of those that the arm has beside it."""
+    longest of those that the method has beside it (of this package: what a prompt of a user is about is not known)."""
     templates = {role: load_template(role, config[role].template) for role in ROLES}
-    arm = arm_or_none(config)
-    further = arm.further_texts("verifier") if arm else ()
 
     def generator_tokens(problem: Problem) -> int:
         return len(generator_prompt(templates["generator"], tokenizers["generator"], problem))
 
     def verifier_tokens(problem: Problem) -> int:
         template, tokenizer = templates["verifier"], tokenizers["verifier"]
-        asked = [problem, *(with_earlier(template, text, problem) for text in further)]
-        return max(len(verifier_prompt(template, tokenizer, one, "", MANY_STEPS, _NO_LIMIT)[0]) for one in asked)
+        own, _ = verifier_prompt(template, tokenizer, problem, "", MANY_STEPS, _NO_LIMIT)
+        about = {INFORMED: solution_of(problem, "", MANY_STEPS),
+                 SECOND_JUDGEMENT: verification_of(problem, "", "", MANY_STEPS)}  # fmt: skip
+        others = (prompt_ids(prompt, template, tokenizer, about[prompt], _NO_LIMIT)[0]
+                  for prompt in further if prompt in about)
+        return max(len(ids) for ids in (own, *others))
 
     return {"generator": generator_tokens, "verifier": verifier_tokens}
 
 
 def check_lengths(
-    config: ConfigDict, tokenizers: dict[str, Tokenizer], problems: Iterable[Problem], source: str, has_ids: bool = True
-) -> None:
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], problems: Iterable[Problem], source: str,
+    has_ids: bool = True, further: Sequence[Prompt] = (),
+) -> None:  # fmt: skip
     """Check that the prompts of problems, which stand for others from the same source, fit both roles' limits.
 
     Args:
         source: the setting that makes the problems, for the message.
         has_ids: whether the message may name a problem by its id.
+        further: prompts of the verifier beside its own.
 
     Raises:
         ValueError: a prompt is too long; the message names the longest one of each role that is over its limit.
     """
-    num_tokens_fn, limit = make_num_tokens(config, tokenizers), config.generator.max_prompt
+    num_tokens_fn, limit = make_num_tokens(config, tokenizers, further), config.generator.max_prompt
     over = [problem for problem in problems if num_tokens_fn(problem) > limit]
     if not over:
         return
     parts = []
-    for role, count_fn in _make_counts(config, tokenizers).items():
+    for role, count_fn in _make_counts(config, tokenizers, further).items():
         count, longest = max(((count_fn(problem), problem) for problem in over), key=lambda pair: pair[0])
         if count > config[role].max_prompt:
             without = " without the solution" if role == "verifier" else ""
@@ -97,9 +105,11 @@ def check_lengths(
     raise ValueError(f"{source}: {'; '.join(parts)}: raise the limits or shorten the problems")
 
 
-def make_over(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Callable[[str, SftExample], Over]:
+def make_over(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()
+) -> Callable[[str, SftExample], Over]:
     """Return over_fn(role, example): by how many tokens a stage-1 example of a role is over each limit."""
-    num_tokens = make_num_tokens(config, tokenizers)
+    num_tokens = make_num_tokens(config, tokenizers, further)
     template = load_template("verifier", config.verifier.template)
 
     def over(role: str, example: SftExample) -> Over:

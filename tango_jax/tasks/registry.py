@@ -4,24 +4,23 @@ Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the s
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 from ml_collections import ConfigDict
 
-from tango_jax.arms import Arm
 from tango_jax.config import ROLES
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.math_task import make_math
-from tango_jax.tasks.own_arm import arm_of
-from tango_jax.tasks.own_grader import check_goes_by_answer, grader_of, try_grader
+from tango_jax.tasks.own_grader import grader_of, try_grader
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.prompts import Prompt
 from tango_jax.text.templates import FIELDS, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
 
@@ -32,49 +31,44 @@ LOOKED_AT = 64  # problems whose characters, and where no bound is known prompt 
 SHOWN = 5  # characters that a warning shows
 
 
-def make_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+def make_task(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Mapping[str, Sequence[Prompt]] | None = None
+) -> Task:
     """Make the task that `config.task.name` specifies.
 
     Args:
         tokenizers: the tokenizer of each role, with which prompt lengths are measured.
+        further: the prompts of each role beside its own, which the method has (`Method.further_prompts`).
 
     Raises:
         ValueError: a file cannot be read, the limits leave too few problems, or the task lacks something that the
             settings require.
     """
-    task = _make(config, tokenizers)
-    arm = arm_of(config)
-    if arm.needs_curriculum and task.curriculum_problem is None:
-        raise ValueError(f"arm={config.arm} needs a task with a curriculum, and task.name={config.task.name} has none: "
-                         "choose another arm, or give the task a curriculum_problem")
-    if arm.needs_gold_steps and task.gold_steps is None:
-        raise ValueError(f"arm={config.arm} needs a task with step labels, and task.name={config.task.name} has none: "
-                         "choose another arm, or give the task gold_steps")
+    task = _make(config, tokenizers, (further or {}).get("verifier", ()))
     for role in ROLES:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
+    names = {role: tuple(prompt.name for prompt in prompts) for role, prompts in (further or {}).items()}
     if task.sft_example and task.further_example:
-        task = task._replace(sft_example=_with_further_texts(arm, task))
-    elif texts := [text for role in task.sft_roles if config[role].sft.steps for text in arm.further_texts(role)]:
-        task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(texts)}: task.name="
+        task = task._replace(sft_example=_with_further(names, task))
+    elif missing := [name for role in task.sft_roles if config[role].sft.steps for name in names.get(role, ())]:
+        task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(missing)}: task.name="
                                     f"{config.task.name} makes none (further_example)"))  # fmt: skip
     if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
-    if any(call.labels for plan in arm.turns.values() for call in plan.calls):
-        check_goes_by_answer(task, [task.train_problem(index) for index in range(LOOKED_AT)], f"arm={config.arm}")
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
     return task._replace(notes=notes)
 
 
-def _with_further_texts(arm: Arm, task: Task) -> Callable[[str, str, int], SftExample]:
-    """The examples of stage 1, in which an arm's further texts take turns with a role's own: as many of each."""
+def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callable[[str, str, int], SftExample]:
+    """The examples of stage 1, in which a role's further prompts take turns with its own: as many of each."""
 
     def sft_example(role: str, split: str, index: int) -> SftExample:
-        texts = ("", *arm.further_texts(role))
-        number, which = divmod(index, len(texts))
-        text = texts[which]
-        return task.further_example(text, split, number) if text else task.sft_example(role, split, number)
+        names = ("", *further.get(role, ()))
+        number, which = divmod(index, len(names))
+        name = names[which]
+        return task.further_example(name, split, number) if name else task.sft_example(role, split, number)
 
     return sft_example
 
@@ -108,22 +102,29 @@ def tokenizer_model(config: ConfigDict) -> bytes:
     return SYNTHETIC[name].tokenizer_model(config.task) if name in SYNTHETIC else printable_model()
 
 
-def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
+def example_problem(config: ConfigDict) -> Problem | None:
+    """A problem of a task that makes its own; None for others, whose files may be gone."""
+    return _make_synthetic(config).train_problem(0) if config.task.name in SYNTHETIC else None
+
+
+def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]) -> Task:
     if config.task.name == "math":
-        return make_math(config, tokenizers)
+        return make_math(config, tokenizers, further)
     if is_user_code(config.task.name):
-        return make_user_task(config, tokenizers)
+        return make_user_task(config, tokenizers, further)
     is_counted = all(
         TEMPLATES.get((role, config[role].template)) == TEMPLATES[role, "plain"] and not config[role].checkpoint
         for role in ROLES
     )
     # Config validation counts the tokens of the plain template and the own tokenizer, of the roles' own prompts.
-    if tokenizers and (not is_counted or arm_of(config).further_texts("verifier")):
-        _check_synthetic_prompts(config, tokenizers)
+    if tokenizers and (not is_counted or further):
+        _check_synthetic_prompts(config, tokenizers, further)
     return _make_synthetic(config)
 
 
-def _check_synthetic_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> None:
+def _check_synthetic_prompts(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]
+) -> None:
     """Check that the largest problems fit the limits when other tokenizers split their text."""
     task, module = config.task, SYNTHETIC[config.task.name]
     for split in SPLITS:
@@ -133,7 +134,8 @@ def _check_synthetic_prompts(config: ConfigDict, tokenizers: dict[str, Tokenizer
         }
         largest = dataclasses.replace(module.split_config(task, split), **highest)
         problems = (module.problem(largest, task.data_seed, "test", index) for index in range(LOOKED_AT))
-        check_lengths(config, tokenizers, problems, describe_sizes(task, split, module.SIZES), has_ids=False)
+        check_lengths(config, tokenizers, problems, describe_sizes(task, split, module.SIZES), has_ids=False,
+                      further=further)
 
 
 def _make_synthetic(config: ConfigDict) -> Task:
@@ -154,10 +156,10 @@ def _make_synthetic(config: ConfigDict) -> Task:
         problem, solution, verification = module.verifier_example(sft, seed, name, index)
         return SftExample(problem, solution, problem.size, verification)
 
-    def further_example(text: str, split: str, index: int) -> SftExample:
-        name = f"sft_{text}" + ("" if split == "train" else "_heldout")
-        made = module.further_example(sft, seed, name, index, text)
-        return SftExample(made[0], made[1], made[0].size, made[3], text, made[2])
+    def further_example(prompt: str, split: str, index: int) -> SftExample:
+        name = f"sft_{prompt}" + ("" if split == "train" else "_heldout")
+        problem, solution, verification, response = module.further_example(sft, seed, name, index, prompt)
+        return SftExample(problem, solution, problem.size, response, prompt, verification)
 
     return Task(
         name=task.name,

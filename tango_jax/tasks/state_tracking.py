@@ -238,21 +238,21 @@ def _readings(
 
 
 def further_example(
-    config: StateTrackingConfig, seed: int, split: str, index: int, text: str
+    config: StateTrackingConfig, seed: int, split: str, index: int, prompt: str
 ) -> tuple[Problem, str, str, str]:
-    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own (arms.py,
-    Arm.further_texts): a second try writes on from the first state that the verification corrects; a second judgement
+    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own
+    (text/prompts.py): a second try writes on from the first state that the verification corrects; a second judgement
     says of each remark whether what it says is right, by a teacher who errs as the first one does; and a verifier that
     is shown the answer does not err, so it has no verification before it."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     start, swaps = question_parts(problem.question)
     claims = [match[3] for match in _STEP.finditer(solution)]
-    if text == "informed":
+    if prompt == "informed":
         right = [apply_swap(written, swap) for written, swap in zip([start, *claims[:-1]], swaps, strict=True)]
         return problem, solution, "", verification_text(swaps, right, claims)
     readings = _readings(rng, start, swaps, claims, config)
     verification = verification_text(swaps, readings, claims)
-    if text == "second_judgement":
+    if prompt == "second_judgement":
         again = _readings(rng, start, swaps, claims, config)
         return problem, solution, verification, verification_text(swaps, again, readings)
     kept = next((k for k, (said, claim) in enumerate(zip(readings, claims, strict=True)) if said != claim), len(swaps))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tango_jax.records import Problem
 
-# Streams of training problems, which the turns of an arm name (arms.py): the generator's, the verifier's, and a
+# Streams of training problems, which turns draw from: the generator's, the verifier's, and a
 # curriculum, which reaches from the size of the verifier's problems to the size of the generator's.
 STREAMS = ("train", "verifier", "curriculum")
 
@@ -17,7 +17,7 @@ class SftExample(NamedTuple):
     solution: str  # the solution that the verifier judges; empty for the generator
     num_steps: int  # number of steps in that solution
     response: str
-    text: str = ""  # the prompt that it answers, beside the role's own: see arms.py, Arm.further_texts
+    prompt: str = ""  # the name of what it answers (text/prompts.py); empty: the role's own
     verification: str = ""  # of the solution, in the prompts of a second try and of a second judgement
 
 
@@ -36,7 +36,7 @@ class Task(NamedTuple):
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None = None
     # (role, "train" or "heldout", index) -> text to imitate in stage 1
     sft_example: Callable[[str, str, int], SftExample] | None = None
-    # (text, "train" or "heldout", index) -> the same for a prompt beside the roles' own (arms.py, Arm.further_texts)
+    # (name of a prompt, "train" or "heldout", index) -> the same for a prompt beside the roles' own (text/prompts.py)
     further_example: Callable[[str, str, int], SftExample] | None = None
     sft_roles: tuple[str, ...] = ()  # roles for which there are examples; of a user's task, empty means both
     notes: tuple[str, ...] = ()  # lines to log at the start, such as how many problems were left out

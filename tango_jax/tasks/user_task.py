@@ -5,7 +5,7 @@ mistake ends in one line that names the setting, the file and the line. Stage of
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,6 +18,7 @@ from tango_jax.runtime.user_code import UserFunction, load_function
 from tango_jax.tasks.own_grader import is_grade
 from tango_jax.tasks.prompt_lengths import check_lengths
 from tango_jax.tasks.task import SftExample, Task
+from tango_jax.text.prompts import Prompt
 from tango_jax.text.tokenizer import Tokenizer
 
 LOOKED_AT = 64  # problems that are checked when the task is made; a run checks the lengths of all that it takes
@@ -28,8 +29,8 @@ def load_user_task(config: ConfigDict) -> UserFunction:
     return load_function("task.name", config.task.name, ("config",))
 
 
-def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task:
-    """Make the task, and check its first problems.
+def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
+    """Make the task, and check its first problems. `further`: prompts of the verifier beside its own.
 
     Raises:
         ValueError: a function of the user's failed or returned something else than tasks/task.py asks for, or prompts
@@ -60,7 +61,7 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> Task
             task.sft_example(role, "train", 0)
             task.sft_example(role, "heldout", 0)
     if tokenizers:
-        check_lengths(config, tokenizers, problems, f"task.name={config.task.name}")
+        check_lengths(config, tokenizers, problems, f"task.name={config.task.name}", further=further)
     return task
 
 

@@ -6,11 +6,10 @@ sampling. A template is specified by one of the names below, by the path of a te
 """
 
 import bisect
-import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import cut, local_path
@@ -71,26 +70,6 @@ TEMPLATES = {
     ("generator", "last_letter"): GENERATOR_PLAIN,  # an earlier name, which finished runs have in their settings
     ("verifier", "last_letter"): VERIFIER_PLAIN,
 }
-# What stands in place of the problem in prompts beside a role's own, so that any template serves. `{earlier}` is a
-# solution with its verification; the second judgement has it in place of the solution.
-FURTHER_MATH = {
-    "second_solution": """{problem}
-
-An earlier solution, and what a verifier said of it:
-{earlier}
-
-Solve the problem once more, without the mistakes that were found.""",
-    "second_judgement": """{problem}
-
-Below, in place of a solution, stand a solution and its verification. Judge the remarks of the verification in order, \
-each as a step, and then whether its verdict is right.""",
-    "informed": """{problem}
-
-The right answer, by which to judge, is {answer}.""",
-}
-FURTHER_PLAIN = {
-    "second_solution": "{problem}\n{earlier}", "second_judgement": "{problem}", "informed": "{problem}\n{answer}",
-}  # fmt: skip
 # The number of steps that is assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99
 FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
@@ -138,13 +117,13 @@ def templates_digest(templates: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(templates)).encode()).hexdigest()
 
 
-def _fill(template: str, **fields: str) -> str:
+def fill(template: str, **fields: str) -> str:
     # In one pass, so that a problem or a solution that happens to contain a field's name is left unchanged.
     return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
 
 
 def generator_prompt(template: str, tokenizer: Tokenizer, problem: Problem) -> list[int]:
-    return tokenizer.encode_prompt(_fill(template, problem=tokenizer.as_text(problem.question)))
+    return tokenizer.encode_prompt(fill(template, problem=tokenizer.as_text(problem.question)))
 
 
 def verifier_prompt(
@@ -163,7 +142,7 @@ def verifier_prompt(
 
     def build(text: str, count: int) -> list[int]:
         fields = {"num_steps": str(count), "problem": question, "solution": tokenizer.as_text(text)}
-        return tokenizer.encode_prompt(_fill(template, **fields))
+        return tokenizer.encode_prompt(fill(template, **fields))
 
     ids = build(solution, num_steps)
     if len(ids) <= max_prompt:
@@ -175,41 +154,13 @@ def verifier_prompt(
             f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
             f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
         )
-    prefixes = range(1, len(solution) + 1)
-    longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(solution[:length], stated)))
-    return build(solution[:longest], stated), True
+    return build(longest_that_fits(solution, lambda text: len(build(text, stated)), max_prompt), stated), True
 
 
-def earlier_text(solution: str, verification: str) -> str:
-    """A solution and its verification as the prompts of a second try and of a second judgement have them."""
-    return f"{solution}\n{verification}"
-
-
-def with_earlier(template: str, text: str, problem: Problem, earlier: str = "") -> Problem:
-    """A problem whose question is what the prompt `text` says: one of FURTHER_PLAIN, whose wording follows from the
-    role's template. Only the informed prompt, which scores and never asks, has the problem's answer."""
-    wording = (FURTHER_PLAIN if template in (GENERATOR_PLAIN, VERIFIER_PLAIN) else FURTHER_MATH)[text]
-    question = _fill(wording, problem=problem.question, earlier=earlier, answer=problem.answer)
-    return dataclasses.replace(problem, question=question)
-
-
-def second_try_prompt(
-    template: str, tokenizer: Tokenizer, problem: Problem, earlier: str, max_prompt: int
-) -> tuple[list[int], bool]:
-    """The prompt ids of a second try, and whether the end of `earlier`, a solution with its verification, was cut off
-    to fit `max_prompt` tokens. The problem alone has to fit."""
-
-    def build(text: str) -> list[int]:
-        return generator_prompt(template, tokenizer, with_earlier(template, "second_solution", problem, text))
-
-    ids = build(earlier)
-    if len(ids) <= max_prompt:
-        return ids, False
-    prefixes = range(1, len(earlier) + 1)
-    longest = bisect.bisect_right(prefixes, max_prompt, key=lambda length: len(build(earlier[:length])))
-    shortened = build(earlier[:longest])
-    # The wording around it takes tokens as well; without room for that, the problem is asked as at first.
-    return (shortened if len(shortened) <= max_prompt else generator_prompt(template, tokenizer, problem)), True
+def longest_that_fits(text: str, length_fn: Callable[[str], int], limit: int) -> str:
+    """The longest beginning of a text with which a prompt has at most `limit` tokens."""
+    prefixes = range(1, len(text) + 1)
+    return text[: bisect.bisect_right(prefixes, limit, key=lambda length: length_fn(text[:length]))]
 
 
 def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:

@@ -257,7 +257,7 @@ def _labels(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
 
 
 # Whose answers are graded, by what the names of their failures begin with.
-GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_solution_": "second_solution"}
+GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_try_": "second_try"}
 
 
 def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
@@ -282,7 +282,7 @@ def _shortened(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | N
         ("verifier/shortened_rate", "verifier", "solutions were cut to fit the verifier's prompt: it judges steps that "
          "it cannot see"),
         ("verifier/teacher_silent", "verifier", "tokens have no teacher, whose prompt has no room for the solution"),
-        ("second_solution/shortened_rate", "generator", "second tries see a solution or a verification that was cut"),
+        ("second_try/shortened_rate", "generator", "second tries see a solution or a verification that was cut"),
         ("second_judgement/shortened_rate", "verifier", "second judgements are about a verification that was cut"),
     ):  # fmt: skip
         mean = recent_mean(rows, name, limits.window, least=limits.window)

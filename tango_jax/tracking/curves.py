@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.arms import GREY, SKY, Look
+from tango_jax.method.arms import GREY, SKY, Look
 from tango_jax.tracking.known_arms import record_of
 
 # Marker names of plotly -> those of Matplotlib.

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.tracking.provenance import method_files
@@ -226,7 +226,7 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with other "
          "weights of the generator, and are no pair"),
     ]  # fmt: skip
-    if (arm := record_of(row.arm)) is None or arm.asks_verifier:
+    if (arm := record_of(row.arm)) is None or arm.uses_verifier:
         found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
                       "with other weights of the verifier, and are no pair"))  # fmt: skip
     return found

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tango_jax.arms import ARMS, Arm
+from tango_jax.method.arms import ARMS, Arm
+from tango_jax.method.own_arm import arm_name, read_arm, stored_arm
 from tango_jax.runtime.atomic import write_json_atomic
-from tango_jax.tasks.own_arm import arm_name, read_arm, stored_arm
 from tango_jax.tracking.provenance import read_provenance
 
 FILE = "arms.json"  # beside a table: the records of the user's arms in it
@@ -47,12 +47,12 @@ def arms_of_runs(workdirs: Iterable[Path]) -> dict[str, Arm]:
         ValueError: a record is damaged.
     """
     stored = [read_provenance(workdir).get("arm") for workdir in workdirs]
-    return {record["name"]: read_arm(record) for record in stored if record}
+    return {record["name"]: read_arm(record) for record in stored if record and record["name"] not in ARMS}
 
 
 def keep_arms(arms: Iterable[str], folder: Path) -> None:
     """Write the records of the user's arms among these settings beside a table; nothing if there are none."""
-    records = {arm_name(arm): record for arm in arms if (record := stored_arm(arm)) is not None}
+    records = {arm_name(arm): stored_arm(arm) for arm in arms if arm not in ARMS}
     if records:
         write_json_atomic(folder / FILE, records)
 

@@ -21,10 +21,10 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import flatten
 from tango_jax.grading import FAILURES
+from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
-from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking import alarms
 from tango_jax.tracking.metrics import TURN_PHASES, MetricsWriter, make_row, read_metrics
 from tango_jax.tracking.provenance import Provenance

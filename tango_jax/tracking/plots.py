@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.tracking.curves import (
     MARKERS,

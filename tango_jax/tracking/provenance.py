@@ -2,7 +2,7 @@
 
     {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process_facts.py)],
      "files": {key: {"path", "sha256", "copy", "changes"}},
-     "arm": the record of an arm of the user's (tasks/own_arm.py), or null}
+     "arm": the record of the arm (method/own_arm.py)}
 
 `files` are those of the user (user_files.py), whose copies lie in WORKDIR/user_files.
 
@@ -21,12 +21,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import stored_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process_facts import LIBRARIES, process_facts
-from tango_jax.tasks.own_arm import stored_arm
 from tango_jax.tracking.user_files import CONFIG, TEMPLATES, UserFile, config_files, user_files
 
 PROVENANCE = "provenance.json"
@@ -69,7 +71,7 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     check_method(config, workdir)
     files = {}
     hosts.in_first(lambda: files.update(user_files(config)))
-    provenance = Provenance(process_facts(), files, stored_arm(config.arm))
+    provenance = Provenance(process_facts(), files, _arm_record(config))
     for file in provenance.files.values():
         if file.changes:
             console.log(f"{file.path} changes the package: {_listed(file.changes)}")
@@ -77,6 +79,13 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
         for line in _told(read_provenance(workdir), provenance):
             console.log(line)
     return provenance
+
+
+def _arm_record(config: ConfigDict) -> dict[str, Any]:
+    """What is stored of the arm, with the names of the prompts that its stage 1 teaches beside the roles' own."""
+    method = load_method(config)
+    further = {role: [prompt.name for prompt in method.further_prompts(role)] for role in ROLES}
+    return stored_arm(config.arm) | {"further_prompts": further}
 
 
 def check_method(config: ConfigDict, workdir: Path) -> None:

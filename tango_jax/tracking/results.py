@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.grading import why_misaligned
+from tango_jax.method.own_arm import arm_name
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
-from tango_jax.tasks.own_arm import arm_name
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of

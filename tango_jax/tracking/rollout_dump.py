@@ -10,6 +10,7 @@ duplicated. When the size limit is reached, every second dumped turn of each rol
 deleted and the interval between dumps doubles, so that the remaining dumps always span the whole run.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.records import Solution, TurnResult, Verification
-from tango_jax.rl.schedule import Turn
+from tango_jax.rl.schedule import Place
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.tracking.rollout_rows import StepKinds, evaluation_rows, turn_rows
@@ -50,15 +51,14 @@ class RolloutDump:
             if turn > resume_after:
                 path.unlink()
 
-    def write(self, turn: Turn, result: TurnResult) -> None:
-        """Write the turn if it is due. `result` holds the whole batch."""
-        role_turn = turn.generator_step if turn.role == "generator" else turn.index - turn.generator_step
+    def write(self, place: Place, result: TurnResult, formula: str = "") -> None:
+        """Write the turn if it is due. `result` holds the whole batch; `formula`: of the outcome advantage."""
+        role_turn = place.role_step
         if not self._enabled or role_turn % self._stride():
             return
-        path = self._folder / f"turn_{turn.index + 1:06d}_{turn.role}_{role_turn:06d}.jsonl"
-        rows = turn_rows(self._config, turn, result, self._step_kinds_fn)
-        M = result.answers[turn.role].group_size
-        groups = (rows[start : start + M] for start in range(0, len(rows), M))
+        path = self._folder / f"turn_{place.index + 1:06d}_{place.role}_{role_turn:06d}.jsonl"
+        rows = turn_rows(self._config, place, result, formula, self._step_kinds_fn)
+        groups = (list(members) for _, members in itertools.groupby(rows, key=lambda row: row["group"]))
         write_atomically(path, self._lines(groups))  # the turn's checkpoint is saved later and relies on it
         self._keep_within_limit()
 

@@ -1,78 +1,113 @@
 """One turn's rollouts as self-contained JSON objects, from the question to the advantages.
 
-Takes the turn's place in the schedule and its TurnResult, and returns one dict per response of the role that is
-updated, prompt-major; of an evaluation, one dict per problem. Runs after a turn, before rollout_dump.py writes the rows
-to rollouts/*.jsonl, which `tango_jax.report` reads.
+Takes the turn's place in the schedule and its TurnResult, and returns one dict per response that is trained on; of an
+evaluation, one dict per problem. Runs after a turn, before rollout_dump.py writes the rows to rollouts/*.jsonl, which
+`tango_jax.report` reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
-from tango_jax.records import Credit, Problem, Rewards, Solution, Term, TurnResult, Verification
-from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import step_reward_BT
-from tango_jax.rl.family import groups_with_second
-from tango_jax.rl.schedule import Turn
+from tango_jax.records import Lesson, Problem, Rewards, Solution, TurnResult, Verification, problem_of
+from tango_jax.rl.rewards import STEP_FORMULA
+from tango_jax.rl.schedule import Place
 from tango_jax.tracking.token_codes import lengths_code, surprise_code
 
 # (problem, steps) -> the kind of each step, see Task.step_kinds; None: the task names none.
 StepKinds = Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None
 
 
-def turn_rows(config: ConfigDict, turn: Turn, result: TurnResult, step_kinds_fn: StepKinds = None) -> list[dict]:
-    """Return every rollout of a turn. `result` holds the whole batch."""
-    dicts = {
-        "generator": [_solution(solution, step_kinds_fn) for solution in result.solutions],
-        "verifier": [_verification(verification) for verification in result.verifications or ()],
-    }
-    for name, responses in result.answers.items():
-        if name not in dicts:  # a second try or a second judgement
-            item_of = _solution_of(step_kinds_fn) if responses.role == "generator" else _verification
-            dicts[name] = [item_of(record) for record in responses.records]
-    for name, responses in result.answers.items():
-        for item, record, logp_T in zip(dicts[name], responses.records, responses.rollout.logps, strict=True):
+def turn_rows(
+    config: ConfigDict, place: Place, result: TurnResult, formula: str = "", step_kinds_fn: StepKinds = None
+) -> list[dict]:
+    """Return every rollout of a turn. `result` holds the whole batch; `formula`: of the outcome advantage.
+
+    A second try that is trained on beside the first stands in the row of the first.
+    """
+    items = _items(result, step_kinds_fn)
+    learner, reward = result.lesson.responses, result.lesson.reward
+    trained = {id(record) for record in learner}
+    later = {id(record.after.of): b for b, record in enumerate(learner) if _is_later_try(record, trained)}
+    mask_overlong, rows = config[place.role].loss.mask_overlong, []
+    for number, members in enumerate(learner.groups()):
+        group = _group(reward.reward_B[members])
+        firsts = [b for b in members if b not in later.values()]
+        for sample, b in enumerate(firsts):
+            record = learner[b]
+            row = group | _content(record, b, items, result.lesson)
+            row |= {"reward": _reward(reward, b), "formula": formula, "advantage": _advantage(result, b)}
+            if (second := later.get(id(record))) is not None:
+                row["second_try"] = items.of(learner[second]) | {
+                    "reward": _reward(reward, second), "advantage": _advantage(result, second)
+                }
+            row["notes"] = _notes(row, mask_overlong and record.is_truncated)
+            rows.append({"group": number, "sample": sample} | row)
+    place_of = {
+        "turn": place.index + 1,  # as `step` in metrics.jsonl
+        "role": place.role, "phase": place.phase, "generator_step": place.generator_step, "rows_in_turn": len(rows),
+    }  # fmt: skip
+    return [place_of | {"row": b} | row for b, row in enumerate(rows)]
+
+
+class _Items:
+    """Everything that a turn has sampled, as the rows hold it."""
+
+    def __init__(self, step_kinds_fn: StepKinds):
+        self._step_kinds_fn, self._logps, self._about = step_kinds_fn, {}, {}
+
+    def add(self, record: Solution | Verification, logp_T: np.ndarray, name: str) -> None:
+        self._logps[id(record)] = logp_T
+        if isinstance(record, Verification):
+            self._about.setdefault((name, id(record.of)), []).append(record)
+
+    def of(self, record: Solution | Verification) -> dict:
+        item = _verification(record) if isinstance(record, Verification) else _solution(record, self._step_kinds_fn)
+        if (logp_T := self._logps.get(id(record))) is not None:
             item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
-    make_rows = _generator_rows if turn.role == "generator" else _verifier_rows
-    rows = make_rows(result, dicts["generator"], dicts["verifier"])
-    _add_further(rows, result, dicts)
-    loss, learner = config[turn.role].loss, result.answers[turn.role]
-    formula, M = algorithm_of(loss.algorithm).formula, learner.group_size
-    learners, second = learner.records, result.answers.get("second_solution")
-    groups = [_group(rewards) for rewards in groups_with_second(result.reward.reward_B, learner, second)]
-    return [
-        {
-            "turn": turn.index + 1,  # as `step` in metrics.jsonl
-            "row": b,
-            "rows_in_turn": len(rows),
-            "role": turn.role,
-            "phase": turn.phase,
-            "generator_step": turn.generator_step,
-            "group": b // M,
-            "sample": b % M,
-        }
-        | groups[b // M]
-        | row
-        | {"reward": _reward(result.reward, b), "formula": formula}
-        | {"advantage": _advantage(result.credit, b, record.token_ends)}
-        | {"notes": _notes(row, loss.mask_overlong and record.is_truncated)}
-        for b, (row, record) in enumerate(zip(rows, learners, strict=True))
-    ]
+        return item
+
+    def about(self, record: Any, name: str) -> list[dict]:
+        """The responses to prompts of this name about a record."""
+        return [self.of(one) for one in self._about.get((name, id(record)), ())]
 
 
-def _add_further(rows: list[dict], result: TurnResult, dicts: dict[str, list[dict]]) -> None:
-    """Add to the rows of a turn the second try or the second judgement that followed each."""
-    if second := result.answers.get("second_solution"):
-        firsts = len(rows)  # their rewards and advantages come before those of second tries
-        for number, (place, item) in enumerate(zip(second.places, dicts["second_solution"], strict=True)):
-            b = firsts + number
-            advantage = _advantage(result.credit, b, second.records[number].token_ends)
-            rows[place]["second_solution"] = item | {"reward": _reward(result.reward, b), "advantage": advantage}
-    for row, item in zip(rows, dicts.get("second_judgement", ()), strict=False):
-        row["second_judgement"] = item
+def _items(result: TurnResult, step_kinds_fn: StepKinds) -> _Items:
+    items = _Items(step_kinds_fn)
+    for responses in (*result.sampled, result.lesson.responses):
+        for record, logp_T in zip(responses.records, responses.rollout.logps, strict=True):
+            items.add(record, logp_T, responses.name)
+    return items
+
+
+def _is_later_try(record: Solution | Verification, trained: set[int]) -> bool:
+    earlier = getattr(record, "after", None)
+    return isinstance(earlier, Verification) and id(earlier.of) in trained
+
+
+def _content(record: Solution | Verification, b: int, items: _Items, lesson: Lesson) -> dict:
+    """The problem, the solution and its verifications, of a response that is trained on."""
+    content = {"problem": _problem(problem_of(record))}
+    if isinstance(record, Solution):
+        # One list per verification of the solution (or of the task's labels); null without step rewards.
+        steps = [None if (one := rewards.of_steps[b]) is None else list(map(_number, one))
+                 for rewards in lesson.step_rewards]  # fmt: skip
+        return content | {"solution": items.of(record), "verifications": items.about(record, "verifier"),
+                          "step_rewards": steps, "step_formula": STEP_FORMULA.format(num_steps=len(record.steps))
+                          }  # fmt: skip
+    solution = next((one for one in (record.of, *_parts(record.of)) if isinstance(one, Solution)), None)
+    content |= {"solution": items.of(solution) if solution else None, "verifications": [items.of(record)],
+                "step_rewards": [], "step_formula": ""}  # fmt: skip
+    second = items.about(record, "second_judgement")
+    return content | ({"second_judgement": second[0]} if second else {})
+
+
+def _parts(judged: Any) -> Sequence:
+    return judged if isinstance(judged, (tuple, list)) else ()
 
 
 def evaluation_rows(
@@ -84,44 +119,11 @@ def evaluation_rows(
     return [
         {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
         | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}
-        | {"problem": _problem(solution), "solution": _solution(solution, step_kinds_fn)}
+        | {"problem": _problem(solution.problem), "solution": _solution(solution, step_kinds_fn)}
         | {"verifications": [_verification(verification)], "step_rewards": [], "reward": None, "advantage": None}
-        | ({"second_solution": _solution(second_tries[b], step_kinds_fn)} if b in second_tries else {})
+        | ({"second_try": _solution(second_tries[b], step_kinds_fn)} if b in second_tries else {})
         for b, (solution, verification) in enumerate(zip(solutions, verifications, strict=True))
     ]
-
-
-def _generator_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
-    """The rows of a generator turn, with its solutions and verifications as they are `written` and `said`."""
-    solutions, credit = result.solutions, result.credit
-    said_of: dict[int, list[dict]] = {b: [] for b in range(len(solutions))}
-    if judged := result.answers.get("verifier"):
-        places = range(len(solutions)) if judged.places is None else judged.places
-        for index, item in enumerate(said):
-            said_of[places[index // judged.group_size]].append(item)
-    steps_by_label = [
-        step_reward_BT(labels, [solution.step_ends for solution in solutions], credit.adv_BT.shape[1])
-        for labels in credit.labels or ()
-    ]
-    return [
-        {"problem": _problem(solution), "solution": written[b], "verifications": said_of[b]}
-        # One list per verification of the solution (or of the task's labels), y_k / K each; null without step rewards.
-        | {"step_rewards": [_step_rewards(labels[b]) if is_end_BT[b].any() else None
-                            for labels, (_, is_end_BT) in zip(credit.labels or (), steps_by_label, strict=True)]}
-        | {"step_formula": f"±1 / K, K = {len(solution.step_ends)}"}
-        for b, solution in enumerate(solutions)
-    ]  # fmt: skip
-
-
-def _verifier_rows(result: TurnResult, written: list[dict], said: list[dict]) -> list[dict]:
-    """The rows of a verifier turn; see `_generator_rows`."""
-    rows, judged = [], result.answers["verifier"]
-    for b, verification in enumerate(said):
-        parent = b // judged.group_size
-        place = parent if judged.places is None else judged.places[parent]  # of the solution that it judges
-        rows.append({"problem": _problem(result.solutions[place]), "solution": written[place],
-                     "verifications": [verification], "step_rewards": [], "step_formula": ""})  # fmt: skip
-    return rows
 
 
 def _group(reward_M: np.ndarray) -> dict:
@@ -145,17 +147,16 @@ def _notes(row: dict, is_masked: bool) -> list[str]:
 
 def _reward(reward: Rewards, b: int) -> dict:
     """The reward of a response, and the terms weight x value that it is the sum of, by their names."""
-    terms = [{"name": term.name, "weight": _weight(term, b), "value": _number(term.value[b])}
+    terms = [{"name": term.name, "weight": _weight(term.weight, b), "value": _number(term.value[b])}
              for term in reward.terms]  # fmt: skip
     return {"total": _number(reward.reward_B[b]), "terms": terms}
 
 
-def _weight(term: Term, b: int) -> float:
-    return _number(term.weight if np.ndim(term.weight) == 0 else term.weight[b])
+def _weight(weight: float | np.ndarray, b: int) -> float:
+    return _number(weight if np.ndim(weight) == 0 else weight[b])
 
 
-def _problem(solution: Solution) -> dict:
-    problem = solution.problem
+def _problem(problem: Problem) -> dict:
     return {"id": problem.id, "question": problem.question, "answer": problem.answer, "size": problem.size}
 
 
@@ -171,10 +172,6 @@ def _solution(solution: Solution, step_kinds_fn: StepKinds) -> dict:
         "tokens": len(solution.token_ends),
         "is_truncated": solution.is_truncated,
     } | kinds
-
-
-def _solution_of(step_kinds_fn: StepKinds) -> Callable[[Solution], dict]:
-    return lambda solution: _solution(solution, step_kinds_fn)
 
 
 def _verification(verification: Verification) -> dict:
@@ -201,23 +198,20 @@ def block_spans(text: str) -> list[list[int]]:
     return [[offset + first, offset + last] for first, last in find_blocks(text[offset:end], "step")]
 
 
-def _step_rewards(labels: Sequence[bool]) -> list[float]:
-    return [_number((1.0 if label else -1.0) / len(labels)) for label in labels]
-
-
-def _advantage(credit: Credit, b: int, token_ends: Sequence[int]) -> dict:
+def _advantage(result: TurnResult, b: int) -> dict:
     """Run-length encoded advantages: [tokens, value] of each term, whose sum by `weight` is the total.
 
     `total`, which the update uses, has [tokens, value, characters], the last being the text offset at the end of the
     run.
     """
+    token_ends = result.lesson.responses[b].token_ends
     length = len(token_ends)
     total, tokens = [], 0
-    for count, value in _runs(credit.adv_BT[b, :length]):
+    for count, value in _runs(result.adv_BT[b, :length]):
         tokens += count
         total.append([count, value, token_ends[tokens - 1]])
-    terms = [{"name": term.name, "weight": _weight(term, b), "runs": _runs(term.value[b, :length])}
-             for term in credit.terms]  # fmt: skip
+    terms = [{"name": name, "weight": _weight(weight, b), "runs": _runs(value_BT[b, :length])}
+             for name, (weight, value_BT) in result.lesson.terms.items()]  # fmt: skip
     return {"total": total, "terms": terms}
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tasks.own_arm import arm_name, arm_of
 from tango_jax.tracking.curves import Series, label_of, looks_of
 from tango_jax.tracking.evaluations import SETUP_IN_WORDS, beside_the_arm, evaluations_of, read_tables, sources_of
 from tango_jax.tracking.known_arms import arms_beside, known, record_of
@@ -117,7 +117,7 @@ def is_paired(own: Curve, stored: dict[str, Curve]) -> bool:
 
 def _is_other_start(own: Curve, curve: Curve) -> bool:
     first, other = own.evaluations[0], curve.evaluations[0]
-    asks = [(arm := record_of(row.arm)) is None or arm.asks_verifier for row in (first, other)]
+    asks = [(arm := record_of(row.arm)) is None or arm.uses_verifier for row in (first, other)]
     weights = [(first.generator_start, other.generator_start)]
     weights += [(first.verifier_start, other.verifier_start)] * all(asks)
     if all(a and b for a, b in weights):

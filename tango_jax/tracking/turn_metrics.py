@@ -3,12 +3,13 @@
 In: the responses of a turn, device metrics of its updates. Out: flat metrics for metrics.jsonl.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tango_jax.records import Responses, Rollout
+from tango_jax.method.dynamic_sampling import over_batches
+from tango_jax.records import Responses, Solution
 from tango_jax.runtime.checks import require
 from tango_jax.tracking.scores import verifier_scores
 
@@ -17,38 +18,35 @@ LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
 MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
-def rollout_metrics(role: str, rollout: Rollout) -> dict[str, float]:
-    length_B = np.array([len(tokens) for tokens in rollout.tokens])
-    return {
-        f"{role}/length_mean": length_B.mean(),
-        f"{role}/length_max": length_B.max(),
-        f"{role}/truncation_rate": rollout.is_truncated_B.mean(),
-        f"{role}/tokens_sampled": length_B.sum(),
-        f"{role}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
-    }
-
-
-def turn_metrics(role: str, answers: dict[str, Responses], *parts: dict[str, float]) -> dict[str, float]:
+def turn_metrics(role: str, sampled: Sequence[Responses], *parts: Mapping[str, float]) -> dict[str, float]:
     """All metrics of a turn: those of its responses, the agreement of verdicts with the grades, and the `parts`, which
-    are those of sampling, reward, credit and update.
+    are those of sampling, reward, lesson and update.
+
+    Verdicts in a generator's turn are of a live generator's solutions, under `verifier/live_` if every solution was
+    judged. Where only some were, they are of a selection that other arms do not make, under `verifier/judged_`.
 
     Raises:
         ValueError: two of them have a name in common.
     """
+    by_name: dict[str, list[Responses]] = {}
+    for responses in sampled:
+        by_name.setdefault(responses.name, []).extend([responses] * (len(responses) > 0))
+    solutions, judged = (next(iter(by_name.get(name, ())), None) for name in ("generator", "verifier"))
     own = {}
-    if role == "generator":
-        own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in answers[role].records])
-    if "verifier" in answers:
-        judged = answers["verifier"]
+    if role == "generator" and solutions:
+        own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in solutions])
+    if judged and all(isinstance(owner, Solution) for owner in judged.parents):
         # In a generator turn only the first of several verifications of a solution counts.
-        every, prefix = (judged.group_size, "verifier/live_") if role == "generator" else (1, "verifier/")
+        every, prefix = (1, "verifier/") if role == "verifier" else (judged.group_size, "verifier/live_")
+        if role == "generator" and len(judged.parents) < len(solutions):
+            prefix = "verifier/judged_"
         scores = verifier_scores(judged.owners[::every], judged.records[::every])
         own |= {f"{prefix}{name}": value for name, value in scores.items()}
     metrics: dict[str, float] = {}
-    for part in (*(responses.metrics for responses in answers.values()), own, *parts):
+    for part in (*(over_batches([one.metrics for one in same]) for same in by_name.values()), own, *parts):
         twice = sorted(metrics.keys() & part.keys())
         require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that "
-                "your reward or credit function returns")
+                "your method returns")
         metrics |= part
     return metrics
 

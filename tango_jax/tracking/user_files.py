@@ -16,7 +16,6 @@ from tango_jax.config import ROLES, flatten
 from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.package_changes import ConfigSource, executed_configs
 from tango_jax.runtime.user_code import is_user_code, sources
-from tango_jax.tasks.own_arm import arm_of
 from tango_jax.text.templates import is_template_file
 
 COPIES = "user_files"  # folder in the workdir
@@ -47,10 +46,6 @@ def user_files(config: ConfigDict) -> dict[str, UserFile]:
     """{key: file} of all files of the user that take part in a run of this process."""
     settings, found = flatten(config), {}
     named = {key: settings[key] for key in FUNCTIONS if is_user_code(settings[key])}
-    if "arm" in named:  # its turns may name functions, too
-        named |= {f"arm, {kind} of {role}": getattr(plan, kind) for role, plan in arm_of(config).turns.items()
-                  for kind in ("reward", "credit")
-                  if isinstance(getattr(plan, kind), str) and is_user_code(getattr(plan, kind))}  # fmt: skip
     for key, text in named.items():
         for number, source in enumerate(sources(text)):
             name = f"{key} ({source.path.name})" if number else key

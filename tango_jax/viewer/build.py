@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.arms import DEFAULT_ARM
+from tango_jax.method.arms import DEFAULT_ARM
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.provenance import describe

@@ -3,7 +3,7 @@
 Curves of metrics that a run did not log are missing, and panels without curves are left out.
 """
 
-from tango_jax.arms import BLACK, BLUE, GREEN, GREY, VERMILION
+from tango_jax.method.arms import BLACK, BLUE, GREEN, GREY, VERMILION
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES
@@ -27,7 +27,7 @@ def training(run: Run) -> list[dict]:
 
     warmup, sampled = warmup_shade(rows), _sampled_in_a_turn(run)
     accuracy = share("greedy, held out", of("generator/accuracy", {"eval"}), _evaluated(run), VERMILION)
-    accuracy += line("greedy, with second tries", of("second_solution/eval_final_accuracy", {"eval"}), GREEN, "--", "x")
+    accuracy += line("greedy, with second tries", of("second_try/eval_final_accuracy", {"eval"}), GREEN, "--", "x")
     reward = noisy("sampled, in training", of("generator/reward/outcome", {"generator"}), GREY, "--")
     reward += noisy("labels that agree with the grade", of("generator/label_accuracy", {"generator"}), BLUE, ":")
     f1 = line("verdicts, macro-F1", of("verifier/pool/outcome_f1", {"eval"}), BLUE, "--", "square")
@@ -37,9 +37,9 @@ def training(run: Run) -> list[dict]:
     verdicts += noisy("share of correct answers", of("verifier/solutions_correct"), GREY, ":")
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
     verdicts += noisy("quality by a second judgement", of("verifier/reward/quality"), BLACK)
-    tried = noisy("tried again", of("second_solution/share"), GREY, "--")
-    tried += noisy("mended", of("second_solution/mended"), GREEN)
-    tried += noisy("broken", of("second_solution/broken"), VERMILION, ":")
+    tried = noisy("tried again", of("second_try/share"), GREY, "--")
+    tried += noisy("mended", of("second_try/mended"), GREEN)
+    tried += noisy("broken", of("second_try/broken"), VERMILION, ":")
     believed = noisy("trust", of("generator/trust", {"generator"}), VERMILION)
     believed += noisy("share of the solutions that are judged", of("generator/judged_share", {"generator"}), GREY, "--")
     pool = run.settings["eval.pool"]

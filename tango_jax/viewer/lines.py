@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tango_jax.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.viewer.panels import bars, line, noisy, panel, with_content

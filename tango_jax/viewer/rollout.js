@@ -151,7 +151,7 @@ function rawTexts(rollout, verification, paints) {
 }
 
 // A second try of the problem, and what the verifier said of its own verification, where an arm has them.
-function furtherCards({ second_solution: second, second_judgement: again }) {
+function furtherCards({ second_try: second, second_judgement: again }) {
   const card = (title, badges, text) =>
     h(
       "section",

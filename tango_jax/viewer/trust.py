@@ -4,7 +4,7 @@ Counts and rates come from quality.py. The verifications are those of one role's
 the captions name. Panels without curves, and tables without cases, are left out.
 """
 
-from tango_jax.arms import BLUE, GREEN, GREY, SKY, VERMILION
+from tango_jax.method.arms import BLUE, GREEN, GREY, SKY, VERMILION
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tracking.curves import Series, series

@@ -5,6 +5,7 @@ this project trained is used again: in another run, an export or `sample`.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -19,7 +20,6 @@ from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.sharding.layouts import param_shardings, with_shardings
-from tango_jax.tasks.own_arm import arm_or_none
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.tokenizer import load_sentencepiece
@@ -78,7 +78,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             run started no longer exists.
     """
     config = read_config(workdir)
-    base = start_source(config, "generator" if shares_policy(config) else role, use_chat)
+    base = start_source(config, "generator" if has_one_policy(workdir) else role, use_chat)
     directory, part = newest_checkpoints(workdir, role)
     saved = base.model_config
     plain = dataclasses.replace(saved, lora=None, param_dtype=config[role].model.param_dtype)
@@ -132,7 +132,7 @@ def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict 
 def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
     """The checkpoints of a stage 1 that trained all parameters, which are the base of a run's adapters; None: the base
     is the role's checkpoint."""
-    if shares_policy(config):  # the verifier's stage 1, where it has one, continues from the generator's
+    if has_one_policy(workdir):  # the verifier's stage 1, where it has one, continues from the generator's
         verifier = config.verifier
         role = "verifier" if verifier.init_from or verifier.sft.steps else "generator"
     own = config[role]
@@ -166,15 +166,20 @@ def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) ->
     )
 
 
-def shares_policy(config: ConfigDict) -> bool:
-    """Whether one policy has both roles."""
-    arm = arm_or_none(config)
-    return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
+def has_one_policy(workdir: Path) -> bool:
+    """Whether one policy has both roles in the run of a workdir: by its settings, or by the record of its arm."""
+    if read_config(workdir).verifier.adapter == "generator":
+        return True
+    try:
+        stored = json.loads((workdir / "provenance.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool((stored.get("arm") or {}).get("is_one_policy", False))
 
 
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:
     """Return the directory of checkpoints to read, and the branch of the saved tree with the role's parameters."""
-    is_shared = shares_policy(read_config(workdir))
+    is_shared = has_one_policy(workdir)
     if complete_steps(workdir / "checkpoints"):
         return workdir / "checkpoints", ("generator" if is_shared else role, "params")
     if is_shared:  # the verifier's stage 1 continues from the generator's

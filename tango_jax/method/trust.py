@@ -1,8 +1,8 @@
-"""How far the verifier is believed, by graded outcomes alone, and which solutions it is asked about.
+"""Step rewards weighted by the verifier's measured accuracy, and which solutions it judges.
 
-Takes the grades of a generator turn and the counts of earlier verdicts; returns which solutions are judged and what a
-group's step rewards weigh. Stage: after the grades, before the verifier's call. This is an addition to the published
-method, which asks about all solutions and believes every judgement (`rl.judge=all`, `rl.trust=()`).
+With `rl.trust` or `rl.judge`, `solve` of this file takes the place of tango.solve, and `remembering` adds to the turns
+of the verifier that their judgements are counted. This is an addition to the published method, in which the verifier
+judges all solutions and every judgement counts (`rl.judge=all`, `rl.trust=()`).
 
 The measure is the F1 score of accepting a solution, that is, of rejecting none of its steps, if one solution in twenty
 were right. It is high only where the verifier accepts most right solutions and hardly any wrong one, and it does not
@@ -12,23 +12,27 @@ The same measure, on the solutions of the verifier's own turns, tells when its w
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.records import Answers, Counters, Responses
-from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.schedule import Turn
+from tango_jax.method.rewards import graded, judged_steps, right_B, step_metrics
+from tango_jax.method.tango import share_of_one_outcome
+from tango_jax.method.turn import Turn
+from tango_jax.records import Lesson, Memory, Solution, StepRewards, Verification
+from tango_jax.rl.advantages import average_over_verifications
+from tango_jax.rl.schedule import Place, alpha_of
 
 # Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
-PRIOR = 24.0  # the verifier's turns count for as much as so many steps of right solutions in the generator's turns
-# Right and wrong solutions of a turn on which the measure rests at least, where there are as many and as many depend on
-# it.
-RIGHT_ASKED, WRONG_ASKED = 8, 16
+PRIOR = 24.0  # the verifier's turns count for as much as this many steps of right solutions in the generator's turns
+# At least this many right and wrong solutions of a turn are judged for the measure, where there are as many: fewer if
+# the step rewards of fewer solutions depend on it.
+RIGHT_JUDGED, WRONG_JUDGED = 8, 16
 SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
 
@@ -112,53 +116,83 @@ def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
     return float(np.clip((f1_of(rates) - low) / (high - low), 0.0, 1.0))
 
 
-def warmup_metrics(rl: ConfigDict, turn: Turn, counters: Counters) -> dict[str, float]:
-    """Of a warm-up that may end sooner: trust by the verifier's own turns, of which `turn` is the last."""
-    if turn.phase != "warmup" or not rl.warmup_until:
+def solve(t: Turn) -> Lesson:
+    """tango.solve, in which a part of the solutions is judged, and the weight alpha of step rewards is multiplied by
+    the trust in the verifier."""
+    solutions, reward = t.until_full(
+        lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
+    )
+    has_signal_P = t.algorithm.has_signal_P(right_B(solutions).astype(np.float32), solutions)
+    choice = choose(t.rl, right_B(solutions), has_signal_P, _rates(t.memory, solutions))
+    chosen = [solutions[row] for row in np.flatnonzero(choice.is_judged_B)]
+    judged = t.sample("verifier", chosen, t.rl.verifications_per_solution, at_most=len(solutions))
+    trust_B = np.repeat(choice.trust_P, solutions.group_size)
+    steps = [_only(one, trust_B > 0) for one in judged_steps(t, solutions, judged)]
+    outcome_BT = t.algorithm.outcome(reward, solutions)
+    steps_BT = average_over_verifications([t.algorithm.step(one, solutions) for one in steps])
+    alpha_B = alpha_of(t.generator_step, t.rl, share_of_one_outcome(t, solutions)) * trust_B
+    terms = {"outcome": (1 - alpha_B, outcome_BT), "steps": (alpha_B, steps_BT)}
+    metrics = step_metrics(steps, alpha_B) | choice.metrics(t.rl)
+    memory = t.memory
+    if t.rl.trust and len(judged):
+        evidence = Evidence(*memory.evidence).after_solving(*_verdicts(judged.records))
+        memory = memory.replace(evidence=tuple(evidence))
+    return Lesson(solutions, reward, terms, metrics, memory, steps)
+
+
+def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
+    """A verifier's turn after which its judgements count in the measure: those of all that were sampled, since dynamic
+    sampling leaves out verifications that agree with each other, which are most of a good verifier's."""
+
+    @functools.wraps(judge)
+    def judge_and_remember(t: Turn) -> Lesson:
+        lesson = judge(t)
+        if not t.rl.trust:
+            return lesson
+        memory = lesson.memory or t.memory
+        verdicts = _verdicts([one for responses in t.everything("verifier") for one in responses])
+        memory = memory.replace(evidence=tuple(Evidence(*memory.evidence).after_practice(*verdicts)))
+        metrics = dict(lesson.metrics) | warmup_metrics(t.rl, t.place, memory)
+        return dataclasses.replace(lesson, memory=memory, metrics=metrics)
+
+    return judge_and_remember
+
+
+def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, float]:
+    """Of a warm-up that may end sooner: trust by the verifier's own turns, of which the one at `place` is the last."""
+    if place.phase != "warmup" or not rl.warmup_until:
         return {}
-    return {"verifier/warmup_trust": trust_of(Evidence(*counters.evidence).practised_rates(), rl.trust)}
+    return {"verifier/warmup_trust": trust_of(Evidence(*memory.evidence).practised_rates(), rl.trust)}
 
 
-def turns_done(rl: ConfigDict, turn: Turn, counters: Counters) -> int:
-    """The number of turns of the schedule that are over with `turn`, given the counters after it. They include the rest
-    of a warm-up that has done its work: turns of the generator keep their numbers, and so draw what they would have
-    drawn."""
-    reached = warmup_metrics(rl, turn, counters).get("verifier/warmup_trust", 0.0)
-    return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else turn.index + 1
+def turns_done(rl: ConfigDict, place: Place, memory: Memory) -> int:
+    """The number of turns of the schedule that are over with the one at `place`, given the memory after it. They include
+    the rest of a warm-up that has done its work: turns of the generator keep their numbers, and so draw what they would
+    have drawn."""
+    reached = warmup_metrics(rl, place, memory).get("verifier/warmup_trust", 0.0)
+    return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else place.index + 1
 
 
-class Asked(NamedTuple):
-    """Which solutions of a generator turn the verifier judges, and how far it is believed."""
+class Choice(NamedTuple):
+    """Which solutions of a generator's turn the verifier judges, and how much its judgements count."""
 
-    is_asked_B: np.ndarray  # bool, the solutions that it judges
+    is_judged_B: np.ndarray  # bool
     trust_P: np.ndarray  # float64 in [0, 1]: `trust` in the groups whose step rewards count, 0 in the others
     trust: float
     rates: tuple[float, float]  # from which it follows
 
     def metrics(self, rl: ConfigDict) -> dict[str, float]:
-        share = {"generator/judged_share": self.is_asked_B.mean()}
+        share = {"generator/judged_share": self.is_judged_B.mean()}
         if not rl.trust:  # nothing is measured
             return share
-        names = ("generator/trust", "verifier/right_accepted", "verifier/wrong_accepted")
-        return share | dict(zip(names, (self.trust, *self.rates), strict=True))
+        right, wrong = self.rates
+        return share | {"generator/trust": self.trust, "verifier/right_accepted": right,
+                        "verifier/wrong_accepted_upper": wrong}  # fmt: skip
 
 
-def asked_about(config: ConfigDict, solved: Responses, counters: Counters) -> Asked | None:
-    """Which of the generator's solutions are judged, given the verdicts of earlier turns; None: all of them are, and
-    all judgements count, as published."""
-    rl = config.rl
-    if rl.judge == "all" and not rl.trust:
-        return None
-    is_correct_B = np.array([solution.is_right for solution in solved.records])
-    algorithm = algorithm_of(config.generator.loss.algorithm, "generator.loss.algorithm")
-    has_signal_P = algorithm.has_signal_P(is_correct_B.astype(np.float32), solved.group_size)
-    num_steps = float(np.mean([len(solution.steps) for solution in solved.records]))
-    return ask_about(rl, is_correct_B, has_signal_P, Evidence(*counters.evidence).rates(num_steps))
-
-
-def ask_about(
+def choose(
     rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, rates: tuple[float, float]
-) -> Asked:
+) -> Choice:
     """The solutions of a turn that the verifier judges: those of the groups whose step rewards count, and, where trust
     is measured, some more for the measure alone, though never more than there are solutions to which trust matters.
 
@@ -172,29 +206,32 @@ def ask_about(
     group_size = len(is_correct_B) // len(has_signal_P)
     has_right_P = is_correct_B.reshape(-1, group_size).any(axis=1)
     counts_P = {"all": np.ones_like(has_signal_P), "silent": ~has_signal_P, "failed": ~has_right_P}[rl.judge]
-    is_asked_B = np.repeat(counts_P & (trust > 0), group_size)
+    is_judged_B = np.repeat(counts_P & (trust > 0), group_size)
     if rl.trust:
-        needed = min(counts_P.sum() * group_size / (RIGHT_ASKED + WRONG_ASKED), 1.0)
-        for is_kind_B, least in ((is_correct_B, RIGHT_ASKED), (~is_correct_B, WRONG_ASKED)):
-            missing = max(math.ceil(least * needed) - int((is_asked_B & is_kind_B).sum()), 0)
-            is_asked_B[_spread(np.flatnonzero(is_kind_B & ~is_asked_B), missing)] = True
-    return Asked(is_asked_B, trust * counts_P, trust, rates)
+        needed = min(counts_P.sum() * group_size / (RIGHT_JUDGED + WRONG_JUDGED), 1.0)
+        for is_kind_B, least in ((is_correct_B, RIGHT_JUDGED), (~is_correct_B, WRONG_JUDGED)):
+            missing = max(math.ceil(least * needed) - int((is_judged_B & is_kind_B).sum()), 0)
+            is_judged_B[_spread(np.flatnonzero(is_kind_B & ~is_judged_B), missing)] = True
+    return Choice(is_judged_B, trust * counts_P, trust, rates)
 
 
-def with_verdicts(counters: Counters, rl: ConfigDict, role: str, answers: Answers) -> Counters:
-    """The counters with the evidence of a turn of `role`: its judgements, beside the grades of what they are about."""
-    if not rl.trust or "verifier" not in answers:
-        return counters
-    # Judgements that do not match the steps give no step reward, and so say nothing of those that do.
-    judged, evidence = answers["verifier"], Evidence(*counters.evidence)
-    pairs = [(solution, verification.judgements) for solution, verification
-             in zip(judged.owners, judged.records, strict=True) if verification.is_aligned]  # fmt: skip
-    is_correct_B = np.array([solution.is_right for solution, _ in pairs], bool)
-    num_steps_B = np.array([len(solution.steps) for solution, _ in pairs], int)
-    rejected_B = np.array([sum(approved is False for approved in judgements) for _, judgements in pairs], int)
-    after_fn = evidence.after_solving if role == "generator" else evidence.after_practice
-    evidence = after_fn(is_correct_B, num_steps_B, rejected_B)
-    return dataclasses.replace(counters, evidence=tuple(evidence))
+def _rates(memory: Memory, solutions: Sequence[Solution]) -> tuple[float, float]:
+    """How often the verifier has accepted right and wrong solutions, at the mean number of steps of these."""
+    return Evidence(*memory.evidence).rates(float(np.mean([len(solution.steps) for solution in solutions])))
+
+
+def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:
+    """The step rewards of the rows that count."""
+    of_steps = [one if counts else None for one, counts in zip(rewards.of_steps, counts_B, strict=True)]
+    return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps)
+
+
+def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Grades of the judged solutions, their numbers of steps, and how many of these are rejected. Judgements that do
+    not match the steps give no step reward, and so say nothing of those that do."""
+    judged = [verification for verification in judged if verification.is_aligned]
+    return (right_B([one.of for one in judged]), np.array([len(one.of.steps) for one in judged], int),
+            np.array([sum(step is False for step in one.judgements) for one in judged], int))  # fmt: skip
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:

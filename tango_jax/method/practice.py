@@ -7,11 +7,12 @@ published method, which takes all problems as they come (`rl.practice=all`).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from tango_jax.records import Counters, Problem, Solution
+from tango_jax.records import Problem, Solution
 
 CANDIDATES = 4  # problems that are looked at for each that is taken
 # Per turn, of the counts by size: about the last ten count. What is not asked any more is forgotten, and tried again.
@@ -39,20 +40,32 @@ def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Seq
     return [problems[place] for place in sorted(chosen)]
 
 
-def with_passes(counters: Counters, rl: ConfigDict, solutions: Sequence[Solution]) -> Counters:
-    """The counters after a turn with these solutions."""
-    if rl.practice != "half_right":
-        return counters
+def remembering(turn: Callable) -> Callable:
+    """A turn after which the grades of its solutions are counted."""
+
+    @functools.wraps(turn)
+    def turn_and_remember(t):
+        lesson = turn(t)
+        solutions = [one for responses in t.sampled if responses.name == "generator" for one in responses]
+        memory = lesson.memory or t.memory
+        return dataclasses.replace(lesson, memory=memory.replace(passes=passes_after(memory.passes, solutions)))
+
+    return turn_and_remember
+
+
+def passes_after(
+    passes: Mapping[str, Sequence[float]], solutions: Sequence[Solution]
+) -> dict[str, tuple[float, float]]:
+    """The counts after a turn with these solutions."""
     new: dict[str, tuple[float, float]] = {}
     for solution in solutions:
         right, seen = new.get(_key(solution.problem), (0.0, 0.0))
         new[_key(solution.problem)] = (right + solution.is_right, seen + 1.0)
     sized = {_key(solution.problem) for solution in solutions if solution.problem.size}
-    faded = {key: tuple(DECAY * number for number in counts) for key, counts in counters.passes.items()
-             if key.isdecimal()}  # fmt: skip
+    faded = {key: tuple(DECAY * number for number in counts) for key, counts in passes.items() if key.isdecimal()}
     for key in sized & faded.keys():
         new[key] = tuple(old + more for old, more in zip(faded[key], new[key], strict=True))
-    return dataclasses.replace(counters, passes={**counters.passes, **faded, **new})
+    return {**passes, **faded, **new}
 
 
 def _key(problem: Problem) -> str:

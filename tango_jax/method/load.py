@@ -1,0 +1,199 @@
+"""What a run's settings name of its method, loaded once and rehearsed.
+
+A role's `loss.algorithm` (rl/algorithms.py), `loss.term` (rl/losses.py) and `reward` (rl/own_reward.py) name functions
+of a user, and so may the arm (own_arm.py). Whatever they raise becomes a ValueError of one line. Of several processes,
+each calls a turn's function with the same responses, which must have the same result.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES
+from tango_jax.method.arms import Arm, TurnFunction, turns_of
+from tango_jax.method.own_arm import arm_of
+from tango_jax.method.rehearsal import Rehearsal, made_up_task, rehearse
+from tango_jax.method.turn import MAX_SCORED_TOKENS, Turn
+from tango_jax.records import Lesson
+from tango_jax.rl.algorithms import Algorithm, algorithm_of
+from tango_jax.rl.loss_term import load_loss_term
+from tango_jax.rl.own_reward import OwnReward, load_own_rewards
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checks import Mistakes, require
+from tango_jax.runtime.user_code import UserFunction
+from tango_jax.tasks.own_grader import check_goes_by_answer
+from tango_jax.tasks.registry import LOOKED_AT, example_problem
+from tango_jax.tasks.task import Task
+from tango_jax.text.prompts import OWN, SECOND_JUDGEMENT, SECOND_TRY, Prompt
+
+# Errors of sampling, which are no mistake of the function that asked for it.
+NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, hosts.Preempted)
+
+
+class Method(NamedTuple):
+    """How a run learns. `load_method` makes it; the loop calls its turns."""
+
+    arm: Arm
+    turns: Mapping[str, TurnFunction]  # by role
+    algorithms: Mapping[str, Algorithm]  # by role
+    own_rewards: Mapping[str, OwnReward]  # by role, where a user has named a function for each response
+    rehearsals: Mapping[str, Rehearsal]  # by the role that is trained
+
+    def further_prompts(self, role: str) -> tuple[Prompt, ...]:
+        """The prompts of a role beside its own, which stage 1 has examples of as well."""
+        found = [prompt for rehearsal in self.rehearsals.values() for prompt in rehearsal.prompts]
+        return tuple(dict.fromkeys(prompt for prompt in found if prompt.role == role and prompt is not OWN[role]))
+
+    def samples_of(self, role: str) -> set[int]:
+        """The numbers of responses to a prompt that the role gives in a turn."""
+        calls = [call for rehearsal in self.rehearsals.values() for call in rehearsal.calls.values()]
+        return {call.samples for call in calls if call.prompt.role == role}
+
+    @property
+    def streams(self) -> set[str]:
+        """The streams of problems that its turns draw from."""
+        return {stream for rehearsal in self.rehearsals.values() for stream in rehearsal.draws}
+
+    @property
+    def stage_one_kind(self) -> str:
+        """What makes its stage 1 another one than that of the other arms; empty: nothing."""
+        further = [prompt.name for role in ROLES for prompt in self.further_prompts(role)]
+        return ",".join([*["one_policy"] * self.arm.is_one_policy, *further])
+
+
+class Parts(NamedTuple):
+    """What the settings name, loaded."""
+
+    arm: Arm
+    algorithms: dict[str, Algorithm]
+    own_rewards: dict[str, OwnReward]
+
+
+def load_parts(config: ConfigDict) -> Parts:
+    """Load all that the configuration names.
+
+    Raises:
+        ValueError: some of it cannot be loaded or takes other parameters; all mistakes at once.
+    """
+    mistakes, own_rewards, algorithms, arm = Mistakes(), {}, {}, None
+    with mistakes.collected():
+        arm = arm_of(config)
+    with mistakes.collected():
+        own_rewards = load_own_rewards(config)
+    for role in ROLES:
+        with mistakes.collected():
+            algorithms[role] = algorithm_of(config[role].loss.algorithm, f"{role}.loss.algorithm")
+        with mistakes.collected():
+            load_loss_term(role, config[role].loss)
+    mistakes.raise_all()
+    return Parts(arm, algorithms, own_rewards)
+
+
+def load_method(config: ConfigDict, task: Task | None = None) -> Method:
+    """Load all that the configuration names, and rehearse the turns.
+
+    Args:
+        task: the run's, with whose problems functions of users are tried; None: a made-up one, and rewards are not
+            tried.
+
+    Raises:
+        ValueError: see `load_parts`; or a rehearsal failed (rehearsal.py), or the settings do not suit the turns.
+    """
+    arm, algorithms, own_rewards = load_parts(config)
+    turns = {role: _named(config, role, turn) for role, turn in turns_of(arm, config.rl).items()}
+    rehearsed_with, rehearsals = task or made_up_task(example_problem(config)), {}
+    for role, turn in turns.items():
+        own_reward = own_rewards.get(role) if task else None
+        try:
+            rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, own_reward)
+        except ValueError as error:
+            raise ValueError(f"{error}; the responses were made up to try the method before the run") from error
+    method = Method(arm, turns, algorithms, own_rewards, rehearsals)
+    _check(config, method)
+    return method
+
+
+def _named(config: ConfigDict, role: str, turn: TurnFunction) -> Callable[[Turn], Lesson]:
+    """The function with its setting in front of its errors; of a user's, with the line."""
+    function = UserFunction("arm", f"{config.arm}, the {role}'s turn", turn)
+    is_own = not turn.__module__.startswith(__package__)
+
+    def named_turn(t: Turn) -> Lesson:
+        try:
+            return function.call(t) if is_own else turn(t)
+        except ValueError as error:
+            if isinstance(error.__cause__, NOT_OF_THE_TURN):
+                raise error.__cause__ from None
+            raise error if is_own else ValueError(f"arm={config.arm}, the {role}'s turn: {error}") from error
+
+    return named_turn
+
+
+def _check(config: ConfigDict, method: Method) -> None:
+    """What the turns need of the settings."""
+    rl, rehearsals, mistakes, shown = config.rl, method.rehearsals, Mistakes(), f"arm={config.arm}"
+    roles = {call.prompt.role for rehearsal in rehearsals.values() for call in rehearsal.calls.values()}
+    has_verifier, verb = "verifier" in roles, "sample" if "verifier" in roles else "do not sample"
+    mistakes.require(method.arm.uses_verifier == has_verifier, f"{shown} has uses_verifier={method.arm.uses_verifier}, "
+                     f"and its turns {verb} from the verifier: set it to {has_verifier}")
+    for role, rehearsal in rehearsals.items():
+        _check_turn(config, role, rehearsal, mistakes)
+    is_own = "generator" in method.turns and not method.arm.turns["generator"].__module__.startswith(__package__)
+    is_trusted = "generator" in rehearsals and "generator/judged_share" in rehearsals["generator"].metrics
+    mistakes.require(
+        not (rl.trust or rl.judge != "all") or not is_own or is_trusted, f"rl.trust={tuple(rl.trust)} and rl.judge="
+        f"{rl.judge} change tango.solve, which the generator's turn of {shown} is not: build it on "
+        "tango_jax.method.trust.solve, or set rl.trust=() and rl.judge=all",
+    )
+    mistakes.raise_all()
+
+
+def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: Mistakes) -> None:
+    rl, learner, shown = config.rl, config[role], f"arm={config.arm}"
+    mistakes.require(
+        not rehearsal.labels or (rl.judge == "all" and not rl.trust), f"{shown} labels solutions without grades, and "
+        f"rl.judge={rl.judge} and rl.trust={tuple(rl.trust)} go by grades: set rl.judge=all and rl.trust=()",
+    )
+    mistakes.require(
+        not rehearsal.labels or rl.samples_per_prompt > 1, f"{shown} labels solutions by the answer of most samples of "
+        "a problem, and rl.samples_per_prompt=1 has one: raise it",
+    )
+    if rehearsal.scored:
+        mistakes.require(
+            learner.top_p == 1 and not learner.top_k, f"{shown} compares what the {role} samples with what its teacher "
+            f"would say, and {role}.top_p={learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them "
+            "to 1.0 and 0",
+        )
+        mistakes.require(
+            learner.loss.kl_coef > 0, f"{shown} has the reference policy of the {role} as its teacher, and with "
+            f"{role}.loss.kl_coef=0 there is none: set it above 0",
+        )
+    for call in rehearsal.scored:
+        tokens = call.prompts * call.samples * learner.max_response
+        mistakes.require(
+            tokens < MAX_SCORED_TOKENS, f"{shown} has a teacher for up to {tokens} tokens of a turn, more than "
+            f"{MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or {role}.max_response",
+        )
+    for prompt in {SECOND_TRY, SECOND_JUDGEMENT} & set(rehearsal.prompts):
+        least, limit = config.generator.max_response + config.verifier.max_response, config[prompt.role].max_prompt
+        mistakes.require(
+            limit > least, f"{shown} shows the {prompt.role} a solution and its verification, up to {least} tokens "
+            f"beside the problem, and {prompt.role}.max_prompt={limit}: raise it",
+        )
+
+
+def check_task(config: ConfigDict, method: Method, task: Task) -> None:
+    """Check that the task has what the method needs.
+
+    Raises:
+        ValueError: it has no step labels or no curriculum, or its grader does not go by `problem.answer`.
+    """
+    needed = {"step labels": ("gold_steps", method.arm.needs_gold_steps),
+              "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}  # fmt: skip
+    for what, (field, is_needed) in needed.items():
+        require(not is_needed or getattr(task, field) is not None, f"arm={config.arm} needs a task with {what}, and "
+                f"task.name={config.task.name} has none: choose another arm, or give the task a {field}")
+    if any(rehearsal.labels for rehearsal in method.rehearsals.values()):
+        check_goes_by_answer(task, [task.train_problem(index) for index in range(LOOKED_AT)], f"arm={config.arm}")

@@ -1,0 +1,115 @@
+"""The arm of a run: a name of ARMS, or a record of a user, as FILE.py:name or package.module:name.
+
+    import dataclasses
+    from tango_jax.method import tango
+    from tango_jax.method.arms import ARMS
+    def solve(t):
+        lesson = tango.solve(t)   # or its lines, copied and changed
+        return lesson
+    mine = dataclasses.replace(ARMS["tango"], label="mine", turns=ARMS["tango"].turns | {"generator": solve})
+
+`--config.arm=my.py:mine` trains it. The look and the roles of an arm are stored with the run, and read from there by
+whatever draws or compares runs.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tango_jax.config import ROLES
+from tango_jax.method.arms import ARMS, Arm, Look
+from tango_jax.rl.schedule import Schedule
+from tango_jax.runtime.checks import Mistakes, cut, shortened
+from tango_jax.runtime.user_code import is_user_code, load_object
+
+
+def arm_name(text: str) -> str:
+    """The name of an arm in tables and folders: `mine` of `my.py:mine`."""
+    return text.rpartition(":")[2]
+
+
+def arm_of(config: ConfigDict) -> Arm:
+    """The record of a run's arm. Raises ValueError, see `load_arm`."""
+    return load_arm(config.arm)
+
+
+def load_arm(text: str, key: str = "arm") -> Arm:
+    """The record that a setting names.
+
+    Raises:
+        ValueError: there is no such arm; or a field of a user's record is mistaken.
+    """
+    if text in ARMS:
+        return ARMS[text]
+    if not is_user_code(text):
+        near = difflib.get_close_matches(text, ARMS, 1)
+        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}"
+                         + (f": did you mean {near[0]}?" if near else "; one of your own is FILE.py:name"))
+    arm = load_object(key, text, Arm)
+    _check(f"{key}={cut(text)}", arm_name(text), arm)
+    return arm
+
+
+def arm_or_none(config: ConfigDict) -> Arm | None:
+    """The record of a run's arm; None if the setting is mistaken, which another check says."""
+    try:
+        return arm_of(config)
+    except ValueError:
+        return None
+
+
+def shares_policy(config: ConfigDict) -> bool:
+    """Whether one policy has both roles."""
+    arm = arm_or_none(config)
+    return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
+
+
+def make_schedule(config: ConfigDict) -> Schedule:
+    """The schedule of a run, as its arm has it."""
+    rl, arm = config.rl, arm_of(config)
+    return Schedule(
+        warmup_turns=rl.warmup_steps,
+        generator_turns_per_cycle=rl.generator_turns_per_cycle,
+        verifier_turns_per_cycle=rl.verifier_turns_per_cycle if arm.is_interleaved else 0,
+        generator_turns=rl.generator_steps,
+        train_generator="generator" in arm.turns,
+        train_verifier="verifier" in arm.turns,
+    )
+
+
+def _check(shown: str, name: str, arm: Arm) -> None:
+    mistakes = Mistakes()
+    mistakes.require(name not in ARMS, f"{shown} has the name of an arm that is built in: choose another")
+    mistakes.require(isinstance(arm.label, str) and isinstance(arm.help, str) and isinstance(arm.look, Look),
+                     f"{shown}: help and label must be texts, and look a Look (tango_jax/method/arms.py)")
+    is_turns = isinstance(arm.turns, Mapping) and bool(arm.turns) and set(arm.turns) <= set(ROLES)
+    mistakes.require(is_turns and all(map(callable, arm.turns.values())), f"{shown}: turns must be a mapping from "
+                     f"{' or '.join(ROLES)} to a function of a Turn, and is {shortened(arm.turns)}")
+    mistakes.raise_all()
+
+
+def stored_arm(text: str) -> dict[str, Any]:
+    """What a run stores of its arm: all but the functions, whose source is stored with the files of the user."""
+    arm = load_arm(text)
+    fields = {field.name: getattr(arm, field.name) for field in dataclasses.fields(arm)}
+    return {"name": arm_name(text)} | fields | {"look": dataclasses.asdict(arm.look), "turns": list(arm.turns)}
+
+
+def read_arm(stored: Mapping[str, Any]) -> Arm:
+    """The record that `stored_arm` made a mapping of. It can be drawn and compared; its turns cannot be run.
+
+    Raises:
+        ValueError: it lacks something.
+    """
+    try:
+        fields = {field.name: stored[field.name] for field in dataclasses.fields(Arm) if field.name in stored}
+        return Arm(**fields | {"look": Look(**stored["look"]), "turns": dict.fromkeys(stored["turns"], _not_stored)})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the stored record of an arm is damaged ({error!r})") from error
+
+
+def _not_stored(t: Any) -> None:
+    raise ValueError("the turns of a stored arm cannot be run: name the file that defines it")

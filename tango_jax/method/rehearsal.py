@@ -1,0 +1,242 @@
+"""A rehearsal: a turn's function is run on made-up responses, before anything long begins.
+
+As `jax.eval_shape` runs a function on shapes, this finds out what a turn will do: which calls it makes, with how many
+prompts and samples, what it trains on, which problems it draws. Compilation, planning, stage 1 and validation read that
+report, and a function of a user that fails does so here.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.grading import GradeReport
+from tango_jax.method.lesson import advantages_of, digest_of
+from tango_jax.method.texts import make_solution, make_verification, rollout_metrics, with_parents
+from tango_jax.method.turn import Bound, Turn
+from tango_jax.records import Lesson, Memory, Problem, Responses, Rollout, Solution, problem_of
+from tango_jax.rl.algorithms import Algorithm
+from tango_jax.rl.own_reward import OwnReward
+from tango_jax.rl.packing import action_mask
+from tango_jax.rl.schedule import Place
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checks import require, shortened
+from tango_jax.tasks.task import Task
+from tango_jax.text.prompts import OWN, Fields, Prompt
+
+MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
+# Kinds of responses, of which those to a prompt are in turn: to all alike, and mixed as in a real turn.
+SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong", "empty", "wrong", "right"),
+             "empty": ("empty",)}  # fmt: skip
+WRONG_ANSWER = "made up"
+
+
+class Call(NamedTuple):
+    """A call of a turn."""
+
+    prompt: Prompt
+    prompts: int  # at most
+    samples: int
+
+
+class Rehearsal(NamedTuple):
+    """What the turn of one role does."""
+
+    calls: Mapping[tuple[str, int], Call]  # (name of the prompt, how many calls of that prompt were before) -> call
+    learner: Bound  # prompts at most, and responses to each, of what is trained on
+    scored: tuple[Call, ...]  # by the reference policy, to another prompt
+    draws: Mapping[str, int]  # by stream
+    metrics: tuple[str, ...]  # names
+    labels: bool  # whether labels take the place of grades
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Every prompt that it samples or scores, each once."""
+        return tuple(dict.fromkeys(call.prompt for call in (*self.calls.values(), *self.scored)))
+
+    @property
+    def bounds(self) -> dict[tuple[str, int], Bound]:
+        return {key: Bound(call.prompts, call.samples) for key, call in self.calls.items()}
+
+
+def made_up_task(problem: Problem | None) -> Task:
+    """A task of one problem, or of a made-up one, whose steps are all right."""
+    problem = problem or MADE_UP
+    return Task("made up", "string", 1, lambda _: problem, lambda _: problem, curriculum_problem=lambda _: problem,
+                gold_steps=lambda _, steps: (True,) * len(steps))  # fmt: skip
+
+
+def rehearse(
+    turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
+    own_reward: OwnReward | None = None,
+) -> Rehearsal:  # fmt: skip
+    """Run the turn of a role in all SCENARIOS.
+
+    Raises:
+        ValueError: what it returns does not fit; its calls or their sizes depend on the responses, and it does not say
+            `at_most`; or two calls with the same responses, or two processes, have different results.
+    """
+    runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
+    again = _run(turn_fn, role, config, algorithm, task, own_reward, SCENARIOS["mixed"])
+    require(again.digest == runs["mixed"].digest, "with the same responses it has another result each time: a turn "
+            "has to be a function of the Turn alone, without a clock or random numbers")
+    digests = hosts.join_parts([[run.digest for run in runs.values()]])
+    require(all(one == digests[0] for one in digests), "processes have different results for the same responses: a "
+            "turn has to be a function of the Turn alone")
+    first = runs["mixed"].turn
+    for name, run in runs.items():
+        require(run.turn.made.keys() == first.made.keys() and run.turn.draws == first.draws, f"its calls depend on the "
+                f"responses: {_listed(first)} where they are mixed, {_listed(run.turn)} where all are {name}; make the "
+                "same ones always: their parents may be an empty list")
+    calls = {key: _one_call([run.turn.made[key] for run in runs.values()]) for key in first.made}
+    learners = [run.lesson.responses for run in runs.values()]
+    sizes = {(one.most_prompts or len(one.prompts), one.group_size) for one in learners}
+    require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_pairs(sizes)}): join them "
+            "with most_prompts=, the most that there can be")
+    require(own_reward is None or first.adds_own_reward, f"{role}.reward is set, and the turn does not add it: use "
+            "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
+    metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
+    return Rehearsal(calls, Bound(*sizes.pop()), tuple(first.scored), dict(first.draws), metrics, first.has_labels)
+
+
+class _Made(NamedTuple):
+    """A call as it was made in one scenario."""
+
+    prompt: Prompt
+    parents: int
+    samples: int
+    at_most: int
+
+
+class _RehearsedTurn(Turn):
+    """A turn that notes its calls."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.made: dict[tuple[str, int], _Made] = {}
+        self.scored: list[Call] = []
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def sample(
+        self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
+    ) -> Responses:
+        said = super().sample(role, parents := list(parents), samples, prompt, at_most)
+        key = (said.name, self._batch)
+        number = self._numbers[key] = self._numbers.get(key, -1) + 1
+        made = _Made(prompt or OWN[role], len(parents), samples, at_most)
+        seen = self.made.setdefault((said.name, number), made)
+        self.made[said.name, number] = seen._replace(parents=max(seen.parents, made.parents))
+        require(not at_most or len(parents) <= at_most, f"t.sample(..., prompt={said.name}) has {len(parents)} parents, "
+                f"and at_most={at_most}: raise it")
+        return said
+
+    def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
+        self.scored.append(Call(prompt, responses.most_prompts or len(responses.prompts), responses.group_size))
+        return super().reference_logps(responses, prompt)
+
+
+class _Run(NamedTuple):
+    turn: _RehearsedTurn
+    lesson: Lesson
+    digest: int
+
+
+def _run(
+    turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
+    own_reward: OwnReward | None, kinds: tuple[str, ...],
+) -> _Run:  # fmt: skip
+    phase = role if role == "generator" else "warmup"
+    t = _RehearsedTurn(config, task, Place(0, role, phase, 0), Memory(), algorithm, _MadeUp(config, task, kinds),
+                       own_reward)  # fmt: skip
+    lesson = turn_fn(t)
+    adv_BT = advantages_of(lesson, role, config)
+    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *(name for one in t.sampled for name in one.metrics)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that the turn "
+            "returns")
+    return _Run(t, lesson, digest_of(lesson, adv_BT))
+
+
+def _one_call(made: Sequence[_Made]) -> Call:
+    """One call in all scenarios."""
+    prompt, _, samples, at_most = max(made, key=lambda one: one.at_most)
+    require({one.samples for one in made} == {samples}, f"t.sample(..., prompt={prompt.name}) takes {made[0].samples} or "
+            f"{made[-1].samples} samples by what was sampled before: take one number")
+    counts = {one.parents for one in made}
+    require(bool(at_most) or len(counts) == 1, f"t.sample(..., prompt={prompt.name}) has {min(counts)} to {max(counts)} "
+            "parents, which depends on data: give at_most= the most that there can be")
+    return Call(prompt, at_most or counts.pop(), samples)
+
+
+def _listed(t: _RehearsedTurn) -> str:
+    return ", ".join(name for name, _ in t.made) or "none"
+
+
+def _pairs(sizes: set[tuple[int, int]]) -> str:
+    return ", ".join(f"{prompts} x {samples}" for prompts, samples in sorted(sizes))
+
+
+class _MadeUp:
+    """The work of a turn, made up: every response is of one of the `kinds`, in turn."""
+
+    def __init__(self, config: ConfigDict, task: Task, kinds: tuple[str, ...]):
+        self._config, self._task, self._kinds = config, task, kinds
+
+    def respond(self, prompt: Prompt, parents: Sequence, samples: int, _: tuple) -> Responses:
+        for is_plain in (False, True):
+            fields = prompt.fields(parents[0], is_plain)
+            require(isinstance(fields, Fields), f"the prompt {prompt.name} made {shortened(fields)} of what it is about; "
+                    "it must make Fields (tango_jax.text.prompts)")
+        owners = [parent for parent in parents for _ in range(samples)]
+        made = [self._record(prompt.role, owner, self._kinds[row % len(self._kinds)]) for row, owner in enumerate(owners)]
+        lengths = [len(record.token_ends) for record in made]
+        rollout = Rollout(
+            tokens=tuple(np.ones(length, np.int32) for length in lengths),
+            logps=tuple(np.zeros(length, np.float32) for length in lengths),
+            is_truncated_B=np.zeros(len(made), bool), decode_steps=max(lengths), row_steps=max(sum(lengths), 1),
+        )  # fmt: skip
+        metrics = rollout_metrics(prompt.name, rollout)
+        return Responses(prompt.role, parents, [[1]] * len(parents), samples, rollout, with_parents(made, owners),
+                         metrics, prompt.name)  # fmt: skip
+
+    def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
+        prompt.fields(responses.parents[0], False)
+        return np.zeros(action_mask(self._config[responses.role], responses.rollout).shape, np.float32)
+
+    def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+        correct = tuple(WRONG_ANSWER not in text for text in texts)
+        return GradeReport(correct, errors=0, timeouts=0, overlong=0, failures=("",) * len(correct))
+
+    def _record(self, role: str, owner: Any, kind: str) -> Any:
+        most, task = self._config[role].max_response, self._task
+        if role == "generator":
+            problem = problem_of(owner)
+            text, ends = _solution_text(problem.answer if kind == "right" else WRONG_ANSWER, kind, task.min_steps, most)
+            return make_solution(task, problem, text, ends, is_correct=kind == "right")
+        steps = owner.steps if isinstance(owner, Solution) else getattr(owner, "blocks", ())
+        return _verification(kind, len(steps), getattr(owner, "format_score", 1.0), most)
+
+
+@functools.cache
+def _solution_text(answer: str, kind: str, min_steps: int, most: int) -> tuple[str, tuple[int, ...]]:
+    steps = "".join(f"<step>step {number}</step>\n" for number in range(1, max(min_steps, 2) + 1))
+    text = "" if kind == "empty" else f"<think>\n{steps}</think>\n<answer>\\boxed{{{answer}}}</answer>"
+    return text, _token_ends(text, most)
+
+
+@functools.cache
+def _verification(kind: str, num_steps: int, format_score: float, most: int) -> Any:
+    mark = "CORRECT" if kind == "right" else "INCORRECT"
+    blocks = f"<step>read \\boxed{{{mark}}}</step>\n" * num_steps
+    text = "" if kind == "empty" else (f"<step_verification>\n{blocks}</step_verification>\n"
+                                       f"<final_verification>\\boxed{{{mark}}}</final_verification>")  # fmt: skip
+    judged = Solution(MADE_UP, "", ("",) * num_steps, (), format_score, True, None)
+    return make_verification(judged, text, _token_ends(text, most), is_truncated=False)
+
+
+def _token_ends(text: str, most: int) -> tuple[int, ...]:
+    """The text in at most `most` tokens, of a character each where these are enough; an empty one is a stop token."""
+    count = max(min(len(text), most), 1)
+    return tuple(len(text) * (number + 1) // count for number in range(count))

@@ -1,0 +1,205 @@
+"""Relatives of RL Tango: one policy in both roles, second tries, labels by majority, a teacher, judged verifications.
+
+self_verify, one policy that learns to solve and to verify its own solutions in turns, needs no turn of its own
+(arms.py): Self-Verification (arXiv 2506.01369), Learning to Self-Verify (arXiv 2602.07594); RISE (arXiv 2505.13445) has
+both kinds of rows in one batch.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tango_jax.grading import FAILURES, answer_of
+from tango_jax.method import tango
+from tango_jax.method.rewards import agreement, graded, outcome_reward, right_B, verdict_reward
+from tango_jax.method.turn import Turn, joined
+from tango_jax.records import Lesson, Responses, Rewards, Solution, Term
+from tango_jax.rl.packing import action_mask
+from tango_jax.text.prompts import INFORMED, SECOND_JUDGEMENT, SECOND_TRY
+
+# One token counts at most this much, in nats: the log-ratio of a token that the teacher would never say has no bound.
+MAX_NATS = 5.0
+
+
+def solve_twice(t: Turn) -> Lesson:
+    """The generator solves again where the verdict on its first try is INCORRECT, and sees both (PAG, arXiv
+    2506.10406). Both tries are trained on; their rewards are normalised over all tries of a problem, as in Critique-GRPO
+    (arXiv 2506.03106), which only centres them and weighs right second tries by how unlikely they are.
+    """
+
+    def both_tries(problems: list) -> tuple[Responses, Rewards]:
+        first = t.sample("generator", problems, t.rl.samples_per_prompt)
+        judged = t.sample("verifier", first)
+        rejected = [one for one in judged if one.verdict == "INCORRECT"]
+        second = t.sample("generator", rejected, prompt=SECOND_TRY, at_most=len(first))
+        both = joined([first, second], most_prompts=2 * len(first))
+        return both, t.with_own_reward(both, second_try_reward(t, both))
+
+    tries, reward = t.until_full(both_tries)
+    first = [one for one in tries if one.after is None]
+    metrics = {"generator/alpha": 0.0} | second_try_metrics(first, [one for one in tries if one.after is not None])
+    return Lesson(tries, reward, {"outcome": (1.0, t.algorithm.outcome(reward, tries))}, metrics)
+
+
+def second_try_reward(t: Turn, tries: Responses) -> Rewards:
+    """The generator's, of both tries: that of `rewards.graded`, and for the second one the improvement as well,
+
+        r_2 = outcome(y_2) + improvement_weight (right(y_2) - right(y_1))
+
+    after PAG (arXiv 2506.10406), whose tries are rewarded each alone, with a bonus. The metrics are of first tries.
+    """
+    both = outcome_reward(tries, t.rl)
+    metrics = outcome_reward([one for one in tries if one.after is None], t.rl).metrics
+    if all(one.after is None for one in tries):
+        return both._replace(metrics=metrics)
+    gain_B = np.array([0.0 if one.after is None else float(one.is_right) - float(one.after.of.is_right)
+                       for one in tries], np.float32)  # fmt: skip
+    reward_B = (both.reward_B + t.rl.improvement_weight * gain_B).astype(np.float32)
+    return Rewards(reward_B, metrics, (*both.terms, Term("improvement", t.rl.improvement_weight, gain_B)))
+
+
+def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:
+    """How many solutions are tried again, what becomes of them, and the accuracy when second tries take their place; by
+    the grade, whatever training takes for it."""
+    gains = [int(one.is_correct) - int(one.after.of.is_correct) for one in second]
+    counts = {"share": len(gains), "mended": gains.count(1), "broken": gains.count(-1),
+              "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}  # fmt: skip
+    return {f"second_try/{name}": count / len(first) for name, count in counts.items()}
+
+
+def solve_without_labels(t: Turn) -> Lesson:
+    """No gold answer: the majority's answer is taken for it, in groups where the verifier confirms that (after CoVerRL,
+    arXiv 2603.17775). Evaluations and metrics keep the grade.
+
+    A group counts if at least half of the verdicts on its solutions that are labelled right are CORRECT; the others
+    have no advantage.
+    """
+
+    def labelled_and_judged(problems: list) -> tuple[Responses, Rewards]:
+        solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
+        solutions, reward = graded(t, solutions)
+        return solutions, reward._replace(metrics=reward.metrics | label_metrics)
+
+    solutions, reward = t.until_full(labelled_and_judged)
+    judged = t.sample("verifier", solutions)
+    is_right_B = right_B(solutions)
+    is_accepted_B = np.array([one.verdict == "CORRECT" for one in judged])
+    right_P, accepted_P = (values_B.reshape(-1, solutions.group_size).sum(axis=1)
+                           for values_B in (is_right_B, is_accepted_B & is_right_B))  # fmt: skip
+    is_kept_P = (right_P > 0) & (2 * accepted_P >= right_P)
+    is_kept_B = np.repeat(is_kept_P, solutions.group_size)
+    metrics = {"generator/alpha": 0.0, "generator/confirmed_groups": is_kept_P.mean()}
+    if is_kept_P.any():
+        agrees_B = np.array([one.is_right == one.is_correct for one in solutions])
+        metrics["generator/confirmed_label_accuracy"] = agrees_B[is_kept_B].mean()
+    outcome_BT = t.algorithm.outcome(reward, solutions)
+    return Lesson(solutions, reward, {"outcome": (is_kept_B.astype(np.float32), outcome_BT)}, metrics)
+
+
+def judge_without_labels(t: Turn) -> Lesson:
+    """tango.judge on one solution of each problem, rewarded for agreement with the majority."""
+
+    def judge_labelled(problems: list) -> tuple[Responses, Rewards]:
+        solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
+        chosen = one_of_either_label(solutions, t.config[t.role].loss.minibatches)
+        judged, reward = agreement(t, t.sample("verifier", chosen, t.rl.samples_per_prompt))
+        return judged, reward._replace(metrics=reward.metrics | label_metrics)
+
+    return tango.class_balanced(t, *t.until_full(judge_labelled, "verifier"))
+
+
+def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[str, float]]:
+    """A solution is right if its answer is that of most samples of its problem (TTRL, arXiv 2504.16084).
+
+    Answers are counted by their text, the first of several as frequent; all that the task's comparison finds equal to
+    the most frequent one are right, and none is where no sample has an answer.
+    """
+    answers, M = [(answer_of(solution.text) or "").strip() for solution in solutions], solutions.group_size
+    counts = [Counter(filter(None, answers[first : first + M])) for first in range(0, len(answers), M)]
+    majorities = [count.most_common(1)[0][0] if count else "" for count in counts for _ in range(M)]
+    rows = [row for row, majority in enumerate(majorities) if majority]
+    report = t.grade([dataclasses.replace(solutions[row].problem, answer=majorities[row]) for row in rows],
+                     [solutions[row].text for row in rows])  # fmt: skip
+    label_of = dict(zip(rows, report.correct, strict=True))
+    labelled = t.labelled(solutions, [label_of.get(row, False) for row in range(len(solutions))])
+    metrics = {f"grader/label_{name}": getattr(report, name) for name in FAILURES} | {
+        "generator/labelled_right": np.mean([solution.label for solution in labelled]),
+        "generator/label_accuracy": np.mean([solution.label == solution.is_correct for solution in labelled]),
+    }
+    return labelled, metrics
+
+
+def one_of_either_label(solutions: Responses, minibatches: int) -> list[Solution]:
+    """One solution of each problem, in turn one that is labelled right and one that is labelled wrong, where a problem
+    has such a one: a verifier that saw the majority's answers alone would learn to accept. Without dynamic sampling,
+    which chooses among them afterwards, it is so in each of the `minibatches`, to which problems go in turn."""
+    label_PM = right_B(solutions).reshape(-1, solutions.group_size)
+    is_wanted_P = np.arange(len(label_PM)) // minibatches % 2 == 0
+    sample_P = np.argmax(label_PM == is_wanted_P[:, None], axis=1)  # the first; sample 0 where there is none
+    return [solutions[row] for row in np.arange(len(label_PM)) * solutions.group_size + sample_P]
+
+
+def judge_informed(t: Turn) -> Lesson:
+    """The verifier also imitates its initial self with the gold answer in the prompt (self-trained verification, arXiv
+    2605.30290), token by token on its own samples (on-policy self-distillation, arXiv 2601.18734):
+
+        A_t = A_t(verdict) + teacher_weight clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
+
+    with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
+    gradient of each next token's reverse KL to the teacher, clipped; what a token does to the KL of later ones is left
+    out. As the code of 2601.18734 recommends, the teacher does not move: one with the student's weights would, and
+    nothing would keep the two from degrading together (configs/family.md).
+    """
+    lesson = tango.judge(t)
+    judged, is_action_BT = lesson.responses, action_mask(t.config.verifier, lesson.responses.rollout)
+    teacher_logp_BT = t.reference_logps(judged, INFORMED)
+    logp_BT = np.zeros(is_action_BT.shape, np.float32)
+    for row_T, logp_T in zip(logp_BT, judged.rollout.logps, strict=True):
+        row_T[: len(logp_T)] = logp_T
+    is_known_BT = is_action_BT & ~np.isnan(teacher_logp_BT)
+    log_ratio_BT = np.where(is_known_BT, np.clip(teacher_logp_BT - logp_BT, -MAX_NATS, MAX_NATS), 0.0)
+    num_actions = max(is_action_BT.sum(), 1)
+    metrics = dict(lesson.metrics) | {
+        # An estimate of the reverse KL to the teacher, clipped, in nats a token; how often a token would be unlikely.
+        "verifier/teacher_kl": float(-log_ratio_BT.sum() / num_actions),
+        "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_actions),
+        "verifier/teacher_silent": float(1.0 - is_known_BT.sum() / num_actions),  # no room for the solution
+    }
+    terms = dict(lesson.terms) | {"what the informed verifier would rather say": (t.rl.teacher_weight, log_ratio_BT)}
+    return dataclasses.replace(lesson, terms=terms, metrics=metrics)
+
+
+def judge_and_be_judged(t: Turn) -> Lesson:
+    """tango.judge, in which the verifier also judges each of its verifications, and is rewarded for the product (
+    DeepSeekMath-V2, arXiv 2511.22570, its equation of R_V with the meta-verification)."""
+
+    def judge_twice(problems: list) -> tuple[Responses, Rewards]:
+        judged = t.sample("verifier", t.sample("generator", problems), t.rl.samples_per_prompt)
+        rated = t.sample("verifier", judged, prompt=SECOND_JUDGEMENT)
+        return judged, t.with_own_reward(judged, twice_judged_reward(t, judged, rated))
+
+    return tango.class_balanced(t, *t.until_full(judge_twice, "verifier"))
+
+
+def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards:
+    """correctness_weight x format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570).
+
+    The quality of a verification is the share of its remarks that the second judgement accepts, and 0 where that does
+    not judge each of them. There a meta-verifier is trained on ratings by people; here the verifier judges its own
+    verification, as stage 1 taught it to, and is not trained on that.
+    """
+    correctness_B = verdict_reward(judged, t.rl).terms[0].value
+    format_B = np.array([verification.format_score for verification in judged], np.float32)
+    quality_B = np.array([np.mean(one.judgements) if one.is_aligned else 0.0 for one in rated], np.float32)
+    product_B = format_B * correctness_B * quality_B
+    is_right_B = correctness_B > 0
+    metrics = {
+        "verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean(),
+        "verifier/reward/quality": quality_B.mean(),
+    }  # fmt: skip
+    if 0 < is_right_B.sum() < len(is_right_B):  # by how much better verifications with a right verdict are rated
+        metrics["second_judgement/separation"] = quality_B[is_right_B].mean() - quality_B[~is_right_B].mean()
+    terms = (Term("format x agreement with the grade x quality", t.rl.correctness_weight, product_B),)
+    return Rewards(t.rl.correctness_weight * product_B, metrics, terms)

@@ -1,0 +1,96 @@
+"""Rewards of responses and of steps (arXiv 2505.15034): the records of a turn in, numbers out.
+
+Rows are B = P prompts x M samples, prompt-major; T is the token axis of a response.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.method.turn import Turn
+from tango_jax.records import Responses, Rewards, Solution, StepRewards, Term
+from tango_jax.rl.rewards import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
+
+Labels = Sequence[tuple[bool | None, ...] | None]  # of each step of B solutions; None: a solution without step rewards
+
+
+def graded(t: Turn, solutions: Responses) -> tuple[Responses, Rewards]:
+    """The generator's reward: whether the grader accepts the answer, and the format score.
+
+    A solution that has a label is rewarded by that. The metric is the share that the grader accepts all the same.
+    """
+    return solutions, t.with_own_reward(solutions, outcome_reward(solutions, t.rl))
+
+
+def outcome_reward(solutions: Sequence[Solution], rl: ConfigDict) -> Rewards:
+    """See `graded`."""
+    is_right_B, is_correct_B = right_B(solutions), np.array([solution.is_correct for solution in solutions])
+    format_B = np.array([solution.format_score for solution in solutions])
+    reward_B = generator_outcome_reward_B(is_right_B, format_B, rl.outcome_weight, rl.format_weight)
+    metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
+    has_labels = any(solution.label is not None for solution in solutions)
+    terms = (Term("label" if has_labels else "grade", rl.outcome_weight, is_right_B.astype(np.float32)),
+             Term("format score", rl.format_weight, format_B.astype(np.float32)))  # fmt: skip
+    return Rewards(reward_B, metrics, terms)
+
+
+def agreement(t: Turn, judged: Responses) -> tuple[Responses, Rewards]:
+    """The verifier's reward: whether its verdict agrees with the grade, and the format score.
+
+    Labels take the place of grades in the reward, not in the metric, as in `graded`.
+    """
+    return judged, t.with_own_reward(judged, verdict_reward(judged, t.rl))
+
+
+def verdict_reward(judged: Responses, rl: ConfigDict) -> Rewards:
+    """See `agreement`."""
+    is_right_B, is_correct_B = right_B(judged.owners), np.array([solution.is_correct for solution in judged.owners])
+    format_B = np.array([verification.format_score for verification in judged])
+    verdicts = [verification.verdict for verification in judged]
+    reward_B, agrees_B = verifier_reward_B(verdicts, is_right_B, format_B, rl.gamma, rl.correctness_weight)
+    _, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
+    metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
+    has_labels = any(solution.label is not None for solution in judged.owners)
+    terms = (Term(f"agreement with the {'label' if has_labels else 'grade'}", rl.correctness_weight, agrees_B),
+             Term("format score", rl.gamma, format_B.astype(np.float32)))  # fmt: skip
+    return Rewards(reward_B, metrics, terms)
+
+
+def right_B(solutions: Sequence[Solution]) -> np.ndarray:
+    """Whether training takes each solution for right, bool [B]."""
+    return np.array([solution.is_right for solution in solutions], bool)
+
+
+def judged_steps(t: Turn, solutions: Responses, judged: Responses, rejects_unmatched: bool = False
+                 ) -> list[StepRewards]:
+    """Step rewards by the verifier's judgements, one for each verification of a solution. A solution has none where
+    judgements and steps do not match, unless those steps are to be rejected, nor where it was not judged."""
+    unmatched = [(False,) * len(one.of.steps) if rejects_unmatched else None for one in judged]
+    labels = [one.judgements if one.is_aligned else other for one, other in zip(judged, unmatched, strict=True)]
+    row_of = {id(solution): row for row, solution in enumerate(solutions)}
+    found = []
+    for number in range(judged.group_size):
+        of_rows: list = [None] * len(solutions)
+        for parent, label in zip(judged.parents, labels[number :: judged.group_size], strict=True):
+            of_rows[row_of[id(parent)]] = label
+        found.append(step_rewards(t, solutions, of_rows))
+    return found
+
+
+def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
+    """y_k / K at the last token of each of K steps, y = +1 where its label is True and -1 where it is False."""
+    max_tokens = t.config.generator.max_response
+    reward_BT, is_end_BT = step_reward_BT(labels, [solution.step_ends for solution in solutions], max_tokens)
+    of_steps = [tuple((1.0 if one else -1.0) / len(label) for one in label) if is_end_T.any() else None
+                for label, is_end_T in zip(labels, is_end_BT, strict=True)]  # fmt: skip
+    return StepRewards(reward_BT, is_end_BT, of_steps)
+
+
+def step_metrics(rewards: Sequence[StepRewards], alpha: float | np.ndarray) -> dict[str, float]:
+    """What a turn logs of its step rewards, one for each verification of a solution, and of their weight."""
+    return {
+        "generator/alpha": float(np.max(alpha)),
+        "generator/reward/step": np.mean([one.reward_BT.sum(axis=1).mean() for one in rewards]),
+        "generator/step_rewarded_share": np.mean([one.is_end_BT.any(axis=1).mean() for one in rewards]),
+    }

@@ -1,0 +1,110 @@
+"""The texts of both roles: records in, token ids of the prompts out; and what was sampled in, parsed records out."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tango_jax.grading import FAILURES, parse_solution, parse_verification
+from tango_jax.records import Problem, Rollout, Solution, Verification, problem_of
+from tango_jax.rl.policy import Policy
+from tango_jax.tasks.own_grader import grade_own_solutions
+from tango_jax.tasks.task import Task
+from tango_jax.text.prompts import SOLVE, Prompt, prompt_ids
+from tango_jax.text.templates import PromptTooLong
+from tango_jax.text.tokenizer import Tokenizer, token_of_character
+
+
+def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[list[list[int]], list[bool]]:
+    """The prompt about each parent, and whether the end of its text had to be cut off.
+
+    Raises:
+        ValueError: in every process, a prompt is too long even without the text that may be cut off.
+    """
+    try:
+        built = [prompt_ids(prompt, policy.template, policy.tokenizer, one, policy.config.max_prompt)
+                 for one in parents]  # fmt: skip
+    except PromptTooLong as error:
+        raise ValueError(f"{error}; a workdir keeps its max_prompt, so to raise it choose a new --workdir") from error
+    return [ids for ids, _ in built], [is_cut for _, is_cut in built]
+
+
+def read_responses(
+    prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
+) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
+    """Decode, parse and grade this process's responses, of which `owners` has the parent of each. The records do not
+    know their parents yet: those are not to be sent between processes (`with_parents`).
+
+    Returns:
+        The records, and counts to be summed over processes.
+    """
+    decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
+    rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
+    if prompt.role == "verifier":
+        return [make_verification(parent, text, ends, is_cut) for parent, (text, ends), is_cut in rows], {}
+    problems = [problem_of(parent) for parent in owners]
+    report = grade_own_solutions(task, problems, [text for text, _ in decoded])
+    solutions = [make_solution(task, problem, text, ends, is_correct, is_cut) for problem, is_correct, (_, (text, ends),
+                 is_cut) in zip(problems, report.correct, rows, strict=True)]  # fmt: skip
+    kind = "" if prompt is SOLVE else f"{prompt.name}_"
+    return solutions, {f"grader/{kind}{name}": getattr(report, name) for name in FAILURES}
+
+
+def with_parents(records: Sequence, owners: Sequence) -> list:
+    """The records, each with what its prompt was about."""
+    return [
+        dataclasses.replace(record, of=owner) if isinstance(record, Verification)
+        else dataclasses.replace(record, problem=problem_of(owner), after=None if isinstance(owner, Problem) else owner)
+        for record, owner in zip(records, owners, strict=True)
+    ]  # fmt: skip
+
+
+def make_solution(
+    task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
+) -> Solution:
+    """Parse one generator response; `ends` holds the number of characters complete after each token."""
+    parsed = parse_solution(text, task.min_steps)
+    return Solution(
+        problem=problem,
+        text=text,
+        steps=parsed.steps,
+        step_ends=tuple(token_of_character(ends, end - 1) for _, end in parsed.step_spans),
+        format_score=parsed.format_score,
+        is_correct=bool(is_correct),
+        gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
+    )
+
+
+def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
+    """Parse one verifier response; `ends` holds the number of characters complete after each token.
+
+    `judged`: a solution, whose steps are judged; a verification, whose blocks are; or, for prompts of users, anything
+    else, of which no steps are expected.
+    """
+    steps = judged.steps if isinstance(judged, Solution) else getattr(judged, "blocks", ())
+    parsed = parse_verification(text, len(steps), getattr(judged, "format_score", 1.0))
+    return Verification(
+        text=text,
+        judgements=parsed.judgements,
+        verdict=parsed.verdict,
+        format_score=parsed.format_score,
+        is_aligned=parsed.aligned,
+        blocks=parsed.blocks,
+        token_ends=tuple(ends),
+        is_truncated=bool(is_truncated),
+    )
+
+
+def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
+    """Lengths of the responses to a prompt of this name, and the waste of decoding them."""
+    length_B = np.array([len(tokens) for tokens in rollout.tokens])
+    return {
+        f"{name}/length_mean": length_B.mean(),
+        f"{name}/length_max": length_B.max(),
+        f"{name}/truncation_rate": rollout.is_truncated_B.mean(),
+        f"{name}/tokens_sampled": length_B.sum(),
+        f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
+    }

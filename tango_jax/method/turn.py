@@ -1,0 +1,256 @@
+"""What a turn may do: sample, score and grade, draw problems, and read the settings, the schedule and the memory.
+
+A method is a function of a `Turn` to a `Lesson` (records.py), such as those of tango.py. It makes its calls in the same
+order whatever the data are: only the number of parents may depend on them. So a rehearsal (rehearsal.py) knows what a
+run has to compile, and random numbers do not depend on what other arms do: with one seed, arms see the same problems
+and draw the same numbers at the same step.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tango_jax.grading import GradeReport
+from tango_jax.method import practice
+from tango_jax.method.dynamic_sampling import Batch, chosen_batch
+from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, StepRewards, Term
+from tango_jax.rl.algorithms import Algorithm
+from tango_jax.rl.own_reward import OwnReward
+from tango_jax.rl.packing import action_mask
+from tango_jax.rl.schedule import Place
+from tango_jax.runtime.checks import require
+from tango_jax.tasks.task import STREAMS, Task
+from tango_jax.text.prompts import OWN, Prompt
+
+MAX_SCORED_TOKENS = 2**24  # of `Turn.reference_logps`: above that, float32 cannot tell the places of tokens apart
+
+
+class Work(Protocol):
+    """What turns are made of. The loop's works with policies, a rehearsal's makes everything up."""
+
+    def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
+        """`samples` responses to a prompt about each parent; `path` names their random numbers."""
+
+    def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
+        """See `Turn.reference_logps`."""
+
+    def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+        """Whether the answers in these texts are right."""
+
+
+class Bound(NamedTuple):
+    """What a call of a turn may be, as the rehearsal saw it."""
+
+    prompts: int  # at most
+    samples: int
+
+
+class Advantages:
+    """The algorithm of a role with its settings: rewards of responses in, float32 [B, T] out, 0 off the actions."""
+
+    def __init__(self, algorithm: Algorithm, config: ConfigDict):
+        self.algorithm, self.config = algorithm, config
+
+    def outcome(self, reward: Rewards, responses: Responses) -> np.ndarray:
+        """The advantage of each response, on all of its tokens.
+
+        Raises:
+            ValueError: groups of different sizes, which the algorithm does not compare.
+        """
+        is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
+        if not responses.is_joined:
+            return self.algorithm.outcome_fn(reward.reward_B, is_action_BT, responses.group_size, loss)
+        require(self.algorithm.normalise_fn is not None, "its turns compare groups of different sizes, which "
+                f"loss.algorithm={loss.algorithm} does not: choose one that compares each group alone, such as grpo")
+        adv_B = np.zeros(len(responses), np.float64)
+        for rows in responses.groups():
+            adv_B[rows] = self.algorithm.normalise_fn(reward.reward_B[rows].astype(np.float64), loss)
+        return (adv_B[:, None] * is_action_BT).astype(np.float32)
+
+    def step(self, rewards: StepRewards, responses: Responses) -> np.ndarray:
+        """The advantage of each token by the rewards of the steps."""
+        is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
+        return self.algorithm.step_fn(rewards.reward_BT, rewards.is_end_BT, is_action_BT, responses.group_size, loss)
+
+    def has_signal_P(self, reward_B: np.ndarray, responses: Responses) -> np.ndarray:
+        """Whether any response of a group has an outcome advantage by these rewards, bool, one for each group."""
+        if not responses.is_joined:
+            return self.algorithm.has_signal_P(reward_B, responses.group_size)
+        return np.array([self.algorithm.has_signal_fn(reward_B[rows][None])[0] for rows in responses.groups()], bool)
+
+
+class Turn:
+    """One turn of the role `role`, from the first problem to the lesson."""
+
+    def __init__(
+        self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
+        own_reward: OwnReward | None = None, bounds: Mapping[tuple[str, int], Bound] | None = None,
+    ):  # fmt: skip
+        self.config, self.task, self.memory = config, task, memory
+        self.rl = config.rl
+        self.role, self.place, self.generator_step = place.role, place, place.generator_step
+        self.algorithm = Advantages(algorithm, config[place.role])
+        self.sampled: list[Responses] = []  # all responses of the turn, by calls; of a dynamic batch, those chosen
+        self.dropped: list[Responses] = []  # what dynamic sampling has sampled, by batches, and not chosen from
+        self.metrics: dict[str, float] = {}  # of dynamic sampling
+        self.draws: Counter[str] = Counter()  # by stream
+        self.adds_own_reward = self.has_labels = False
+        self._work, self._own_reward, self._bounds = work, own_reward, bounds
+        self._batch, self._calls = 0, Counter()
+
+    def sample(
+        self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
+    ) -> Responses:
+        """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded.
+
+        Args:
+            parents: problems of the generator's prompt, solutions of the verifier's; of other prompts, what these are
+                about (text/prompts.py).
+            at_most: the most parents that there can be, where their number depends on data. There may be none.
+
+        Raises:
+            ValueError: there are more parents or samples than the rehearsal has seen.
+        """
+        prompt, parents = prompt or OWN[role], list(parents)
+        require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): that is a {prompt.role}'s prompt")
+        stream = prompt.stream or prompt.name
+        number = self._calls[stream, self._batch]
+        self._calls[stream, self._batch] += 1
+        if self._bounds is not None:
+            self._check(prompt, number, len(parents), samples)
+        path = (stream, self.role, self.place.role_step, self._batch, *(number,) * (number > 0))
+        said = self._work.respond(prompt, parents, samples, path) if parents else _nothing(prompt, samples)
+        self.sampled.append(said.replace(most_prompts=at_most or None))
+        return self.sampled[-1]
+
+    def _check(self, prompt: Prompt, number: int, parents: int, samples: int) -> None:
+        call = f"arm={self.config.arm}: t.sample(..., prompt={prompt.name}), call {number + 1} of that prompt,"
+        bound = self._bounds.get((prompt.name, number))
+        require(bound is not None, f"{call} was not made in the rehearsal of the turn: make the same calls whatever the "
+                "data are; their parents may be an empty list")
+        require(parents <= bound.prompts and samples == bound.samples, f"{call} has {parents} parents with {samples} "
+                f"samples each, and the rehearsal said {bound.prompts} at most with {bound.samples}: give at_most= the "
+                "most that there can be")
+
+    def problems(self, stream: str = "train") -> list[Problem]:
+        """The next `rl.prompts_per_step` problems of a stream (tasks/task.py STREAMS)."""
+        return self._draw(stream, self._site(stream), 0)
+
+    def until_full(
+        self, sample_fn: Callable[[list[Problem]], tuple[Responses, Rewards]], stream: str = "train"
+    ) -> tuple[Responses, Rewards]:
+        """The responses that are trained on, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv 2503.14476),
+        more batches of problems are drawn until enough of them have responses whose rewards differ.
+
+        Args:
+            sample_fn: problems -> (responses to train on, their rewards). It may make several calls.
+
+        Returns:
+            Those to `rl.prompts_per_step` problems: with a signal in the order in which they were sampled, filled up
+            with others where there are too few.
+        """
+        site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
+        before = self.sampled
+        while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
+            self.sampled, self._batch = [], len(batches)
+            problems = self._draw(stream, site, len(batches))
+            responses, reward = sample_fn(problems)
+            signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
+            batches.append(Batch.of(problems, self.sampled, responses, reward, signal_P))
+        self._batch = 0
+        if most == 1:
+            chosen, self.metrics = batches[0], {f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())}
+        else:
+            chosen, self.metrics = chosen_batch(batches, self.role)
+            self.dropped = [one for batch in batches for one in batch.sampled]
+        self.sampled = before + chosen.sampled
+        return chosen.responses, chosen.reward
+
+    def everything(self, name: str) -> list[Responses]:
+        """What was sampled to prompts of this name: also what dynamic sampling did not choose, of which statistics of
+        a role have to be taken."""
+        return [one for one in self.dropped or self.sampled if one.name == name and len(one)]
+
+    def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
+        """Log-probs of the sampled tokens by the reference policy of their role, to another prompt about the same
+        parents, float32 [B, T]; 0 off the actions, NaN where that prompt has no room for its whole text."""
+        return self._work.reference_logps(responses, prompt)
+
+    def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
+        """Whether the answer in each text solves the problem beside it, as the task's grader says."""
+        return self._work.grade(problems, texts)
+
+    def labelled(self, solutions: Responses, label_B: Sequence[bool]) -> Responses:
+        """The solutions with a label each, which training takes for the grade."""
+        records = [dataclasses.replace(one, label=bool(label)) for one, label in zip(solutions, label_B, strict=True)]
+        new, self.has_labels = solutions.replace(records=records), True
+        self.sampled = [new if one is solutions else one for one in self.sampled]
+        return new
+
+    def with_own_reward(self, responses: Responses, reward: Rewards) -> Rewards:
+        """The rewards, and that of the function `config.ROLE.reward` for each response, if there is one."""
+        self.adds_own_reward = True
+        if self._own_reward is None:
+            return reward
+        own_B = self._own_reward.of_all(responses)
+        return Rewards(reward.reward_B + own_B, reward.metrics | {f"{self.role}/reward/own": own_B.mean()},
+                       (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))  # fmt: skip
+
+    def _site(self, stream: str) -> int:
+        require(stream in STREAMS, f"there is no stream of problems {stream!r}: choose one of {', '.join(STREAMS)}")
+        self.draws[stream] += 1
+        return self.draws[stream] - 1
+
+    def _draw(self, stream: str, site: int, number: int) -> list[Problem]:
+        count = self.rl.prompts_per_step * practice.candidates_of(self.rl, stream)
+        # What dynamic sampling may draw is set apart for it: otherwise arms that draw differently would get other
+        # problems from then on.
+        start = self.memory.cursors.get(stream, 0) + (site * (1 + self.rl.dynamic_sampling) + number) * count
+        problem_fn = self.task.stream(stream)
+        # New records: responses are told apart by the record of their problem, and a task may return one twice.
+        problems = [_copied(problem_fn(index)) for index in range(start, start + count)]
+        return practice.half_right(problems, self.rl.prompts_per_step, self.memory.passes)
+
+
+def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str, int]) -> dict[str, int]:
+    """By stream, the number of problems that are taken after a turn that has drawn so often from each."""
+    return {**cursors, **{stream: cursors.get(stream, 0) + count * problems_of_a_draw(rl, stream)
+                          for stream, count in draws.items()}}  # fmt: skip
+
+
+def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
+    """The problems that are set apart for a draw from a stream, whatever dynamic sampling takes of them."""
+    return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, stream)
+
+
+def _copied(problem: Problem) -> Problem:
+    return Problem(problem.id, problem.question, problem.answer, problem.size)
+
+
+def _nothing(prompt: Prompt, samples: int) -> Responses:
+    rollout = Rollout((), (), np.zeros(0, bool), 0, 0)
+    return Responses(prompt.role, [], [], samples, rollout, [], {}, prompt.name)
+
+
+def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
+    """The responses to several calls as one batch to train on, in which each has a prompt of its own; those to one
+    problem are compared with each other.
+
+    `most_prompts`: the most responses that there can be in any turn, which the update is compiled for.
+    """
+    parts = [part for part in parts if len(part)]
+    rollouts = [part.rollout for part in parts]
+    rollout = Rollout(
+        tokens=sum((one.tokens for one in rollouts), ()),
+        logps=sum((one.logps for one in rollouts), ()),
+        is_truncated_B=np.concatenate([one.is_truncated_B for one in rollouts]),
+        decode_steps=sum(one.decode_steps for one in rollouts),
+        row_steps=sum(one.row_steps for one in rollouts),
+    )
+    prompts = [prompt for part in parts for prompt in part.prompts for _ in range(part.group_size)]
+    owners, records = ([one for part in parts for one in getattr(part, name)] for name in ("owners", "records"))
+    return Responses(parts[0].role, owners, prompts, 1, rollout, records, {}, parts[0].name, most_prompts, True)

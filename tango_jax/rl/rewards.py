@@ -1,0 +1,86 @@
+"""Equations of the rewards (arXiv 2505.15034): what was graded and judged in, numbers out; NumPy on the host.
+
+Rows are B = P prompts x M samples, prompt-major; T is the token axis of a response.
+"""
+
+from collections.abc import Sequence
+
+import chex
+import numpy as np
+
+VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
+STEP_FORMULA = "±1 / K, K = {num_steps}"  # of a step's reward, as the report shows it: see `step_reward_BT`
+
+
+def generator_outcome_reward_B(
+    is_correct_B: np.ndarray, format_B: np.ndarray, outcome_weight: float, format_weight: float
+) -> np.ndarray:
+    """Generator reward, outcome_weight * graded outcome + format_weight * format score (arXiv 2505.15034).
+
+    is_correct_B bool, format_B in [0, 1]; returns reward_B float32. The outcome is the grader's, not the verifier's.
+    """
+    chex.assert_rank([is_correct_B, format_B], 1)
+    chex.assert_equal_shape([is_correct_B, format_B])
+    reward_B = outcome_weight * is_correct_B.astype(np.float64) + format_weight * format_B.astype(np.float64)
+    return reward_B.astype(np.float32)
+
+
+def verifier_reward_B(
+    verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float,
+    correctness_weight: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Verifier reward, correctness_weight * correctness + gamma * format score (arXiv 2505.15034, with weight 1).
+
+    Args:
+        verdicts: B of "CORRECT", "INCORRECT", "INVALID".
+        is_correct_B: bool, graded outcome of the solution that each row verifies.
+        format_B: format score in [0, 1].
+        gamma: weight of the format score.
+
+    Returns:
+        reward_B and correctness_B, float32. Correctness is 1 where the verdict equals the graded outcome; an INVALID
+        verdict equals neither outcome and earns 0.
+    """
+    chex.assert_rank([is_correct_B, format_B], 1)
+    chex.assert_shape([is_correct_B, format_B], (len(verdicts),))
+    unknown = sorted(set(verdicts) - set(VERDICTS))
+    assert not unknown, f"verdicts {unknown} are not among {VERDICTS}"
+    expected = ["CORRECT" if correct else "INCORRECT" for correct in is_correct_B]
+    correctness_B = np.array([v == e for v, e in zip(verdicts, expected, strict=True)], np.float64)
+    reward_B = correctness_weight * correctness_B + gamma * format_B.astype(np.float64)
+    return reward_B.astype(np.float32), correctness_B.astype(np.float32)
+
+
+def step_reward_BT(
+    judgements: Sequence[tuple[bool | None, ...] | None],
+    step_ends: Sequence[Sequence[int]],
+    num_tokens: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Step rewards y_k / n at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
+
+    Args:
+        judgements: B entries, the verifier's judgement of each step; None for a misaligned verification.
+        step_ends: B entries, the token index that ends each of the row's n steps; -1 where it is unknown.
+        num_tokens: T.
+
+    Returns:
+        reward_BT float32 and is_step_end_BT bool. A row has no step element at all if its judgements are missing, hold
+        a None or do not number n, if n is 0, or if a step end lies outside [0, T): dividing by an n that is not the
+        number of rewarded steps would change the scale of that row against its group.
+    """
+    assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
+    assert num_tokens >= 0, f"num_tokens is {num_tokens}"
+    reward_BT = np.zeros((len(step_ends), num_tokens), np.float64)
+    is_step_end_BT = np.zeros((len(step_ends), num_tokens), bool)
+    for row, (labels, ends) in enumerate(zip(judgements, step_ends, strict=True)):
+        num_steps = len(ends)
+        if labels is None or num_steps == 0 or len(labels) != num_steps or any(label is None for label in labels):
+            continue
+        if any(end < 0 or end >= num_tokens for end in ends):
+            continue
+        for label, end in zip(labels, ends, strict=True):
+            # Divided by n, so that a solution's step rewards add up to at most 1, and more steps do not earn more.
+            # Added, because one long token may close two steps.
+            reward_BT[row, end] += (1.0 if label else -1.0) / num_steps
+            is_step_end_BT[row, end] = True
+    return reward_BT.astype(np.float32), is_step_end_BT
