@@ -18,8 +18,8 @@ from typing import Annotated
 
 from ml_collections import ConfigDict
 
-from tango_jax.method.arms import ARMS
 from tango_jax.config import default_config
+from tango_jax.method.arms import ARMS
 from tango_jax.planning.own_problems import fit
 
 

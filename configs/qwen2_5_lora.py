@@ -13,8 +13,8 @@ Expected:  not run on a device so far.
 
 from ml_collections import ConfigDict
 
-from tango_jax.method.arms import ARMS
 from tango_jax.config import default_config
+from tango_jax.method.arms import ARMS
 
 MODELS = {"1_5b": "Qwen/Qwen2.5-1.5B", "0_5b": "Qwen/Qwen2.5-0.5B"}
 

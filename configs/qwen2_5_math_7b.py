@@ -24,8 +24,8 @@ Expected:  not reproduced here. The paper reports the best generator of its size
 
 from ml_collections import ConfigDict
 
-from tango_jax.method.arms import ARMS
 from tango_jax.config import default_config
+from tango_jax.method.arms import ARMS
 
 ALGORITHMS = ("grpo", "rloo", "reinforce_pp")
 

@@ -14,8 +14,8 @@ Expected:  everything runs, with finite metrics and a log-prob gap below 1e-3. A
 
 from ml_collections import ConfigDict
 
-from tango_jax.method.arms import ARMS
 from tango_jax.config import default_config
+from tango_jax.method.arms import ARMS
 
 
 def get_config() -> ConfigDict:

@@ -77,7 +77,7 @@ RL: Group = {
     "generator_steps": Key(300, COUNT, "Turns of the generator."),
     "warmup_steps": Key(40, COUNT_OR_NONE, "Turns of the verifier before the generator's first."),
     "warmup_until": Key(0.0, SHARE, "Trust in the verifier at which its warm-up ends before rl.warmup_steps turns are "
-                        "made, measured on these turns (rl/trust.py). 0: all are made, as published."),
+                        "made, measured on these turns (method/trust.py). 0: all are made, as published."),
     "generator_turns_per_cycle": Key(3, COUNT, "N_g, turns of the generator in a cycle."),
     "verifier_turns_per_cycle": Key(1, COUNT, "N_v, turns of the verifier in a cycle."),
     "prompts_per_step": Key(256, COUNT, "P, prompts of a turn."),
@@ -92,10 +92,10 @@ RL: Group = {
                           "batch is so."),
     "judge": Key("all", OneOf(("all", "silent", "failed")), "Groups that get step rewards, and so are judged by the "
                  "verifier: all (as published); silent: those whose outcomes give no advantage; failed: those without "
-                 "a right solution (rl/trust.py)."),
+                 "a right solution (method/trust.py)."),
     "trust": Key((), SHARE, "How far the verifier is believed: F1 scores of its acceptance of solutions up to which "
                  "step rewards have no weight, and from which on all of it, such as (0.4,0.55). Empty: they always "
-                 "have all of it, as published (rl/trust.py). Arms without such rewards have no use for it."),
+                 "have all of it, as published (method/trust.py). Arms without such rewards have no use for it."),
     "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all, as published; "
                     "half_right: of four times as many, those of which the generator should get half right, by what it "
                     "got right of that size so far (method/practice.py)."),
@@ -109,7 +109,7 @@ RL: Group = {
     "correctness_weight": Key(1.0, WEIGHT, "Weight of agreeing with the grader in the verifier's reward."),
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
     "improvement_weight": Key(0.5, WEIGHT, "Weight of what a second try improves in its reward; read by arms with "
-                              "second tries (rl/family.py)."),
+                              "second tries (method/relatives.py)."),
     "teacher_weight": Key(0.5, WEIGHT, "Weight of imitating the informed verifier, beside the verdict's advantages; "
                           "read by arms with a teacher (method/relatives.py)."),
     "label_count_decay": Key(0.8, SHARE_BELOW_ONE, "Decay of the moving average of correct and incorrect solutions."),
@@ -151,8 +151,8 @@ ABLATION: Group = {
 
 GROUPS: Group = {
     "seed": Key(0, SEED, "Of everything random in a run."),
-    "arm": Key("tango", None, "What is trained and rewarded: a name of method/arms.py, which --help lists, or an Arm of "
-               "your own, FILE.py:name."),
+    "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or one of your own, "
+               "FILE.py:name."),
     "notes": Key("", None, "Lines to log at the start: config files say here how they chose values.", Change.WATCHING),
     "task": TASK,
     "generator": ROLE,

@@ -263,7 +263,7 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """What `loop.turn.run_turn` returns: the loop takes the states and the memory, the rollout dump all other fields."""
+    """What `loop.turn.run_turn` returns: the loop takes states and memory, the rollout dump all other fields."""
 
     states: States
     metrics: dict[str, float]

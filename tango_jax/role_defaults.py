@@ -119,7 +119,7 @@ SFT: Group = {
 LOSS: Group = {
     "algorithm": Key("grpo", None, "How rewards become advantages: grpo, rloo, reinforce_pp, or FILE.py:name of an "
                      "Algorithm of your own (rl/algorithms.py)."),
-    "term": Key("", None, "FILE.py:name of a function whose loss per token is added (rl/own_method.py). Empty: none."),
+    "term": Key("", None, "FILE.py:name of a function whose loss per token is added (rl/loss_term.py). Empty: none."),
     "use_std": Key(True, None, "With grpo, divide by the standard deviation; False: subtract the mean only (Dr. "
                    "GRPO)."),
     "step_scale": Key(10.0, NOT_NEGATIVE, "With rloo, the factor of step advantages."),

@@ -45,10 +45,10 @@ def train(
         config: the settings; not changed.
         workdir: the folder of results and checkpoints.
         console: replaces the one that prints to standard output; `Console(enabled=False)` prints nothing.
-        arm: the record to train (tasks/own_arm.py), in place of what `config.arm` names.
+        arm: the record to train (method/own_arm.py), in place of what `config.arm` names.
         rewards: by role, a function that scores one response (rl/own_reward.py).
         algorithms: by role, how rewards become advantages (rl/algorithms.py).
-        loss_terms: by role, a loss per token that is added (rl/own_method.py).
+        loss_terms: by role, a loss per token that is added (rl/loss_term.py).
         task: a function from the configuration to a Task (tasks/task.py).
         grader: a function (problem, answer) -> bool that decides what is right (tasks/own_grader.py).
 

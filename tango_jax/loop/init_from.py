@@ -93,7 +93,7 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 
 def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
-    """The end of a line that says which prompts of this run's method the stage 1 of a run has no examples of; or empty."""
+    """The end of a line: the prompts of this run's method that the stage 1 of another has no examples of; or empty."""
     theirs = (read_provenance(Path(source).expanduser()).get("arm") or {}).get("further_prompts")
     ours = {prompt.name for prompt in load_method(config).further_prompts(role)}
     missing = ours - set(theirs.get(role, ())) if theirs is not None else ()

@@ -82,7 +82,8 @@ def _try_again(
         parents = [judged[place] for place in rejected]
         tried = respond(context, states, "generator", parents, 1, key_data, is_greedy=True, prompt=SECOND_TRY).records
     figures = second_try_metrics(judged.parents, tried)
-    return {name.replace("/", "/eval_"): value for name, value in figures.items()}, dict(zip(rejected, tried, strict=True))
+    metrics = {name.replace("/", "/eval_"): value for name, value in figures.items()}
+    return metrics, dict(zip(rejected, tried, strict=True))
 
 
 def _generator_metrics(solved: Responses) -> dict[str, float]:

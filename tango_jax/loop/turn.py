@@ -31,7 +31,8 @@ from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, Prompt
 from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
 
-PHASES = {"generator": ("sample", "grade"), "verifier": ("verify", "verify")}  # of sampling and of reading, in the timer
+# Phases in the timer: of sampling, and of reading what was sampled.
+PHASES = {"generator": ("sample", "grade"), "verifier": ("verify", "verify")}
 
 
 @dataclasses.dataclass(frozen=True)

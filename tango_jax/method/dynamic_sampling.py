@@ -51,7 +51,8 @@ def chosen_batch(batches: Sequence[Batch], role: str) -> tuple[Batch, dict[str, 
     useless = [(number, place) for number, place in everyone if not batches[number].has_signal[place]]
     chosen = (useful + useless)[:num_problems]
     problems = [batch.problems for batch in batches]
-    sampled = [_choose(list(same), problems, chosen) for same in zip(*(batch.sampled for batch in batches), strict=True)]
+    by_call = zip(*(batch.sampled for batch in batches), strict=True)
+    sampled = [_choose(same, problems, chosen) for same in by_call]
     responses = _choose([batch.responses for batch in batches], problems, chosen)
     metrics = {
         f"{role}/groups_without_signal": len(useless) / len(everyone),

@@ -22,8 +22,8 @@ def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
     require(isinstance(responses, Responses) and responses.role == role and len(responses) > 0,
             f"the lesson's responses are {shortened(responses)}; they must be responses of the {role}, one at least")
     require(isinstance(reward, Rewards) and _is_finite(reward.reward_B, (len(responses),)),
-            f"the lesson's reward is {_described(getattr(reward, 'reward_B', reward))}; it must be Rewards with a finite "
-            f"number for each response, {len(responses)}")
+            f"the lesson's reward is {_described(getattr(reward, 'reward_B', reward))}; it must be Rewards with a "
+            f"finite number for each response, {len(responses)}")
     shape = action_mask(config[role], responses.rollout).shape
     require(bool(lesson.terms), "the lesson has no terms: name at least one, {name: (weight, advantage of each token)}")
     adv_BT = np.zeros(shape, np.float64)

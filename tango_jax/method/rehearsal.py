@@ -6,6 +6,7 @@ report, and a function of a user that fails does so here.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,8 +94,8 @@ def rehearse(
     calls = {key: _one_call([run.turn.made[key] for run in runs.values()]) for key in first.made}
     learners = [run.lesson.responses for run in runs.values()]
     sizes = {(one.most_prompts or len(one.prompts), one.group_size) for one in learners}
-    require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_pairs(sizes)}): join them "
-            "with most_prompts=, the most that there can be")
+    require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_pairs(sizes)}): join "
+            "them with most_prompts=, the most that there can be")
     require(own_reward is None or first.adds_own_reward, f"{role}.reward is set, and the turn does not add it: use "
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
@@ -128,8 +129,8 @@ class _RehearsedTurn(Turn):
         made = _Made(prompt or OWN[role], len(parents), samples, at_most)
         seen = self.made.setdefault((said.name, number), made)
         self.made[said.name, number] = seen._replace(parents=max(seen.parents, made.parents))
-        require(not at_most or len(parents) <= at_most, f"t.sample(..., prompt={said.name}) has {len(parents)} parents, "
-                f"and at_most={at_most}: raise it")
+        require(not at_most or len(parents) <= at_most, f"t.sample(..., prompt={said.name}) has {len(parents)} "
+                f"parents, and at_most={at_most}: raise it")
         return said
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
@@ -154,19 +155,20 @@ def _run(
     adv_BT = advantages_of(lesson, role, config)
     names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *(name for one in t.sampled for name in one.metrics)]
     twice = sorted({name for name in names if names.count(name) > 1})
-    require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that the turn "
-            "returns")
+    require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that the "
+            "turn returns")
     return _Run(t, lesson, digest_of(lesson, adv_BT))
 
 
 def _one_call(made: Sequence[_Made]) -> Call:
     """One call in all scenarios."""
     prompt, _, samples, at_most = max(made, key=lambda one: one.at_most)
-    require({one.samples for one in made} == {samples}, f"t.sample(..., prompt={prompt.name}) takes {made[0].samples} or "
-            f"{made[-1].samples} samples by what was sampled before: take one number")
+    sample_counts = {one.samples for one in made}
+    require(len(sample_counts) == 1, f"t.sample(..., prompt={prompt.name}) takes {min(sample_counts)} to "
+            f"{max(sample_counts)} samples by what was sampled before: take one number")
     counts = {one.parents for one in made}
-    require(bool(at_most) or len(counts) == 1, f"t.sample(..., prompt={prompt.name}) has {min(counts)} to {max(counts)} "
-            "parents, which depends on data: give at_most= the most that there can be")
+    require(bool(at_most) or len(counts) == 1, f"t.sample(..., prompt={prompt.name}) has {min(counts)} to "
+            f"{max(counts)} parents, which depends on data: give at_most= the most that there can be")
     return Call(prompt, at_most or counts.pop(), samples)
 
 
@@ -187,10 +189,11 @@ class _MadeUp:
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, _: tuple) -> Responses:
         for is_plain in (False, True):
             fields = prompt.fields(parents[0], is_plain)
-            require(isinstance(fields, Fields), f"the prompt {prompt.name} made {shortened(fields)} of what it is about; "
-                    "it must make Fields (tango_jax.text.prompts)")
+            require(isinstance(fields, Fields), f"the prompt {prompt.name} made {shortened(fields)} of what it is "
+                    "about; it must make Fields (tango_jax.text.prompts)")
         owners = [parent for parent in parents for _ in range(samples)]
-        made = [self._record(prompt.role, owner, self._kinds[row % len(self._kinds)]) for row, owner in enumerate(owners)]
+        kinds = itertools.cycle(self._kinds)
+        made = [self._record(prompt.role, owner, kind) for owner, kind in zip(owners, kinds, strict=False)]
         lengths = [len(record.token_ends) for record in made]
         rollout = Rollout(
             tokens=tuple(np.ones(length, np.int32) for length in lengths),

@@ -25,8 +25,8 @@ MAX_NATS = 5.0
 
 def solve_twice(t: Turn) -> Lesson:
     """The generator solves again where the verdict on its first try is INCORRECT, and sees both (PAG, arXiv
-    2506.10406). Both tries are trained on; their rewards are normalised over all tries of a problem, as in Critique-GRPO
-    (arXiv 2506.03106), which only centres them and weighs right second tries by how unlikely they are.
+    2506.10406). Both tries are trained on; their rewards are normalised over all tries of a problem, as in
+    Critique-GRPO (arXiv 2506.03106), which only centres them and weighs right second tries by how unlikely they are.
     """
 
     def both_tries(problems: list) -> tuple[Responses, Rewards]:
@@ -172,8 +172,8 @@ def judge_informed(t: Turn) -> Lesson:
 
 
 def judge_and_be_judged(t: Turn) -> Lesson:
-    """tango.judge, in which the verifier also judges each of its verifications, and is rewarded for the product (
-    DeepSeekMath-V2, arXiv 2511.22570, its equation of R_V with the meta-verification)."""
+    """tango.judge, in which the verifier also judges each of its verifications, and is rewarded for the product
+    (DeepSeekMath-V2, arXiv 2511.22570, its equation of R_V with the meta-verification)."""
 
     def judge_twice(problems: list) -> tuple[Responses, Rewards]:
         judged = t.sample("verifier", t.sample("generator", problems), t.rl.samples_per_prompt)

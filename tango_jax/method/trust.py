@@ -166,9 +166,9 @@ def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, fl
 
 
 def turns_done(rl: ConfigDict, place: Place, memory: Memory) -> int:
-    """The number of turns of the schedule that are over with the one at `place`, given the memory after it. They include
-    the rest of a warm-up that has done its work: turns of the generator keep their numbers, and so draw what they would
-    have drawn."""
+    """The number of turns of the schedule that are over with the one at `place`, given the memory after it. The rest of
+    a warm-up that has done its work is over as well: turns of the generator keep their numbers, and so draw what they
+    would have drawn."""
     reached = warmup_metrics(rl, place, memory).get("verifier/warmup_trust", 0.0)
     return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else place.index + 1
 

@@ -61,20 +61,23 @@ class Advantages:
         Raises:
             ValueError: groups of different sizes, which the algorithm does not compare.
         """
-        is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
-        if not responses.is_joined:
-            return self.algorithm.outcome_fn(reward.reward_B, is_action_BT, responses.group_size, loss)
-        require(self.algorithm.normalise_fn is not None, "its turns compare groups of different sizes, which "
-                f"loss.algorithm={loss.algorithm} does not: choose one that compares each group alone, such as grpo")
-        adv_B = np.zeros(len(responses), np.float64)
-        for rows in responses.groups():
-            adv_B[rows] = self.algorithm.normalise_fn(reward.reward_B[rows].astype(np.float64), loss)
-        return (adv_B[:, None] * is_action_BT).astype(np.float32)
+        return self._by_group(self.algorithm.outcome_fn, responses, reward.reward_B)
 
     def step(self, rewards: StepRewards, responses: Responses) -> np.ndarray:
-        """The advantage of each token by the rewards of the steps."""
+        """The advantage of each token by the rewards of the steps. Raises ValueError, see `outcome`."""
+        return self._by_group(self.algorithm.step_fn, responses, rewards.reward_BT, rewards.is_end_BT)
+
+    def _by_group(self, equation: Callable[..., np.ndarray], responses: Responses, *rows: np.ndarray) -> np.ndarray:
+        """An equation on groups of one size together, on groups of several sizes one by one."""
         is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
-        return self.algorithm.step_fn(rewards.reward_BT, rewards.is_end_BT, is_action_BT, responses.group_size, loss)
+        if not responses.is_joined:
+            return equation(*rows, is_action_BT, responses.group_size, loss)
+        require(self.algorithm.compares_groups_alone, "it compares groups of different sizes, which loss.algorithm="
+                f"{loss.algorithm} does not: choose one that compares each group alone, such as grpo")
+        adv_BT = np.zeros(is_action_BT.shape, np.float32)
+        for group in responses.groups():
+            adv_BT[group] = equation(*(values[group] for values in rows), is_action_BT[group], len(group), loss)
+        return adv_BT
 
     def has_signal_P(self, reward_B: np.ndarray, responses: Responses) -> np.ndarray:
         """Whether any response of a group has an outcome advantage by these rewards, bool, one for each group."""
@@ -130,8 +133,8 @@ class Turn:
     def _check(self, prompt: Prompt, number: int, parents: int, samples: int) -> None:
         call = f"arm={self.config.arm}: t.sample(..., prompt={prompt.name}), call {number + 1} of that prompt,"
         bound = self._bounds.get((prompt.name, number))
-        require(bound is not None, f"{call} was not made in the rehearsal of the turn: make the same calls whatever the "
-                "data are; their parents may be an empty list")
+        require(bound is not None, f"{call} was not made in the rehearsal of the turn: make the same calls whatever "
+                "the data are; their parents may be an empty list")
         require(parents <= bound.prompts and samples == bound.samples, f"{call} has {parents} parents with {samples} "
                 f"samples each, and the rehearsal said {bound.prompts} at most with {bound.samples}: give at_most= the "
                 "most that there can be")

@@ -214,7 +214,7 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     requests: dict[str, tuple[int, int]] = {}
     for call in load_method(job.config).rehearsals[role].calls.values():
         prompts, samples = math.ceil(call.prompts * job.prompts / job.config.rl.prompts_per_step), call.samples
-        if call.prompt.role in requests:  # as more prompts of its first call; where data decide, as many as there can be
+        if call.prompt.role in requests:  # as more prompts of its first call, and as many as there can be
             before, group_size = requests[call.prompt.role]
             requests[call.prompt.role] = (before + math.ceil(prompts * samples / group_size), group_size)
         else:

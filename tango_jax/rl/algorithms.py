@@ -5,6 +5,7 @@ Takes the rewards of a batch; returns an advantage for every token. A role's `lo
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import chex
@@ -34,15 +35,15 @@ class Algorithm(NamedTuple):
         step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
 
     `has_signal_fn(reward_PM)` says of which groups some response has an outcome advantage, bool [P]; `formula` is what
-    the report shows of the outcome advantage; `normalise_fn(rewards, loss)` gives the outcome advantages of one group
-    of any size, and is None where groups are not compared each alone.
+    the report shows of the outcome advantage; `compares_groups_alone`: no group's advantages depend on the others, so
+    that groups may differ in size.
     """
 
     outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]
     step_fn: Callable[[np.ndarray, np.ndarray, np.ndarray, int, Any], np.ndarray]
     has_signal_fn: Callable[[np.ndarray], np.ndarray] = differs_within_group_P
     formula: str = ""
-    normalise_fn: Callable[[np.ndarray, Any], np.ndarray] | None = None
+    compares_groups_alone: bool = False
 
     def has_signal_P(self, reward_B: np.ndarray, group_size: int) -> np.ndarray:
         """Whether responses of a group have an advantage by these rewards, bool [P]."""
@@ -84,15 +85,14 @@ def _reinforce_pp_step_BT(
     return advantages.reinforce_pp_step_BT(step_reward_BT, is_step_end_BT, is_action_BT)
 
 
-ALGORITHMS: Mapping[str, Algorithm] = {
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
     "grpo": Algorithm(_grpo_outcome_BT, _grpo_step_BT, formula="(reward - mean) / std of the group, or without the std "
-                      "where use_std is off",
-                      normalise_fn=lambda rewards, loss: advantages.standardise(rewards, loss.use_std)),
+                      "where use_std is off", compares_groups_alone=True),
     "rloo": Algorithm(_rloo_outcome_BT, _rloo_step_BT, formula="M / (M - 1) x (reward - mean of the group)",
-                      normalise_fn=lambda rewards, loss: advantages.leave_one_out(rewards)),
+                      compares_groups_alone=True),
     "reinforce_pp": Algorithm(_reinforce_pp_outcome_BT, _reinforce_pp_step_BT, differs_within_batch_P,
                               "reward, whitened over all tokens of the batch"),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:

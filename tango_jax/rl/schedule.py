@@ -59,8 +59,8 @@ def alpha_of(step: int, rl: ConfigDict, share_of_one_outcome: float) -> float:
 class Place:
     """The place of a turn in the schedule. `turn_at` makes it; the loop, methods and the rollout dump read it.
 
-    index: turns before it in the run. role: the one that is trained, "generator" or "verifier". phase: "warmup", "generator" or "verifier".
-    generator_step: generator turns made before this one; on a generator turn it is the step of `alpha_at`.
+    index: turns before it in the run. role: the one that is trained, "generator" or "verifier". phase: "warmup",
+    "generator" or "verifier". generator_step: generator turns before it; on a generator turn, the step of `alpha_at`.
     """
 
     index: int

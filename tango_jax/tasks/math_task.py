@@ -126,7 +126,8 @@ def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
 def _make_stage_one(
     config: ConfigDict, over_fn: Callable[[str, SftExample], Over], excluded: frozenset[str]
 ) -> _StageOne:
-    """Make stage 1, whose examples fit the limits by `over_fn`; `excluded` holds the `question_key` of the problems on which the generator is evaluated."""
+    """Make stage 1, whose examples fit the limits by `over_fn`; `excluded` holds the `question_key` of the problems on
+    which the generator is evaluated."""
     task = config.task
     if not task.stage_one:
 
