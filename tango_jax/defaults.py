@@ -151,8 +151,8 @@ ABLATION: Group = {
 
 GROUPS: Group = {
     "seed": Key(0, SEED, "Of everything random in a run."),
-    "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or one of your own, "
-               "FILE.py:name."),
+    "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or one of your "
+               "own, FILE.py:name."),
     "notes": Key("", None, "Lines to log at the start: config files say here how they chose values.", Change.WATCHING),
     "task": TASK,
     "generator": ROLE,

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Lesson, Memory, Responses, Rewards
 from tango_jax.rl.packing import action_mask
-from tango_jax.runtime.checks import require, shortened
+from tango_jax.runtime.checks import shortened
 
 
 def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
@@ -17,41 +17,52 @@ def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
     Raises:
         ValueError: what the turn of `role` returned is no lesson, or does not fit the responses.
     """
-    require(isinstance(lesson, Lesson), f"it returned {shortened(lesson)}; it must return a Lesson (tango_jax.records)")
-    responses, reward = lesson.responses, lesson.reward
-    require(isinstance(responses, Responses) and responses.role == role and len(responses) > 0,
-            f"the lesson's responses are {shortened(responses)}; they must be responses of the {role}, one at least")
-    require(isinstance(reward, Rewards) and _is_finite(reward.reward_B, (len(responses),)),
-            f"the lesson's reward is {_described(getattr(reward, 'reward_B', reward))}; it must be Rewards with a "
-            f"finite number for each response, {len(responses)}")
+    if not isinstance(lesson, Lesson):
+        raise ValueError(f"it returned {shortened(lesson)}; it must return a Lesson (tango_jax.records)")
+    responses = lesson.responses
+    if not isinstance(responses, Responses) or responses.role != role or not len(responses):
+        raise ValueError(f"the lesson's responses are {_shown(responses)}; they must be responses of the {role}, one "
+                         "at least")
     shape = action_mask(config[role], responses.rollout).shape
-    require(bool(lesson.terms), "the lesson has no terms: name at least one, {name: (weight, advantage of each token)}")
+    _check_reward(lesson.reward, shape[0])
+    if not lesson.terms:
+        raise ValueError("the lesson has no terms: name at least one, {name: (weight, advantage of each token)}")
     adv_BT = np.zeros(shape, np.float64)
     for name, (weight, value_BT) in lesson.terms.items():
-        require(_is_finite(value_BT, shape), f"the lesson's term {name!r} is {_described(value_BT)}; it must have a "
-                f"finite number for each token, {list(shape)}")
+        if not _is_finite(value_BT, shape):
+            raise ValueError(f"the lesson's term {name!r} is {_shown(value_BT)}; it must have a finite number for each "
+                             f"token, {list(shape)}")
         weight_B1 = np.asarray(weight, np.float64)
-        require(_is_finite(weight_B1, ()) or _is_finite(weight_B1, shape[:1]), f"the weight of the lesson's term "
-                f"{name!r} is {_described(weight)}; it must be one finite number, or one for each of {shape[0]} rows")
+        if not (_is_finite(weight_B1, ()) or _is_finite(weight_B1, shape[:1])):
+            raise ValueError(f"the weight of the lesson's term {name!r} is {_shown(weight)}; it must be one finite "
+                             f"number, or one for each of {shape[0]} rows")
         adv_BT += weight_B1.reshape(-1, 1) * np.asarray(value_BT, np.float64)
-    for term in reward.terms:
-        require(np.shape(term.value) == shape[:1], f"the reward's term {term.name!r} is {_described(term.value)}; it "
-                f"must have a number for each response, {shape[0]}")
-    for name, value in {**reward.metrics, **lesson.metrics}.items():
-        require(np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub",
-                f"its metric {name} is {shortened(value)}; it must be a number")
-    require(isinstance(lesson.memory, Memory | None), f"the lesson's memory is {shortened(lesson.memory)}; it must be "
-            "t.memory.replace(...), or None where nothing is to be remembered")
+    for name, value in {**lesson.reward.metrics, **lesson.metrics}.items():
+        if np.ndim(value) or np.asarray(value).dtype.kind not in "fiub":
+            raise ValueError(f"its metric {name} is {shortened(value)}; it must be a number")
+    if not isinstance(lesson.memory, Memory | None):
+        raise ValueError(f"the lesson's memory is {shortened(lesson.memory)}; it must be t.memory.replace(...), or "
+                         "None where nothing is to be remembered")
     return adv_BT.astype(np.float32)
+
+
+def _check_reward(reward: Any, count: int) -> None:
+    if not isinstance(reward, Rewards) or not _is_finite(reward.reward_B, (count,)):
+        shown = _shown(getattr(reward, "reward_B", reward))
+        raise ValueError(f"the lesson's reward is {shown}; it must be Rewards with a finite number for each response, "
+                         f"{count}")
+    for term in reward.terms:
+        if np.shape(term.value) != (count,):
+            raise ValueError(f"the reward's term {term.name!r} is {_shown(term.value)}; it must have a number for each "
+                             f"response, {count}")
 
 
 def digest_of(lesson: Lesson, adv_BT: np.ndarray) -> int:
     """A number that tells one result of a turn from another: processes, and two calls with the same responses, must
     have the same."""
     memory = repr(lesson.memory.stored()) if lesson.memory else ""
-    parts = [np.ascontiguousarray(lesson.reward.reward_B, np.float32), np.ascontiguousarray(adv_BT), memory.encode()]
-    digest = 0
-    for part in parts:
+    digest = zlib.crc32(memory.encode())
+    for part in (np.ascontiguousarray(lesson.reward.reward_B, np.float32), np.ascontiguousarray(adv_BT)):
         digest = zlib.crc32(part, digest)
     return digest
 
@@ -61,8 +72,9 @@ def _is_finite(array: Any, shape: tuple[int, ...]) -> bool:
     return array.dtype.kind in "fiub" and array.shape == shape and bool(np.isfinite(array).all())
 
 
-def _described(array: Any) -> str:
-    try:
-        return f"of shape {list(np.shape(array))}" + ("" if np.isfinite(array).all() else " and not finite")
-    except (TypeError, ValueError):
-        return shortened(array)
+def _shown(value: Any) -> str:
+    if isinstance(value, Responses):
+        return f"{len(value)} of the {value.role}"
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return f"of shape {list(value.shape)}" + ("" if np.isfinite(value).all() else " and not finite")
+    return shortened(value)

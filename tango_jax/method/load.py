@@ -102,7 +102,8 @@ def load_method(config: ConfigDict, task: Task | None = None) -> Method:
         ValueError: see `load_parts`; or a rehearsal failed (rehearsal.py), or the settings do not suit the turns.
     """
     arm, algorithms, own_rewards = load_parts(config)
-    turns = {role: _named(config, role, turn) for role, turn in turns_of(arm, config.rl).items()}
+    turns = {role: _named(config, role, turn, _is_own(arm.turns[role]))
+             for role, turn in turns_of(arm, config.rl).items()}  # fmt: skip
     rehearsed_with, rehearsals = task or made_up_task(example_problem(config)), {}
     for role, turn in turns.items():
         own_reward = own_rewards.get(role) if task else None
@@ -115,10 +116,14 @@ def load_method(config: ConfigDict, task: Task | None = None) -> Method:
     return method
 
 
-def _named(config: ConfigDict, role: str, turn: TurnFunction) -> Callable[[Turn], Lesson]:
+def _is_own(turn: TurnFunction) -> bool:
+    """Whether a user has written it."""
+    return not getattr(turn, "__module__", "").startswith(f"{__package__}.")
+
+
+def _named(config: ConfigDict, role: str, turn: TurnFunction, is_own: bool) -> Callable[[Turn], Lesson]:
     """The function with its setting in front of its errors; of a user's, with the line."""
     function = UserFunction("arm", f"{config.arm}, the {role}'s turn", turn)
-    is_own = not turn.__module__.startswith(__package__)
 
     def named_turn(t: Turn) -> Lesson:
         try:
@@ -140,7 +145,7 @@ def _check(config: ConfigDict, method: Method) -> None:
                      f"and its turns {verb} from the verifier: set it to {has_verifier}")
     for role, rehearsal in rehearsals.items():
         _check_turn(config, role, rehearsal, mistakes)
-    is_own = "generator" in method.turns and not method.arm.turns["generator"].__module__.startswith(__package__)
+    is_own = "generator" in method.turns and _is_own(method.arm.turns["generator"])
     is_trusted = "generator" in rehearsals and "generator/judged_share" in rehearsals["generator"].metrics
     mistakes.require(
         not (rl.trust or rl.judge != "all") or not is_own or is_trusted, f"rl.trust={tuple(rl.trust)} and rl.judge="

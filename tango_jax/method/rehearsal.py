@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.grading import GradeReport
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.texts import make_solution, make_verification, rollout_metrics, with_parents
@@ -32,6 +33,7 @@ MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
 SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong", "empty", "wrong", "right"),
              "empty": ("empty",)}  # fmt: skip
 WRONG_ANSWER = "made up"
+LONGEST = 128  # tokens of a made-up response
 
 
 class Call(NamedTuple):
@@ -79,6 +81,7 @@ def rehearse(
         ValueError: what it returns does not fit; its calls or their sizes depend on the responses, and it does not say
             `at_most`; or two calls with the same responses, or two processes, have different results.
     """
+    config = _with_short_responses(config)
     runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
     again = _run(turn_fn, role, config, algorithm, task, own_reward, SCENARIOS["mixed"])
     require(again.digest == runs["mixed"].digest, "with the same responses it has another result each time: a turn "
@@ -100,6 +103,14 @@ def rehearse(
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
     return Rehearsal(calls, Bound(*sizes.pop()), tuple(first.scored), dict(first.draws), metrics, first.has_labels)
+
+
+def _with_short_responses(config: ConfigDict) -> ConfigDict:
+    """The settings with limits that made-up responses keep within: arrays over the tokens of a real turn are large."""
+    short = config.copy_and_resolve_references()
+    for role in ROLES:
+        short[role].max_response = min(config[role].max_response, LONGEST)
+    return short
 
 
 class _Made(NamedTuple):

@@ -98,12 +98,11 @@ class Turn:
         self.role, self.place, self.generator_step = place.role, place, place.generator_step
         self.algorithm = Advantages(algorithm, config[place.role])
         self.sampled: list[Responses] = []  # all responses of the turn, by calls; of a dynamic batch, those chosen
-        self.dropped: list[Responses] = []  # what dynamic sampling has sampled, by batches, and not chosen from
         self.metrics: dict[str, float] = {}  # of dynamic sampling
         self.draws: Counter[str] = Counter()  # by stream
         self.adds_own_reward = self.has_labels = False
         self._work, self._own_reward, self._bounds = work, own_reward, bounds
-        self._batch, self._calls = 0, Counter()
+        self._batch, self._calls, self._everything = 0, Counter(), []
 
     def sample(
         self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
@@ -127,8 +126,10 @@ class Turn:
             self._check(prompt, number, len(parents), samples)
         path = (stream, self.role, self.place.role_step, self._batch, *(number,) * (number > 0))
         said = self._work.respond(prompt, parents, samples, path) if parents else _nothing(prompt, samples)
-        self.sampled.append(said.replace(most_prompts=at_most or None))
-        return self.sampled[-1]
+        said = said.replace(most_prompts=at_most or None)
+        self.sampled.append(said)
+        self._everything.append(said)
+        return said
 
     def _check(self, prompt: Prompt, number: int, parents: int, samples: int) -> None:
         call = f"arm={self.config.arm}: t.sample(..., prompt={prompt.name}), call {number + 1} of that prompt,"
@@ -169,14 +170,13 @@ class Turn:
             chosen, self.metrics = batches[0], {f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())}
         else:
             chosen, self.metrics = chosen_batch(batches, self.role)
-            self.dropped = [one for batch in batches for one in batch.sampled]
         self.sampled = before + chosen.sampled
         return chosen.responses, chosen.reward
 
     def everything(self, name: str) -> list[Responses]:
-        """What was sampled to prompts of this name: also what dynamic sampling did not choose, of which statistics of
-        a role have to be taken."""
-        return [one for one in self.dropped or self.sampled if one.name == name and len(one)]
+        """All that was sampled to prompts of this name, before dynamic sampling chose from it: statistics of a role
+        are taken of this."""
+        return [one for one in self._everything if one.name == name]
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         """Log-probs of the sampled tokens by the reference policy of their role, to another prompt about the same
