@@ -229,7 +229,10 @@ def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 
 def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    mean = recent_mean(rows, "verifier/live_rate_misaligned", limits.window, least=limits.window)
+    # Of all solutions, or of those that it judges.
+    means = (recent_mean(rows, f"verifier/{prefix}_rate_misaligned", limits.window, least=limits.window)
+             for prefix in ("live", "judged"))  # fmt: skip
+    mean = next((mean for mean in means if mean is not None), None)
     has_step_rewards = recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is not None
     if mean is None or mean <= limits.misaligned * ease or not has_step_rewards:
         return None
