@@ -10,10 +10,9 @@ import jax
 import numpy as np
 
 from tango_jax.loop.turn import RunContext
-from tango_jax.method.rehearsal import Rehearsal
-from tango_jax.method.turn import Bound
+from tango_jax.method.rehearsal import Rehearsal, Trained
 from tango_jax.models.lora import split
-from tango_jax.records import Batch, Responses, Rollout, States
+from tango_jax.records import Batch, Problem, Responses, Rollout, States
 from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
@@ -54,7 +53,7 @@ def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, reh
     """Score and update of what the turns of a role train on, with prompts of the given length."""
     state, weights = policy.abstract_state(), policy.abstract_weights()
     for call in rehearsal.scored:
-        for batch in _batches(policy, prompt_length, Bound(call.prompts, call.samples)):
+        for batch in _batches(policy, prompt_length, Trained(call.prompts, call.samples)):
             ahead(policy.score)(weights, batch)
     for batch in _batches(policy, prompt_length, rehearsal.learner):
         # The policy itself serves as the reference.
@@ -62,13 +61,14 @@ def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, reh
         ahead(policy.update)(state, batch, split(weights)[1])
 
 
-def _batches(policy: Policy, prompt_length: int, size: Bound) -> Iterator[Batch]:
-    """The minibatches of responses of one token."""
-    P, M = size
+def _batches(policy: Policy, prompt_length: int, trained: Trained) -> Iterator[Batch]:
+    """The minibatches of responses of one token, each to a problem of its own."""
+    P, M, is_joined = trained
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
     rollout = Rollout((token,) * (P * M), (np.zeros((1,), np.float32),) * (P * M), np.zeros(P * M, bool), 1, P * M)
     prompts = [[int(token[0])] * prompt_length] * P
-    learner = Responses(policy.role, (), prompts, M, rollout, [None] * (P * M), {})
+    records = [Problem(str(b), "", "") for b in range(P * M)]
+    learner = Responses(policy.role, (), prompts, M, rollout, records, {}, is_joined=is_joined)
     is_action_BT = action_mask(policy.config, rollout)
     for number in range(policy.config.loss.minibatches):
         yield pack_minibatch(policy.config, policy.placement, number, learner, np.zeros(is_action_BT.shape, np.float32),

@@ -44,11 +44,19 @@ class Call(NamedTuple):
     samples: int
 
 
+class Trained(NamedTuple):
+    """The responses that a turn trains on."""
+
+    prompts: int  # at most
+    samples: int
+    is_joined: bool = False  # see Responses
+
+
 class Rehearsal(NamedTuple):
     """What the turn of one role does."""
 
     calls: Mapping[tuple[str, int], Call]  # (name of the prompt, how many calls of that prompt were before) -> call
-    learner: Bound  # prompts at most, and responses to each, of what is trained on
+    learner: Trained
     scored: tuple[Call, ...]  # by the reference policy, to another prompt
     draws: Mapping[str, int]  # by stream
     metrics: tuple[str, ...]  # names
@@ -96,13 +104,13 @@ def rehearse(
                 "same ones always: their parents may be an empty list")
     calls = {key: _one_call([run.turn.made[key] for run in runs.values()]) for key in first.made}
     learners = [run.lesson.responses for run in runs.values()]
-    sizes = {(one.most_prompts or len(one.prompts), one.group_size) for one in learners}
-    require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_pairs(sizes)}): join "
+    sizes = {Trained(one.most_prompts or len(one.prompts), one.group_size, one.is_joined) for one in learners}
+    require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_shown(sizes)}): join "
             "them with most_prompts=, the most that there can be")
     require(own_reward is None or first.adds_own_reward, f"{role}.reward is set, and the turn does not add it: use "
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
-    return Rehearsal(calls, Bound(*sizes.pop()), tuple(first.scored), dict(first.draws), metrics, first.has_labels)
+    return Rehearsal(calls, sizes.pop(), tuple(first.scored), dict(first.draws), metrics, first.has_labels)
 
 
 def _with_short_responses(config: ConfigDict) -> ConfigDict:
@@ -187,8 +195,8 @@ def _listed(t: _RehearsedTurn) -> str:
     return ", ".join(name for name, _ in t.made) or "none"
 
 
-def _pairs(sizes: set[tuple[int, int]]) -> str:
-    return ", ".join(f"{prompts} x {samples}" for prompts, samples in sorted(sizes))
+def _shown(sizes: set[Trained]) -> str:
+    return ", ".join(f"{one.prompts} x {one.samples}" for one in sorted(sizes))
 
 
 class _MadeUp:
