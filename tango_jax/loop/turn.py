@@ -59,7 +59,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     """
     role, method = place.role, context.method
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
-             method.own_rewards.get(role), method.rehearsals[role].bounds)  # fmt: skip
+             method.own_rewards.get(role), method.rehearsals[role].calls)  # fmt: skip
     lesson = method.turns[role](t)
     adv_BT = advantages_of(lesson, role, context.config)
     _check_alike(context, role, digest_of(lesson, adv_BT))

@@ -17,7 +17,7 @@ from tango_jax.config import ROLES
 from tango_jax.grading import GradeReport
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.texts import make_solution, make_verification, rollout_metrics, with_parents
-from tango_jax.method.turn import Bound, Turn
+from tango_jax.method.turn import Call, Calls, Turn
 from tango_jax.records import Lesson, Memory, Problem, Responses, Rollout, Solution, problem_of
 from tango_jax.rl.algorithms import Algorithm
 from tango_jax.rl.own_reward import OwnReward
@@ -26,7 +26,7 @@ from tango_jax.rl.schedule import Place
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import require, shortened
 from tango_jax.tasks.task import Task
-from tango_jax.text.prompts import OWN, Fields, Prompt
+from tango_jax.text.prompts import Fields, Prompt
 
 MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
 # Kinds of responses, of which those to a prompt are in turn: to all alike, and mixed as in a real turn.
@@ -34,14 +34,6 @@ SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong
              "empty": ("empty",)}  # fmt: skip
 WRONG_ANSWER = "made up"
 LONGEST = 128  # tokens of a made-up response
-
-
-class Call(NamedTuple):
-    """A call of a turn."""
-
-    prompt: Prompt
-    prompts: int  # at most
-    samples: int
 
 
 class Trained(NamedTuple):
@@ -55,7 +47,7 @@ class Trained(NamedTuple):
 class Rehearsal(NamedTuple):
     """What the turn of one role does."""
 
-    calls: Mapping[tuple[str, int], Call]  # (name of the prompt, how many calls of that prompt were before) -> call
+    calls: Calls
     learner: Trained
     scored: tuple[Call, ...]  # by the reference policy, to another prompt
     draws: Mapping[str, int]  # by stream
@@ -66,10 +58,6 @@ class Rehearsal(NamedTuple):
     def prompts(self) -> tuple[Prompt, ...]:
         """Every prompt that it samples or scores, each once."""
         return tuple(dict.fromkeys(call.prompt for call in (*self.calls.values(), *self.scored)))
-
-    @property
-    def bounds(self) -> dict[tuple[str, int], Bound]:
-        return {key: Bound(call.prompts, call.samples) for key, call in self.calls.items()}
 
 
 def made_up_task(problem: Problem | None) -> Task:
@@ -99,10 +87,10 @@ def rehearse(
             "turn has to be a function of the Turn alone")
     first = runs["mixed"].turn
     for name, run in runs.items():
-        require(run.turn.made.keys() == first.made.keys() and run.turn.draws == first.draws, f"its calls depend on the "
-                f"responses: {_listed(first)} where they are mixed, {_listed(run.turn)} where all are {name}; make the "
-                "same ones always: their parents may be an empty list")
-    calls = {key: _one_call([run.turn.made[key] for run in runs.values()]) for key in first.made}
+        is_alike = run.turn.calls.keys() == first.calls.keys() and run.turn.draws == first.draws
+        require(is_alike, f"its calls depend on the responses: {_listed(first)} where they are mixed, "
+                f"{_listed(run.turn)} where all are {name}; make the same ones always: their parents may be an empty list")
+    calls = {key: _one_call([run.turn.calls[key] for run in runs.values()]) for key in first.calls}
     learners = [run.lesson.responses for run in runs.values()]
     sizes = {Trained(one.most_prompts or len(one.prompts), one.group_size, one.is_joined) for one in learners}
     require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_shown(sizes)}): join "
@@ -121,44 +109,8 @@ def _with_short_responses(config: ConfigDict) -> ConfigDict:
     return short
 
 
-class _Made(NamedTuple):
-    """A call as it was made in one scenario."""
-
-    prompt: Prompt
-    parents: int
-    samples: int
-    at_most: int
-
-
-class _RehearsedTurn(Turn):
-    """A turn that notes its calls."""
-
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        self.made: dict[tuple[str, int], _Made] = {}
-        self.scored: list[Call] = []
-        self._numbers: dict[tuple[str, int], int] = {}
-
-    def sample(
-        self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
-    ) -> Responses:
-        said = super().sample(role, parents := list(parents), samples, prompt, at_most)
-        key = (said.name, self._batch)
-        number = self._numbers[key] = self._numbers.get(key, -1) + 1
-        made = _Made(prompt or OWN[role], len(parents), samples, at_most)
-        seen = self.made.setdefault((said.name, number), made)
-        self.made[said.name, number] = seen._replace(parents=max(seen.parents, made.parents))
-        require(not at_most or len(parents) <= at_most, f"t.sample(..., prompt={said.name}) has {len(parents)} "
-                f"parents, and at_most={at_most}: raise it")
-        return said
-
-    def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
-        self.scored.append(Call(prompt, responses.most_prompts or len(responses.prompts), responses.group_size))
-        return super().reference_logps(responses, prompt)
-
-
 class _Run(NamedTuple):
-    turn: _RehearsedTurn
+    turn: Turn
     lesson: Lesson
     digest: int
 
@@ -168,8 +120,8 @@ def _run(
     own_reward: OwnReward | None, kinds: tuple[str, ...],
 ) -> _Run:  # fmt: skip
     phase = role if role == "generator" else "warmup"
-    t = _RehearsedTurn(config, task, Place(0, role, phase, 0), Memory(), algorithm, _MadeUp(config, task, kinds),
-                       own_reward)  # fmt: skip
+    work = _MadeUp(config, task, kinds)
+    t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward)
     lesson = turn_fn(t)
     adv_BT = advantages_of(lesson, role, config)
     names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *(name for one in t.sampled for name in one.metrics)]
@@ -179,20 +131,20 @@ def _run(
     return _Run(t, lesson, digest_of(lesson, adv_BT))
 
 
-def _one_call(made: Sequence[_Made]) -> Call:
+def _one_call(made: Sequence[Call]) -> Call:
     """One call in all scenarios."""
-    prompt, _, samples, at_most = max(made, key=lambda one: one.at_most)
-    sample_counts = {one.samples for one in made}
-    require(len(sample_counts) == 1, f"t.sample(..., prompt={prompt.name}) takes {min(sample_counts)} to "
-            f"{max(sample_counts)} samples by what was sampled before: take one number")
-    counts = {one.parents for one in made}
-    require(bool(at_most) or len(counts) == 1, f"t.sample(..., prompt={prompt.name}) has {min(counts)} to "
-            f"{max(counts)} parents, which depends on data: give at_most= the most that there can be")
-    return Call(prompt, at_most or counts.pop(), samples)
+    shown, most = f"t.sample(..., prompt={made[0].prompt.name})", max(one.at_most for one in made)
+    counts, samples = {one.prompts for one in made}, {one.samples for one in made}
+    require(len(samples) == 1, f"{shown} takes {min(samples)} to {max(samples)} samples by what was sampled before: "
+            "take one number")
+    require(bool(most) or len(counts) == 1, f"{shown} has {min(counts)} to {max(counts)} parents, which depends on "
+            "data: give at_most= the most that there can be")
+    require(not most or max(counts) <= most, f"{shown} has {max(counts)} parents, and at_most={most}: raise it")
+    return Call(made[0].prompt, most or counts.pop(), samples.pop())
 
 
-def _listed(t: _RehearsedTurn) -> str:
-    return ", ".join(name for name, _ in t.made) or "none"
+def _listed(t: Turn) -> str:
+    return ", ".join(name for name, _ in t.calls) or "none"
 
 
 def _shown(sizes: set[Trained]) -> str:

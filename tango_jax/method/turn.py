@@ -42,11 +42,16 @@ class Work(Protocol):
         """Whether the answers in these texts are right."""
 
 
-class Bound(NamedTuple):
-    """What a call of a turn may be, as the rehearsal saw it."""
+class Call(NamedTuple):
+    """A call of a turn: a prompt, how many of it there are or can be at most, and the responses to each."""
 
-    prompts: int  # at most
+    prompt: Prompt
+    prompts: int
     samples: int
+    at_most: int = 0  # as `Turn.sample` was told
+
+
+Calls = dict[tuple[str, int], Call]  # (name of the prompt, calls of that prompt before) -> call
 
 
 class Advantages:
@@ -91,7 +96,7 @@ class Turn:
 
     def __init__(
         self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
-        own_reward: OwnReward | None = None, bounds: Mapping[tuple[str, int], Bound] | None = None,
+        own_reward: OwnReward | None = None, rehearsed: Calls | None = None,
     ):  # fmt: skip
         self.config, self.task, self.memory = config, task, memory
         self.rl = config.rl
@@ -101,8 +106,10 @@ class Turn:
         self.metrics: dict[str, float] = {}  # of dynamic sampling
         self.draws: Counter[str] = Counter()  # by stream
         self.adds_own_reward = self.has_labels = False
-        self._work, self._own_reward, self._bounds = work, own_reward, bounds
-        self._batch, self._calls, self._everything = 0, Counter(), []
+        self.calls: Calls = {}  # of the turn so far; of several batches, the largest
+        self.scored: list[Call] = []
+        self._work, self._own_reward, self._rehearsed = work, own_reward, rehearsed
+        self._batch, self._numbers, self._everything = 0, Counter(), []
 
     def sample(
         self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
@@ -119,26 +126,26 @@ class Turn:
         """
         prompt, parents = prompt or OWN[role], list(parents)
         require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): that is a {prompt.role}'s prompt")
-        stream = prompt.stream or prompt.name
-        number = self._calls[stream, self._batch]
-        self._calls[stream, self._batch] += 1
-        if self._bounds is not None:
-            self._check(prompt, number, len(parents), samples)
-        path = (stream, self.role, self.place.role_step, self._batch, *(number,) * (number > 0))
+        number = self._numbers[prompt.name, self._batch]
+        self._numbers[prompt.name, self._batch] += 1
+        self._note((prompt.name, number), Call(prompt, len(parents), samples, at_most))
+        path = (prompt.stream or prompt.name, self.role, self.place.role_step, self._batch, *(number,) * (number > 0))
         said = self._work.respond(prompt, parents, samples, path) if parents else _nothing(prompt, samples)
         said = said.replace(most_prompts=at_most or None)
         self.sampled.append(said)
         self._everything.append(said)
         return said
 
-    def _check(self, prompt: Prompt, number: int, parents: int, samples: int) -> None:
-        call = f"arm={self.config.arm}: t.sample(..., prompt={prompt.name}), call {number + 1} of that prompt,"
-        bound = self._bounds.get((prompt.name, number))
-        require(bound is not None, f"{call} was not made in the rehearsal of the turn: make the same calls whatever "
+    def _note(self, key: tuple[str, int], call: Call) -> None:
+        self.calls[key] = max(self.calls.get(key, call), call, key=lambda one: one.prompts)
+        if self._rehearsed is None:
+            return
+        shown, seen = f"t.sample(..., prompt={key[0]}), call {key[1] + 1} of that prompt,", self._rehearsed.get(key)
+        require(seen is not None, f"{shown} was not made in the rehearsal of the turn: make the same calls whatever "
                 "the data are; their parents may be an empty list")
-        require(parents <= bound.prompts and samples == bound.samples, f"{call} has {parents} parents with {samples} "
-                f"samples each, and the rehearsal said {bound.prompts} at most with {bound.samples}: give at_most= the "
-                "most that there can be")
+        require(call.prompts <= seen.prompts and call.samples == seen.samples, f"{shown} has {call.prompts} parents "
+                f"with {call.samples} samples each, and the rehearsal said {seen.prompts} at most with {seen.samples}: "
+                "give at_most= the most that there can be")
 
     def problems(self, stream: str = "train") -> list[Problem]:
         """The next `rl.prompts_per_step` problems of a stream (tasks/task.py STREAMS)."""
@@ -181,6 +188,7 @@ class Turn:
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         """Log-probs of the sampled tokens by the reference policy of their role, to another prompt about the same
         parents, float32 [B, T]; 0 off the actions, NaN where that prompt has no room for its whole text."""
+        self.scored.append(Call(prompt, responses.most_prompts or len(responses.prompts), responses.group_size))
         return self._work.reference_logps(responses, prompt)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
