@@ -89,7 +89,7 @@ def rehearse(
     for name, run in runs.items():
         is_alike = run.turn.calls.keys() == first.calls.keys() and run.turn.draws == first.draws
         require(is_alike, f"its calls depend on the responses: {_listed(first)} where they are mixed, "
-                f"{_listed(run.turn)} where all are {name}; make the same ones always: their parents may be an empty list")
+                f"{_listed(run.turn)} where all are {name}; make the same ones always, with an empty list of parents")
     calls = {key: _one_call([run.turn.calls[key] for run in runs.values()]) for key in first.calls}
     learners = [run.lesson.responses for run in runs.values()]
     sizes = {Trained(one.most_prompts or len(one.prompts), one.group_size, one.is_joined) for one in learners}
