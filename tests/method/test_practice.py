@@ -2,10 +2,14 @@
 
 import pytest
 
+from support.turns import settings as turn_settings
+from support.turns import solution, turn_of
 from tango_jax.config import default_config
-from tango_jax.records import Counters, Problem, Solution
-from tango_jax.rl.practice import CANDIDATES, DECAY, candidates_of, half_right, with_passes
-from tango_jax.rl.schedule import problems_of_a_turn
+from tango_jax.method.arms import ARMS, turns_of
+from tango_jax.method.baselines import solve_alone
+from tango_jax.method.practice import CANDIDATES, DECAY, candidates_of, half_right, passes_after, remembering
+from tango_jax.method.turn import problems_of_a_draw
+from tango_jax.records import Memory, Problem, Solution
 
 
 def settings(practice: str = "half_right"):
@@ -37,21 +41,39 @@ def test_problems_of_files_are_known_by_their_ids():
 
 
 def test_counts_by_size_fade_and_those_by_id_are_replaced():
-    counters = Counters(passes={"2": (4.0, 8.0), "3": (1.0, 2.0), "id p7": (1.0, 1.0), "id p8": (1.0, 4.0)})
+    passes = {"2": (4.0, 8.0), "3": (1.0, 2.0), "id p7": (1.0, 1.0), "id p8": (1.0, 4.0)}
     answers = [solved(problem(1, 2), True), solved(problem(2, 2), False), solved(problem(3, 5), False),
                solved(problem(8), True), solved(problem(8), False)]  # fmt: skip
-    assert with_passes(counters, settings(), answers).passes == {
+    assert passes_after(passes, answers) == {
         "2": pytest.approx((4 * DECAY + 1, 8 * DECAY + 2)), "3": pytest.approx((DECAY, 2 * DECAY)), "5": (0.0, 1.0),
         "id p7": (1.0, 1.0), "id p8": (1.0, 2.0),
     }  # fmt: skip
-    assert with_passes(Counters(), settings(), [solved(problem(1, 2), True, label=False)]).passes == {"2": (0.0, 1.0)}
+    assert passes_after({}, [solved(problem(1, 2), True, label=False)]) == {"2": (0.0, 1.0)}
+
+
+def test_a_turn_that_remembers_counts_its_own_solutions():
+    said = {"generator": [solution(True), solution(False), solution(True), solution(True)]}
+    t = turn_of(turn_settings(2, 2, practice="half_right"), "generator", said, memory=Memory(passes={"9": (1.0, 1.0)}))
+    lesson = remembering(solve_alone)(t)
+    assert lesson.memory.passes == {"9": (DECAY, DECAY), "id 0": (1.0, 2.0), "id 1": (2.0, 2.0)}
 
 
 def test_as_published_all_problems_are_taken_and_nothing_is_counted():
-    assert with_passes(Counters(), settings("all"), [solved(problem(1, 2), True)]) == Counters()
+    arm = ARMS["tango"]
+    assert turns_of(arm, settings("all")) == arm.turns
+    counted = turns_of(arm, settings())
+    assert {role: turn.__wrapped__ for role, turn in counted.items()} == arm.turns
     assert candidates_of(settings("all"), "verifier") == candidates_of(settings(), "train") == 1
 
 
 def test_all_candidates_are_set_apart():
-    assert problems_of_a_turn(settings(), "verifier") == 2 * 3 * CANDIDATES
-    assert problems_of_a_turn(settings(), "train") == problems_of_a_turn(settings("all"), "verifier") == 2 * 3
+    assert problems_of_a_draw(settings(), "verifier") == 2 * 3 * CANDIDATES
+    assert problems_of_a_draw(settings(), "train") == problems_of_a_draw(settings("all"), "verifier") == 2 * 3
+
+
+def test_a_turn_takes_the_candidates_closest_to_half_right():
+    config = turn_settings(1, 1, practice="half_right", dynamic_sampling=0)
+    passes = {f"id {number}": counts for number, counts in enumerate([(4.0, 4.0), (0.0, 4.0), (2.0, 4.0), (4.0, 4.0)])}
+    t = turn_of(config, "verifier", {}, memory=Memory(passes=passes))
+    assert [each.id for each in t.problems("verifier")] == ["2"]
+    assert [each.id for each in t.problems()] == ["0"], "of the generator's stream the next"

@@ -3,7 +3,8 @@
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.rl.schedule import evaluations_before, generator_steps_after, is_evaluation_due, make_schedule, turn_at
+from tango_jax.method.own_arm import make_schedule
+from tango_jax.rl.schedule import evaluations_before, generator_steps_after, is_evaluation_due, turn_at
 
 
 def make_config(arm, warmup_steps=2, generator_steps=5, n_g=2, n_v=1, every=2):

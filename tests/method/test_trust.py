@@ -1,4 +1,4 @@
-"""Trust in the verifier and whom it is asked about, against numbers worked by hand."""
+"""Trust in the verifier and which solutions it judges, against numbers worked by hand."""
 
 import dataclasses
 import math
@@ -6,24 +6,24 @@ import math
 import numpy as np
 import pytest
 
+from support.turns import PROBLEM, responses_of, settings, solution, turn_of, verification
 from tango_jax.config import default_config
-from tango_jax.records import Counters, Problem, Responses, Rollout, Solution, Verification
-from tango_jax.rl.credit import TurnSoFar, judged_labels, judged_steps_credit, steps_credit, strict_steps_credit
-from tango_jax.rl.schedule import Turn
-from tango_jax.rl.trust import (
+from tango_jax.method import baselines, tango, trust
+from tango_jax.method.rewards import judged_steps
+from tango_jax.method.trust import (
     DECAY,
     PRACTICE_DECAY,
-    RIGHT_ASKED,
-    WRONG_ASKED,
+    RIGHT_JUDGED,
+    WRONG_JUDGED,
     Evidence,
-    ask_about,
-    asked_about,
+    choose,
     f1_of,
     trust_of,
     turns_done,
     warmup_metrics,
-    with_verdicts,
 )
+from tango_jax.records import Memory, Solution, Verification
+from tango_jax.rl.schedule import Place
 
 
 def rl(**settings):
@@ -66,15 +66,15 @@ def test_the_warm_up_is_done_once_the_verifiers_own_turns_say_so():
     rates = (11 / 12) ** 3, 0.05 + math.sqrt(0.05 * 0.95 / 40)
     assert evidence.practised_rates() == pytest.approx(rates)
     trust = f1_of(rates)  # with limits of 0 and 1
-    counters = Counters(evidence=tuple(evidence))
-    for until, turn, done in ((trust - 0.01, Turn(4, "verifier", "warmup", 0), 20),
-                              (trust + 0.01, Turn(4, "verifier", "warmup", 0), 5),
-                              (0.0, Turn(4, "verifier", "warmup", 0), 5),
-                              (trust - 0.01, Turn(30, "verifier", "verifier", 6), 31)):  # fmt: skip
-        settings = rl(trust=(0.0, 1.0), warmup_until=until, warmup_steps=20)
-        assert turns_done(settings, turn, counters) == done
-        metrics = {"verifier/warmup_trust": pytest.approx(trust)} if until and turn.phase == "warmup" else {}
-        assert warmup_metrics(settings, turn, counters) == metrics
+    memory = Memory(evidence=tuple(evidence))
+    for until, place, done in ((trust - 0.01, Place(4, "verifier", "warmup", 0), 20),
+                              (trust + 0.01, Place(4, "verifier", "warmup", 0), 5),
+                              (0.0, Place(4, "verifier", "warmup", 0), 5),
+                              (trust - 0.01, Place(30, "verifier", "verifier", 6), 31)):  # fmt: skip
+        chosen = rl(trust=(0.0, 1.0), warmup_until=until, warmup_steps=20)
+        assert turns_done(chosen, place, memory) == done
+        metrics = {"verifier/warmup_trust": pytest.approx(trust)} if until and place.phase == "warmup" else {}
+        assert warmup_metrics(chosen, place, memory) == metrics
     # Before there is a right solution, nothing is known of them.
     assert Evidence(practised_wrong=1e3).practised_rates()[0] == 0
 
@@ -118,127 +118,147 @@ DOUBTED, SURE = (0.0, 1.0), (1.0, 0.0)  # rates of acceptance
     ("all", range(10)), ("silent", [0, 1, *range(3, 10)]), ("failed", [0, *range(3, 10)])
 ])  # fmt: skip
 def test_the_groups_that_are_judged(judge, groups):
-    asked = ask_about(rl(judge=judge), GRADES, HAS_SIGNAL, DOUBTED)
-    assert np.flatnonzero(asked.trust_P).tolist() == [*groups] and set(asked.trust_P) <= {0.0, 1.0}
-    assert np.flatnonzero(asked.is_asked_B).tolist() == [4 * group + place for group in groups for place in range(4)]
+    choice = choose(rl(judge=judge), GRADES, HAS_SIGNAL, DOUBTED)
+    assert np.flatnonzero(choice.trust_P).tolist() == [*groups] and set(choice.trust_P) <= {0.0, 1.0}
+    assert np.flatnonzero(choice.is_judged_B).tolist() == [4 * group + place for group in groups for place in range(4)]
 
 
 def test_some_solutions_are_judged_for_the_measure_alone():
-    doubted = ask_about(rl(trust=(0.4, 0.55)), GRADES, HAS_SIGNAL, DOUBTED)
+    doubted = choose(rl(trust=(0.4, 0.55)), GRADES, HAS_SIGNAL, DOUBTED)
     assert doubted.trust == 0 and not doubted.trust_P.any()
-    assert (doubted.is_asked_B & GRADES).sum() == GRADES.sum() == 5 < RIGHT_ASKED  # all that there are
-    assert (doubted.is_asked_B & ~GRADES).sum() == WRONG_ASKED
-    assert len(np.unique(np.flatnonzero(doubted.is_asked_B & ~GRADES) // 4)) == 9  # from all groups that have any
-    believed = ask_about(rl(trust=(0.4, 0.55), judge="failed"), GRADES, HAS_SIGNAL, SURE)
-    assert believed.trust == 1 and np.flatnonzero(~believed.is_asked_B).tolist() == [8, 10, 11]
+    assert (doubted.is_judged_B & GRADES).sum() == GRADES.sum() == 5 < RIGHT_JUDGED  # all that there are
+    assert (doubted.is_judged_B & ~GRADES).sum() == WRONG_JUDGED
+    assert len(np.unique(np.flatnonzero(doubted.is_judged_B & ~GRADES) // 4)) == 9  # from all groups that have any
+    believed = choose(rl(trust=(0.4, 0.55), judge="failed"), GRADES, HAS_SIGNAL, SURE)
+    assert believed.trust == 1 and np.flatnonzero(~believed.is_judged_B).tolist() == [8, 10, 11]
     assert np.flatnonzero(believed.trust_P == 0).tolist() == [1, 2]  # the measure's solutions have no step rewards
 
 
-# Credit.
+# Turns.
 
 # All right solutions are accepted, and a share b of the wrong ones: F1 is 0.1 / (0.1 + 0.95 b) = 0.475.
 HALF = Evidence(right_steps=1e12, wrong=1e12, wrong_accepted=(0.1 / 0.475 - 0.1) / 0.95 * 1e12)
-
-PROBLEM, NO_ROLLOUT = Problem("p", "", "", 0), Rollout((), (), np.zeros(0, bool), 0, 0)
-
-
-def solved(*grades: bool) -> Responses:
-    """Solutions of two steps, which end at tokens 1 and 3, two to each problem."""
-    records = [Solution(PROBLEM, "", ("a", "b"), (1, 3), 1.0, grade, None) for grade in grades]
-    return Responses("generator", [PROBLEM] * (len(grades) // 2), [], 2, NO_ROLLOUT, records, {})
+LABELS = [(True, True), (True, False), (True, True), (False, False)]
 
 
-def judged(solutions: Responses, places: list[int], labels: list[tuple[bool, bool]]) -> Responses:
-    records = [Verification("", pair, "CORRECT" if all(pair) else "INCORRECT", 1.0, True, ()) for pair in labels]
-    parents = [solutions.records[place] for place in places]
-    return Responses("verifier", parents, [], 1, NO_ROLLOUT, records, {}, places)
+def solved(*grades: bool) -> list[Solution]:
+    """Solutions of two steps, which end at tokens 1 and 3."""
+    return [solution(grade, tokens=5, steps=("a", "b"), step_ends=(1, 3)) for grade in grades]
 
 
-def so_far_of(solutions: Responses, verifications: Responses | None, evidence: Evidence, **settings) -> TurnSoFar:
-    """The generator's turn, as loop/turn.py has it before its credit."""
-    config = default_config()
+def judged(labels: list[tuple[bool, bool]]) -> list[Verification]:
+    return [verification("CORRECT" if all(pair) else "INCORRECT", pair) for pair in labels]
+
+
+def solving(grades: list[bool], verifications: list[Verification], evidence: Evidence, **changed):
+    """The generator's turn on groups of two, and its lesson."""
     own = {"alpha_initial": 0.5, "alpha_schedule": "none", "trust": (0.4, 0.55), "judge": "failed"}
-    config.rl.update(own | settings)
-    answers = {"generator": solutions} | ({"verifier": verifications} if verifications else {})
-    reward_B = np.array([record.is_correct for record in solutions.records], np.float32)
-    is_action_BT = np.ones((len(reward_B), 5), bool)
-    counters = Counters(evidence=tuple(evidence))
-    trust_P = asked_about(config, solutions, counters).trust_P
-    turn = Turn(0, "generator", "generator", 0)
-    return TurnSoFar(config, turn, answers, reward_B, is_action_BT, counters, trust_P)
+    t = turn_of(settings(len(grades) // 2, 2, **own | changed), "generator",
+                {"generator": solved(*grades), "verifier": verifications}, memory=Memory(evidence=tuple(evidence)))
+    return t, trust.solve(t)
+
+
+def total_of(lesson) -> np.ndarray:
+    return sum(np.reshape(weight, (-1, 1)) * adv_BT for weight, adv_BT in lesson.terms.values())
 
 
 def test_step_rewards_weigh_as_much_as_the_verifier_is_trusted():
     """Two groups: one without a right solution, of which all are judged, and one in which the grades differ."""
-    solutions = solved(False, False, True, False)
-    verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
-    so_far = so_far_of(solutions, verifications, HALF)
-    credit = judged_steps_credit(so_far)
-    outcome, steps = credit.terms
-    np.testing.assert_allclose(so_far.trust_P, [0.5, 0], rtol=1e-3)
-    assert credit.metrics["generator/alpha"] == pytest.approx(0.25, rel=1e-3)
-    assert credit.metrics["generator/step_rewarded_share"] == 0.5
-    np.testing.assert_allclose(steps.weight, [0.25, 0.25, 0, 0], rtol=1e-3)
-    np.testing.assert_allclose(outcome.weight, [0.75, 0.75, 1, 1], rtol=1e-3)
+    t, lesson = solving([False, False, True, False], judged(LABELS), HALF)
+    (outcome_weight, outcome_BT), (steps_weight, steps_BT) = lesson.terms["outcome"], lesson.terms["steps"]
+    choice = choose(t.rl, np.array([False, False, True, False]), np.array([False, True]), HALF.rates(2))
+    np.testing.assert_allclose(choice.trust_P, [0.5, 0], rtol=1e-3)
+    assert lesson.metrics["generator/alpha"] == pytest.approx(0.25, rel=1e-3)
+    assert lesson.metrics["generator/trust"] == pytest.approx(0.5, rel=1e-3)
+    assert lesson.metrics["generator/step_rewarded_share"] == 0.5
+    np.testing.assert_allclose(steps_weight, [0.25, 0.25, 0, 0], rtol=1e-3)
+    np.testing.assert_allclose(outcome_weight, [0.75, 0.75, 1, 1], rtol=1e-3)
     # Step rewards 1/2 1/2 1/2 -1/2 have mean 1/4 and std 1/2: elements 1/2, 1/2, 1/2, -3/2, and what is still to come.
-    np.testing.assert_allclose(steps.value, [[1, 1, 0.5, 0.5, 0], [-1, -1, -1.5, -1.5, 0], [0] * 5, [0] * 5], rtol=1e-5)
-    np.testing.assert_allclose(credit.adv_BT[:2], 0.25 * steps.value[:2], rtol=1e-3)
-    np.testing.assert_allclose(credit.adv_BT[2:], outcome.value[2:])
-    assert credit.labels == [[(True, True), (True, False), None, None]]
-
-
-def test_a_credit_of_the_users_is_weighed_alike():
-    """It hands its labels to steps_credit, which knows in which groups they count."""
-    solutions = solved(False, False, True, False)
-    verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
-    so_far = so_far_of(solutions, verifications, HALF)
-    credit = steps_credit(so_far, [[tuple(not label for label in labels) for labels in judged_labels(so_far)[0]]])
-    np.testing.assert_allclose(credit.terms[1].weight, [0.25, 0.25, 0, 0], rtol=1e-3)
-    assert not credit.terms[1].value[2:].any()
+    np.testing.assert_allclose(steps_BT, [[1, 1, 0.5, 0.5, 0], [-1, -1, -1.5, -1.5, 0], [0] * 5, [0] * 5], rtol=1e-5)
+    np.testing.assert_allclose(total_of(lesson)[:2], 0.25 * steps_BT[:2], rtol=1e-3)
+    np.testing.assert_allclose(total_of(lesson)[2:], outcome_BT[2:])
+    assert [one.of_steps for one in lesson.step_rewards] == [[(0.5, 0.5), (0.5, -0.5), None, None]]
 
 
 def test_nothing_is_measured_for_which_there_is_no_use():
     """All groups have an outcome signal, so that no step reward counts; then one has none."""
     grades = np.array([[0, 1, 0, 0]] * 10, bool).reshape(-1)
-    asked = ask_about(rl(trust=(0.4, 0.55), judge="failed"), grades, np.ones(10, bool), DOUBTED)
-    assert not asked.is_asked_B.any()
+    choice = choose(rl(trust=(0.4, 0.55), judge="failed"), grades, np.ones(10, bool), DOUBTED)
+    assert not choice.is_judged_B.any()
     grades[:4] = False
-    asked = ask_about(rl(trust=(0.4, 0.55), judge="failed"), grades, np.arange(10) > 0, DOUBTED)
+    choice = choose(rl(trust=(0.4, 0.55), judge="failed"), grades, np.arange(10) > 0, DOUBTED)
     # 4 of the 24 that a measure takes at most depend on it: a sixth of each kind, rounded up.
-    assert (asked.is_asked_B & grades).sum() == 2 and (asked.is_asked_B & ~grades).sum() == 3
+    assert (choice.is_judged_B & grades).sum() == 2 and (choice.is_judged_B & ~grades).sum() == 3
 
 
-def test_judgements_are_evidence_where_trust_is_measured():
-    solutions = solved(False, False, True, False)
-    verifications = judged(solutions, [0, 1, 2, 3], [(True, True), (True, False), (True, True), (False, False)])
-    verifications.records[3] = dataclasses.replace(verifications.records[3], is_aligned=False)  # tells of no step
-    answers, before = {"generator": solutions, "verifier": verifications}, Counters(evidence=(1.0,) * 6)
-    turn = np.array([False, False, True]), np.array([2, 2, 2]), np.array([0, 1, 0])
-    solving = with_verdicts(before, rl(trust=(0.4, 0.55)), "generator", answers)
-    assert Evidence(*solving.evidence) == Evidence(*[1.0] * 6).after_solving(*turn)
-    practice = with_verdicts(before, rl(trust=(0.4, 0.55)), "verifier", answers)
-    assert Evidence(*practice.evidence) == Evidence(*[1.0] * 6).after_practice(*turn)
-    assert with_verdicts(before, rl(), "generator", answers) is before
-    assert with_verdicts(before, rl(trust=(0.4, 0.55)), "generator", {"generator": solutions}) is before
+# Grades, numbers of steps and how many of them are rejected, of three solutions whose judgements match their steps.
+MATCHED = np.array([False, False, True]), np.array([2, 2, 2]), np.array([0, 1, 0])
+BEFORE = Evidence(*[1.0] * 6)
 
 
-def test_where_nobody_is_asked_the_credit_is_that_of_the_outcome():
-    solutions = solved(True, False, True, True)
-    so_far = so_far_of(solutions, None, Evidence(), trust=())
-    credit = judged_steps_credit(so_far)
-    np.testing.assert_array_equal(credit.adv_BT, so_far.outcome_advantages("generator"))
-    assert credit.metrics["generator/step_rewarded_share"] == 0
+def one_unmatched() -> list[Verification]:
+    return [*judged(LABELS[:3]), dataclasses.replace(judged(LABELS)[3], is_aligned=False)]  # tells of no step
+
+
+def test_judgements_of_a_generators_turn_are_evidence_where_trust_is_measured():
+    _, lesson = solving([False, False, True, False], one_unmatched(), BEFORE, judge="all", trust=(0.0, 0.55))
+    assert Evidence(*lesson.memory.evidence) == BEFORE.after_solving(*MATCHED)
+    t, lesson = solving([False, False, True, False], one_unmatched(), BEFORE, judge="all", trust=())
+    assert lesson.memory == t.memory
+    t, lesson = solving([True, False], [], BEFORE)  # nobody is judged
+    assert lesson.memory == t.memory and not t._work.asked[1:]
+
+
+def test_judgements_of_a_verifiers_turn_are_evidence_where_trust_is_measured():
+    def lesson_of(**changed):
+        t = turn_of(settings(4, 1, **changed), "verifier", {"generator": solved(False, False, True, False),
+                    "verifier": one_unmatched()}, memory=Memory(evidence=tuple(BEFORE)))  # fmt: skip
+        return trust.remembering(tango.judge)(t)
+
+    lesson = lesson_of(trust=(0.4, 0.55))
+    assert Evidence(*lesson.memory.evidence) == BEFORE.after_practice(*MATCHED)
+    assert lesson.memory.label_counts == (3.0, 1.0)
+    assert lesson_of().memory.evidence == tuple(BEFORE)
+
+
+def test_where_nobody_is_judged_the_advantages_are_those_of_the_outcome():
+    grades = [True, False, True, True]
+    t, lesson = solving(grades, [], Evidence(), trust=(0.4, 0.55))
+    plain = baselines.solve_alone(turn_of(settings(2, 2), "generator", {"generator": solved(*grades)}))
+    np.testing.assert_array_equal(total_of(lesson), total_of(plain))
+    assert total_of(lesson).any() and lesson.metrics["generator/step_rewarded_share"] == 0
 
 
 def test_steps_that_do_not_match_the_judgements_can_count_as_rejected():
-    solutions = solved(False, False)
-    verifications = judged(solutions, [0, 1], [(True, True), (True, True)])
-    verifications.records[1] = dataclasses.replace(verifications.records[1], judgements=(True,), is_aligned=False)
-    so_far = so_far_of(solutions, verifications, Evidence(right_steps=1e12, wrong=1e12))
-    assert judged_steps_credit(so_far).labels == [[(True, True), None]]
-    strict = strict_steps_credit(so_far)
-    assert strict.labels == [[(True, True), (False, False)]]
+    solutions = responses_of("generator", [PROBLEM], 2, solved(False, False))
+    said = judged([(True, True), (True, True)])
+    said[1] = dataclasses.replace(said[1], judgements=(True,), is_aligned=False)
+    t, verifications = turn_of(settings(1, 2), "generator", {}), responses_of("verifier", solutions, 1, said)
+    [plain] = judged_steps(t, solutions, verifications)
+    assert plain.of_steps == [(0.5, 0.5), None]
+    [strict] = judged_steps(t, solutions, verifications, rejects_unmatched=True)
+    assert strict.of_steps == [(0.5, 0.5), (-0.5, -0.5)]
     # Step rewards 1/2 1/2 -1/2 -1/2 have mean 0 and std 1/sqrt(3): a token gets the sum of those still to come.
     size = 0.5 * math.sqrt(3)
-    np.testing.assert_allclose(strict.terms[1].value, [[2 * size] * 2 + [size] * 2 + [0],
-                                                       [-2 * size] * 2 + [-size] * 2 + [0]], rtol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(t.algorithm.step(strict, solutions), [
+        [2 * size] * 2 + [size] * 2 + [0], [-2 * size] * 2 + [-size] * 2 + [0]], rtol=1e-4)  # fmt: skip
+
+
+def test_evidence_is_of_all_that_was_sampled_and_not_of_what_dynamic_sampling_chose():
+    """In each of four batches one of 20 judgements of right solutions rejects, and one of 20 of wrong ones accepts:
+    only these two groups have a signal, and are trained on with some that fill the batch."""
+    grades, labels = [], []
+    for _ in range(4):
+        grades += [True] * 10 + [False] * 10
+        labels += [(False,), *[(True,)] * 19, (True,), *[(False,)] * 19]
+    solutions = [solution(grade) for grade in grades]
+    said = [verification("CORRECT" if label[0] else "INCORRECT", label) for label in labels]
+    t = turn_of(settings(20, 2, dynamic_sampling=3, trust=(0.4, 0.55)), "verifier",
+                {"generator": solutions, "verifier": said}, phase="warmup")  # fmt: skip
+    lesson = trust.remembering(tango.judge)(t)
+    evidence = Evidence(*lesson.memory.evidence)
+    assert evidence[4:] == (80.0, 4.0, 80.0, 4.0, 80.0)
+    assert evidence.practised_rates() == pytest.approx((0.95, (4.5 / 81) + math.sqrt(4.5 / 81 * (1 - 4.5 / 81) / 81)))
+    # Of the 40 that are trained on, 8 judge right solutions and have a signal, of which 4 reject.
+    chosen = [one for one in lesson.responses if one.of.is_correct]
+    assert sum(one.judgements[0] for one in chosen) / len(chosen) < 0.9

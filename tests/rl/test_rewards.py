@@ -4,7 +4,7 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.credit import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
+from tango_jax.rl.rewards import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
 
 
 def test_step_reward_is_y_over_K_at_the_step_ends():

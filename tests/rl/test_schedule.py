@@ -1,7 +1,7 @@
 """The interleaved schedule and the decay of alpha, against sequences written out by hand."""
 import pytest
 
-from tango_jax.rl.schedule import Schedule, Turn, alpha_at, turn_at
+from tango_jax.rl.schedule import Place, Schedule, alpha_at, turn_at
 
 
 def letters(schedule: Schedule) -> str:
@@ -65,13 +65,13 @@ def test_tango_warms_up_then_interleaves():
     assert letters(schedule) == "WW" + "GGGV" + "GGGV"
     assert schedule.num_turns == 10
     assert schedule.turns()[:7] == (
-        Turn(0, "verifier", "warmup", 0),
-        Turn(1, "verifier", "warmup", 0),
-        Turn(2, "generator", "generator", 0),
-        Turn(3, "generator", "generator", 1),
-        Turn(4, "generator", "generator", 2),
-        Turn(5, "verifier", "verifier", 3),
-        Turn(6, "generator", "generator", 3),
+        Place(0, "verifier", "warmup", 0),
+        Place(1, "verifier", "warmup", 0),
+        Place(2, "generator", "generator", 0),
+        Place(3, "generator", "generator", 1),
+        Place(4, "generator", "generator", 2),
+        Place(5, "verifier", "verifier", 3),
+        Place(6, "generator", "generator", 3),
     )
 
 
@@ -84,8 +84,8 @@ def test_published_run_has_440_steps():
     turns = Schedule(40, 3, 1, generator_turns=300).turns()
     assert len(turns) == 440
     assert sum(turn.role == "generator" for turn in turns) == 300
-    assert turns[-1] == Turn(439, "verifier", "verifier", 300)
-    assert turns[-2] == Turn(438, "generator", "generator", 299)
+    assert turns[-1] == Place(439, "verifier", "verifier", 300)
+    assert turns[-2] == Place(438, "generator", "generator", 299)
 
 
 @pytest.mark.parametrize(
