@@ -1,0 +1,95 @@
+"""Rewards of whole turns: the usual ones, a function that is added, and the weight of steps that follows the grades."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from support.turns import responses_of, settings, solution, turn_of, verification
+from tango_jax.method import baselines, tango
+from tango_jax.method.rewards import agreement, graded
+from tango_jax.records import Solution, Verification
+from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.own_reward import OwnReward, load_own_rewards
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write a file with the function `f`, and load it as the reward of a role."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(text: str, role: str = "generator") -> OwnReward:
+        (tmp_path / "own.py").write_text(text)
+        config = settings(1, 1)
+        config[role].reward = "own.py:f"
+        return load_own_rewards(config)[role]
+
+    return load
+
+
+def rewarded(own_reward: OwnReward, *solutions: Solution, **rl):
+    t = turn_of(settings(1, len(solutions), **rl), "generator", {}, own_reward=own_reward)
+    reward = graded(t, responses_of("generator", t.problems(), len(solutions), solutions))[1]
+    assert t.adds_own_reward
+    return reward
+
+
+def rewarded_verifications(own_reward: OwnReward, solutions: list[Solution], said: list[Verification], **rl):
+    t = turn_of(settings(len(solutions), 1, **rl), "verifier", {}, own_reward=own_reward)
+    solved = responses_of("generator", t.problems(), 1, solutions)
+    return agreement(t, responses_of("verifier", solved, len(said) // len(solved), said))[1]
+
+
+def of_text(text: str, is_correct: bool = True, format_score: float = 0.5) -> Solution:
+    return solution(is_correct, format_score, text=text)
+
+
+def said(verdict: str, text: str = "judged") -> Verification:
+    return dataclasses.replace(verification(verdict, format_score=0.25), text=text)
+
+
+def test_the_generators_function_is_added_to_the_grade_and_the_format_score(own):
+    own_fn = own("def f(solution):\n    return -len(solution.text) * (1 + solution.is_correct)\n")
+    reward = rewarded(own_fn, of_text("abc"), of_text("a", False, 1.0), outcome_weight=2.0, format_weight=0.5)
+    # 2 + 0.25 - 6;  0 + 0.5 - 1.
+    np.testing.assert_array_equal(reward.reward_B, np.float32([-3.75, -0.5]))
+    assert [(term.name, term.weight, term.value.tolist()) for term in reward.terms] == [
+        ("grade", 2.0, [1, 0]), ("format score", 0.5, [0.5, 1]), ("own reward (own.py:f)", 1.0, [-6, -1])]
+    assert reward.reward_B.dtype == reward.terms[-1].value.dtype == np.float32
+    assert reward.metrics == {
+        "generator/reward/outcome": 0.5, "generator/reward/format": 0.75, "generator/reward/own": -3.5
+    }  # fmt: skip
+
+
+def test_with_weights_of_zero_it_takes_their_place(own):
+    own_fn = own("def f(solution):\n    return 0.25\n")
+    assert rewarded(own_fn, of_text("two"), outcome_weight=0.0, format_weight=0.0).reward_B == [0.25]
+    own_fn = own("def f(verification, solution):\n    return 0.25\n", "verifier")
+    alone = rewarded_verifications(own_fn, [of_text("two")], [said("CORRECT")], correctness_weight=0.0, gamma=0.0)
+    assert alone.reward_B == [0.25]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+@pytest.mark.parametrize("turn_fn", [tango.solve, baselines.solve_with_gold_steps])
+def test_alpha_by_signal_follows_the_grades_whatever_else_is_in_the_reward(own, algorithm, turn_fn):
+    """Three of four groups have answers of one kind; the lengths and format scores of all differ."""
+    own_fn = own("def f(solution):\n    return 0.001 * len(solution.text)\n")
+    config = settings(4, 2, alpha_schedule="signal", alpha_initial=0.5, alpha_final=0.1, format_weight=0.25)
+    config.generator.loss.algorithm = algorithm
+    grades = [False, False, True, True, True, False, False, False]
+    solved = [of_text("x" * number, grade, number / 8) for number, grade in enumerate(grades)]
+    t = turn_of(config, "generator", {"generator": solved, "verifier": [said("CORRECT")] * 8}, own_reward=own_fn)
+    lesson = turn_fn(t)
+    assert algorithm_of(algorithm).has_signal_P(lesson.reward.reward_B, 2).all()
+    assert lesson.metrics["generator/alpha"] == pytest.approx(0.1 + 0.4 * 3 / 4)
+
+
+def test_the_verifiers_function_gets_the_solution_that_was_judged(own):
+    own_fn = own("def f(verification, solution):\n    return len(verification.text) + 10 * len(solution.text)\n",
+                 "verifier")  # fmt: skip
+    records = [said("CORRECT", "x"), said("INCORRECT", "xx"), said("CORRECT", ""), said("INVALID", "x")]
+    reward = rewarded_verifications(own_fn, [of_text("ab"), of_text("", False)], records, correctness_weight=3.0)
+    np.testing.assert_array_equal(reward.terms[-1].value, np.float32([21, 22, 0, 1]))
+    # 3 for the first verdict alone, and 0.8 * 0.25 for each format score.
+    np.testing.assert_allclose(reward.reward_B, [24.2, 22.2, 0.2, 1.2], rtol=1e-6)
+    assert reward.metrics["verifier/reward/own"] == 11.0 and reward.metrics["verifier/reward/correctness"] == 0.25
