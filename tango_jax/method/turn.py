@@ -223,7 +223,7 @@ class Turn:
         start = self.memory.cursors.get(stream, 0) + (site * (1 + self.rl.dynamic_sampling) + number) * count
         problem_fn = self.task.stream(stream)
         # New records: responses are told apart by the record of their problem, and a task may return one twice.
-        problems = [_copied(problem_fn(index)) for index in range(start, start + count)]
+        problems = [dataclasses.replace(problem_fn(index)) for index in range(start, start + count)]
         return practice.half_right(problems, self.rl.prompts_per_step, self.memory.passes)
 
 
@@ -236,10 +236,6 @@ def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str
 def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
     """The problems that are set apart for a draw from a stream, whatever dynamic sampling takes of them."""
     return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, stream)
-
-
-def _copied(problem: Problem) -> Problem:
-    return Problem(problem.id, problem.question, problem.answer, problem.size)
 
 
 def _nothing(prompt: Prompt, samples: int) -> Responses:
