@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from support.paths import CONFIGS
+from support.policies import policies_of
 from tango_jax.ablation.grid import NOT_IN_STAGE_ONE, make_cells, stage_one_facts
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
@@ -13,11 +14,10 @@ from tango_jax.cli.config_file import stored_config, with_settings
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.rl.policy import make_policies
+from tango_jax.method.own_arm import load_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
-from tango_jax.tasks.own_arm import load_arm
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import keep_config
 
@@ -154,7 +154,7 @@ def other_value(key: str, value):
 
 
 def trained(config, folder) -> dict[str, str]:
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     params = run_stage_one(policies, config, task, folder, Console(enabled=False), hosts.Preemption())
     return {role: tree_fingerprint(tree) for role, tree in params.items()}

@@ -13,13 +13,13 @@ import pytest
 from support.paths import FIXTURES, ROOT, ROWS
 from support.processes import HANG_S
 from tango_jax import ablate, generate, sft, train
-from tango_jax.arms import ARMS
 from tango_jax.cli import task_validation, validation
 from tango_jax.cli.arguments import COMMON_KEYS, Parser
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import stored_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
+from tango_jax.method.arms import ARMS
 from tango_jax.runtime.checks import Mistakes, SettingsError
 from tango_jax.tasks import last_letter
 from tango_jax.tasks.registry import SYNTHETIC

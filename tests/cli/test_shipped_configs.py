@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import tango_jax
+from support.policies import policies_of
 from tango_jax import ablate, export, generate, plan, sft, train
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.imitation import sft_pairs
-from tango_jax.rl.policy import make_policies
 from tango_jax.rl.schedule import make_schedule
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.evaluations import method_of, setup_of
@@ -168,7 +168,7 @@ def test_the_two_minutes_config_fills_its_batches_and_cuts_no_text():
     assert rows == 48 and config.eval.problems % rows == config.eval.pool % rows == 0
     assert config.generator.row_buckets == (config.rl.prompts_per_step, rows)
     assert config.verifier.row_buckets == (rows,)
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     for policy in policies.values():
         assert len(sft_pairs(policy, task, "train", 0, 300)) == 300  # those that do not fit are left out

@@ -15,15 +15,15 @@ import pytest
 
 from support.ablation_cases import run_rows
 from support.paths import CONFIGS, ROOT
+from support.policies import policies_of
 from support.processes import Finished, finish, wait_for
 from support.tiny_train import repeatable_rows
 from tango_jax import ablate
 from tango_jax.ablation import experiment
 from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
-from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
-from tango_jax.rl.policy import make_policies
+from tango_jax.method.arms import ARMS
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE, locked
@@ -52,7 +52,7 @@ def config(tiny_train):
 @pytest.fixture(scope="module")
 def abstract_states(config) -> dict:
     """Shapes of what a checkpoint holds."""
-    return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in make_policies(config).items()}
+    return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies_of(config).items()}
 
 
 @pytest.fixture(scope="module")

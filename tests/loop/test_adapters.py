@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from support.paths import CONFIGS
+from support.policies import policies_of
 from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax import export
@@ -24,7 +25,6 @@ from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
 from tango_jax.records import with_base
-from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import CheckpointError, read_state
 from tango_jax.runtime.console import Console
@@ -54,7 +54,7 @@ def config_of(model, *overrides: str):
 @pytest.fixture(scope="module")
 def policies(model):
     """Compiled once for all runs with these settings."""
-    return make_policies(config_of(model))
+    return policies_of(config_of(model))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def adapters_in(workdir, role="generator"):
 
 def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
     config = config_of(model)
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     bases = [jax.tree.leaves(lora.split(weights[role])[1]) for role in ROLES]
@@ -80,7 +80,7 @@ def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
     for name, leaf in lora.split(weights["generator"])[1]["layers"].items():
         np.testing.assert_array_equal(leaf, tiny_params()["layers"][name], err_msg=name)
     other = config_of(model, "verifier.model.lora.base_dtype=bfloat16", *(f"{role}.sft.steps=0" for role in ROLES))
-    policies = make_policies(other)
+    policies = policies_of(other)
     weights = run_stage_one(policies, other, task, tmp_path / "other", SILENT, hosts.Preemption(is_watching=False))
     assert weights["verifier"]["embed"].dtype == np.dtype("bfloat16") != weights["generator"]["embed"].dtype
 
@@ -111,7 +111,7 @@ def test_another_base_is_refused(model, tmp_path):
     folder, workdir = tmp_path / "model", tmp_path / "run"
     write_tiny_folder(folder)
     config = config_of(folder, "generator.sft.steps=0", "verifier.sft.steps=0")
-    policies = make_policies(config)
+    policies = policies_of(config)
     with pytest.raises(hosts.Preempted):
         run.run_or_resume(config, workdir, SILENT, policies, preemption=StopAfter(8))
     tensors = load_file(folder / "model.safetensors")
@@ -127,7 +127,7 @@ def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, 
     other = tmp_path / "other"
     export_hf(other, MODEL, init_params(MODEL, jax.random.key(5)), "llama", tokenizer_folder=f"{model}_tokenizer")
     config = config_of(other, f"generator.init_from={whole}", "verifier.sft.steps=0")
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters belong to other weights than thos"):
         run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
@@ -135,19 +135,19 @@ def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, 
     (tmp_path / "begun").mkdir()
     shutil.copytree(whole / "sft", tmp_path / "begun/sft")
     with pytest.raises(CheckpointError, match="stage 1 of the generator: the checkpoint that its adapters belong to"):
-        run_stage_one(make_policies(moved), moved, task, tmp_path / "begun", SILENT,
+        run_stage_one(policies_of(moved), moved, task, tmp_path / "begun", SILENT,
                       hosts.Preemption(is_watching=False))  # fmt: skip
 
 
 def test_the_bases_of_roles_that_go_on_from_a_run_are_those_of_its_roles(tmp_path):
     first = load_config(str(CONFIGS / "tiny.py"), ["generator.mesh.fsdp=1", "verifier.mesh.fsdp=1"])
     save_config(first, tmp_path / "first/config.json")
-    policies = make_policies(first)
+    policies = policies_of(first)
     task = make_task(first, {role: policy.tokenizer for role, policy in policies.items()})
     made = run_stage_one(policies, first, task, tmp_path / "first", SILENT, hosts.Preemption(is_watching=False))
     settings = (f"checkpoint={tmp_path / 'first'}", "sft.steps=0", f"model.lora.rank={RANK}", "mesh.fsdp=1")
     config = load_config(str(CONFIGS / "tiny.py"), [f"{role}.{setting}" for role in ROLES for setting in settings])
-    policies = make_policies(config)
+    policies = policies_of(config)
     weights = run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
     for role in ROLES:
         np.testing.assert_array_equal(weights[role]["embed"], made[role]["embed"], err_msg=role)
@@ -156,7 +156,7 @@ def test_the_bases_of_roles_that_go_on_from_a_run_are_those_of_its_roles(tmp_pat
 
 def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
     config = config_of(model, f"generator.init_from={whole}", f"verifier.init_from={whole}")
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     policy = policies["verifier"]
@@ -164,7 +164,7 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], saved)
     wrong = config_of(model, f"verifier.init_from={whole}", "verifier.model.lora.rank=2")
     with pytest.raises(CheckpointError, match=r"layers/down_lora_a: checkpoint float32\[2,48,4\], this run"):
-        run_stage_one(make_policies(wrong), wrong, task, tmp_path / "no", SILENT, hosts.Preemption(is_watching=False))
+        run_stage_one(policies_of(wrong), wrong, task, tmp_path / "no", SILENT, hosts.Preemption(is_watching=False))
     assert not (tmp_path / "no").exists(), "found before the generator's stage 1"
     with pytest.raises(ValueError, match=r"were trained with generator\.model\.lora\.alpha=32\.0, and it is 64"):
         check_init_from(config_of(model, f"generator.init_from={whole}", "generator.model.lora.alpha=64.0"))
@@ -181,7 +181,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     config = load_config(str(CONFIGS / "tiny.py"), [*settings, "verifier.sft.start=generator"])
     workdir = tmp_path / "full"
     run.run_or_resume(config, workdir, SILENT)
-    policy = make_policies(config)["generator"]
+    policy = policies_of(config)["generator"]
     stage_one = read_state(workdir / "sft/generator/checkpoints", policy.abstract_full_params(), part=("params",)).state
     adapters = read_state(workdir / "checkpoints", policy.abstract_state().params, part=("generator", "params")).state
     expected = lora.merge(policy.model_config, with_base(stage_one, adapters))
@@ -190,7 +190,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     with pytest.raises(ValueError, match=r"what a run trained \(.*sft/generator/checkpoints\), which is no"):
         export.export_adapter(workdir, "generator", tmp_path / "out")
     taken = load_config(str(CONFIGS / "tiny.py"), [*settings, *(f"{role}.init_from={workdir}" for role in ROLES)])
-    policies = make_policies(taken)
+    policies = policies_of(taken)
     task = make_task(taken, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, taken, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["generator"])[1], stage_one)
@@ -199,7 +199,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
 def test_the_base_of_adapters_that_were_trained_on_another_runs_stage_one(model, tmp_path):
     """It is that run's result, also where a checkpoint is named, and of one policy in both roles the verifier's."""
     full = config_of(model, *(f"{role}.model.lora.rank=0" for role in ROLES))
-    policies = make_policies(full)
+    policies = policies_of(full)
     task = make_task(full, {role: policy.tokenizer for role, policy in policies.items()})
     run_stage_one(policies, full, task, tmp_path / "full", SILENT, hosts.Preemption(is_watching=False))
     taken = config_of(model, *(f"{role}.init_from={tmp_path / 'full'}" for role in ROLES))
@@ -226,7 +226,7 @@ def test_the_merged_export_is_the_policy(whole, tmp_path):
 
 def test_an_exported_adapter_is_read_back_to_the_bit(model, whole, tmp_path):
     assert export.main([f"--workdir={whole}", "--role=verifier", f"--out={tmp_path / 'adapter'}", "--adapter"]) == 0
-    policy = make_policies(config_of(model))["verifier"]
+    policy = policies_of(config_of(model))["verifier"]
     adapters = adapters_in(whole, "verifier")
     jax.tree.map(np.testing.assert_array_equal, read_adapter(tmp_path / "adapter", policy.model_config), adapters)
     settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
@@ -236,14 +236,14 @@ def test_an_exported_adapter_is_read_back_to_the_bit(model, whole, tmp_path):
     with pytest.raises(ValueError, match=r"verifier\.adapter: .* has rank=4, alpha=32 and targets=.*: set model\.lo"):
         validate(config_of(model, f"verifier.adapter={tmp_path / 'adapter'}", "verifier.model.lora.rank=2"))
     config = config_of(model, f"verifier.adapter={tmp_path / 'adapter'}", "verifier.sft.steps=0")
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], adapters)
 
 
 def test_an_adapter_names_its_base_as_peft_loads_it(model, whole, tmp_path):
-    policy = make_policies(config_of(model))["generator"]
+    policy = policies_of(config_of(model))["generator"]
     out = write_adapter(tmp_path / "out", policy.model_config, adapters_in(whole), f"owner/name@{'a' * 40}")
     settings = json.loads((out / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["revision"]) == ("owner/name", "a" * 40)
@@ -301,13 +301,13 @@ def test_a_folder_of_another_kind_is_refused(model, whole, tmp_path, settings, m
     out = export.export_adapter(whole, "generator", tmp_path / "adapter")
     changed(out, **settings)
     with pytest.raises(ValueError, match=message):
-        read_adapter(out, make_policies(config_of(model))["generator"].model_config)
+        read_adapter(out, policies_of(config_of(model))["generator"].model_config)
 
 
 def test_an_adapter_of_another_model_is_refused(model, whole, tmp_path):
     out = export.export_adapter(whole, "generator", tmp_path / "adapter")
     tensors = load_file(out / "adapter_model.safetensors")
-    config = make_policies(config_of(model))["generator"].model_config
+    config = policies_of(config_of(model))["generator"].model_config
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     save_file(tensors | {name: np.zeros((RANK, 7), np.float32)}, out / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=r"q_proj\.lora_A\.weight should be \[4, 32\], and is \[4, 7\]: this adapter"):
@@ -340,7 +340,7 @@ def test_settings_that_cannot_work_are_one_line(settings, message):
 
 def test_a_rank_that_a_checkpoint_has_no_room_for(model):
     with pytest.raises(ValueError, match=r"lora\.rank=17 is above 16, the narrowest side"):
-        make_policies(config_of(model, "generator.model.lora.rank=17"))
+        policies_of(config_of(model, "generator.model.lora.rank=17"))
 
 
 def test_other_sizes_than_the_base_are_refused(model, whole, tmp_path):
@@ -350,7 +350,7 @@ def test_other_sizes_than_the_base_are_refused(model, whole, tmp_path):
     export_hf(folder, wide, init_params(wide, jax.random.key(0)), "llama", tokenizer_folder=f"{model}_tokenizer")
     out = export.export_adapter(whole, "generator", tmp_path / "adapter")
     with pytest.raises(ValueError, match=r"should be \[4, 48\], and is \[4, 32\]: this adapter belongs"):
-        read_adapter(out, make_policies(config_of(folder))["generator"].model_config)
+        read_adapter(out, policies_of(config_of(folder))["generator"].model_config)
 
 
 
@@ -364,7 +364,7 @@ def ranks(rank: int) -> list[str]:
 @pytest.fixture(scope="module")
 def one_policy(model):
     """(rank) -> the policies of runs in which both roles are one, whichever setting says so: compiled once."""
-    return functools.cache(lambda rank: make_policies(config_of(model, "verifier.adapter=generator", *ranks(rank))))
+    return functools.cache(lambda rank: policies_of(config_of(model, "verifier.adapter=generator", *ranks(rank))))
 
 
 @pytest.mark.parametrize("said, rank", [
@@ -395,7 +395,7 @@ def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
 
 def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
     config = load_config(str(CONFIGS / "tiny.py"), ["arm=self_verify"])
-    policies = make_policies(config)
+    policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     generator, verifier = policies.values()
     count = verifier.config.sft.batch_size

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from support.paths import CONFIGS, ROOT
+from support.policies import policies_of
 from support.processes import HANG_S, Finished, finish, wait_for
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop.run import run_or_resume
-from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.hosts import PEER_LOST, PREEMPTED
@@ -71,7 +71,7 @@ class MeshTrain:
         config = load_config(str(CONFIGS / "tiny.py"), [*self.settings(LAYOUTS[name], offload), *overrides])
         key = name, *(setting for setting in overrides if ".init_from=" not in setting)
         if key not in self.policies:
-            self.policies[key] = make_policies(config)
+            self.policies[key] = policies_of(config)
         run_or_resume(config, workdir, Console(enabled=False), self.policies[key])
 
     def start_two(self, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
@@ -127,7 +127,7 @@ def laid_out(mesh_train, base):
 
 @pytest.fixture(scope="module")
 def abstract_states(mesh_train) -> dict:
-    policies = make_policies(load_config(str(CONFIGS / "tiny.py"), mesh_train.settings(LAYOUTS["one_device"])))
+    policies = policies_of(load_config(str(CONFIGS / "tiny.py"), mesh_train.settings(LAYOUTS["one_device"])))
     return {role: policy.abstract_state() for role, policy in policies.items()}
 
 
@@ -173,7 +173,7 @@ def test_a_mesh_changes_no_number_of_adapters(mesh_train, base, tmp_path):
     for layout in ("one_device", "2x2x2"):
         mesh_train.run(layout, tmp_path / layout, *settings)
     config = load_config(str(CONFIGS / "tiny.py"), [*mesh_train.settings(LAYOUTS["one_device"]), *settings])
-    states = {role: policy.abstract_state() for role, policy in make_policies(config).items()}
+    states = {role: policy.abstract_state() for role, policy in policies_of(config).items()}
     assert_same_run(tmp_path / "2x2x2", tmp_path / "one_device", states)
     after = read_state(tmp_path / "2x2x2/checkpoints", states).state
     assert all(np.abs(leaf).max() > 1e-3 for role in ROLES for leaf in jax.tree.leaves(after[role].params))

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from support.paths import ROOT
+from support.policies import policies_of
 from support.tiny_checkpoints import write_tiny_folder
 from tango_jax import ablate, sft, train
 from tango_jax.ablation import experiment
@@ -186,7 +187,7 @@ def test_the_evaluation_after_a_warm_up_that_ended_early_tells_of_no_checkpoint(
 
 def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, monkeypatch):
     """And one whose checkpoints have lost their manifests: neither starts afresh."""
-    policies = run.make_policies(config)
+    policies = policies_of(config)
     states = {role: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy.abstract_state())
               for role, policy in policies.items()}
     for step in (2, 4):

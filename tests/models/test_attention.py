@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from support.policies import policies_of
 from tango_jax.config import default_config
 from tango_jax.models import attention, transformer
 from tango_jax.models.attention import (
@@ -32,7 +33,6 @@ from tango_jax.models.splash import block_size
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.rl import score
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
-from tango_jax.rl.policy import make_policies
 from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.sampling import decode
 from tango_jax.sampling.buckets import SamplerConfig
@@ -290,7 +290,7 @@ def test_devices_decide():
     config = default_config()
     config.verifier.model.attention = "splash"
     with pytest.raises(ValueError, match="verifier: model.attention=splash runs on a tpu, and the devices are of"):
-        make_policies(config)
+        policies_of(config)
     with pytest.raises(ValueError, match="attention='flash' is not one of auto"):
         dataclasses.replace(MODEL, attention="flash")
     with pytest.raises(ValueError, match="'auto' is none of xla, cudnn, splash"):

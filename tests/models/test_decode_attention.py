@@ -13,6 +13,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas import tpu as pltpu
 
+from support.policies import policies_of
 from tango_jax.config import default_config
 from tango_jax.models import decode_attention, transformer
 from tango_jax.models.cache import make_decode_attention
@@ -25,7 +26,6 @@ from tango_jax.models.decode_attention import (
     resolve_decode_attention,
 )
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.rl.policy import make_policies
 from tango_jax.sampling import sampler as sampler_module
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import SampleRequest, make_sampler
@@ -221,7 +221,7 @@ def test_devices_decide():
     config = default_config()
     config.verifier.model.decode_attention = "cudnn"
     with pytest.raises(ValueError, match="verifier: model.decode_attention=cudnn runs on a gpu, and the device"):
-        make_policies(config)
+        policies_of(config)
     with pytest.raises(ValueError, match="decode_attention='flash' is not one of auto, xla, cudnn, paged"):
         dataclasses.replace(MODEL, decode_attention="flash")
     with pytest.raises(ValueError, match="'xla' is none of cudnn, paged"):

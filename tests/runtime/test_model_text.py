@@ -19,7 +19,7 @@ from support.processes import HANG_S
 from tango_jax import sample
 from tango_jax.evaluation.output import table
 from tango_jax.grading import parse_verification
-from tango_jax.loop.responses import make_solution
+from tango_jax.method.texts import make_solution
 from tango_jax.records import Problem, Verification
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console

@@ -3,14 +3,14 @@
 import pytest
 
 import tango_jax.loop.turn  # noqa: F401  as training has it; it imports the tables of the method
-from tango_jax.arms import ARMS
 from tango_jax.cli.config_file import load_shipped, open_config
+from tango_jax.method.arms import ARMS
 from tango_jax.rl import credit, losses
 from tango_jax.runtime.package_changes import executed_configs
 
 HEAD = """
 import dataclasses
-from tango_jax.arms import ARMS
+from tango_jax.method.arms import ARMS
 from tango_jax.cli.config_file import load_shipped
 from tango_jax.rl import credit, losses
 """

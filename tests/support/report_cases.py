@@ -3,20 +3,27 @@
 Texts are made up; parsing, rewards and advantages are those of the project, and the files are written by its dump.
 """
 
+import dataclasses
 import json
 import types
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 
-from tango_jax.arms import ARMS
 from tango_jax.config import default_config, flatten
 from tango_jax.grading import parse_verification
-from tango_jax.loop.responses import make_solution
-from tango_jax.records import Counters, Problem, Responses, Rewards, Rollout, Term, TurnResult, Verification
-from tango_jax.rl.credit import CREDITS, REWARDS, TurnSoFar
-from tango_jax.rl.schedule import Turn
+from tango_jax.method.arms import ARMS, turns_of
+from tango_jax.method.lesson import advantages_of
+from tango_jax.method.texts import make_solution, with_parents
+from tango_jax.method.turn import Turn
+from tango_jax.records import Memory, Problem, Responses, Rollout, TurnResult, Verification
+from tango_jax.rl.algorithms import algorithm_of
+from tango_jax.rl.own_reward import OwnReward
+from tango_jax.rl.packing import action_mask
+from tango_jax.rl.schedule import Place
 from tango_jax.runtime.atomic import write_json_atomic
+from tango_jax.runtime.user_code import UserFunction
+from tango_jax.tasks.task import Task
 from tango_jax.tracking import alarms
 from tango_jax.tracking.metrics import TURN_PHASES, MetricsWriter
 from tango_jax.tracking.rollout_dump import RolloutDump
@@ -77,44 +84,54 @@ def verify_one(rng, solution, length: int) -> Verification:
                         tuple(ends_of(text)), not final)  # fmt: skip
 
 
-def responses(rng, role: str, parents, group_size: int, records) -> Responses:
-    """What a call leaves: log-probs of the sampler, most of them near 0."""
-    def logps(record):
-        count = len(record.token_ends)
-        return -rng.exponential(0.5, count) * (rng.random(count) < 0.4)
+class MadeUp:
+    """The work of a turn: solutions and verifications as above, `first` in place of the first solutions; log-probs of
+    the sampler, most of them near 0."""
 
-    rollout = Rollout((), tuple(map(logps, records)), np.array([record.is_truncated for record in records]), 0, 0)
-    return Responses(role, parents, [], group_size, rollout, records, {})
+    def __init__(self, rng, length: int, first=()):
+        self.rng, self.length, self.first = rng, length, first
+
+    def respond(self, prompt, parents, samples: int, _) -> Responses:
+        owners = [parent for parent in parents for _ in range(samples)]
+        if prompt.role == "generator":
+            records = [make_one(self.rng, owner, self.length) for owner in owners]
+            records[: len(self.first)] = self.first
+        else:
+            records = [verify_one(self.rng, owner, self.length) for owner in owners]
+        lengths = [len(record.token_ends) for record in records]
+        logps = tuple(-self.rng.exponential(0.5, count) * (self.rng.random(count) < 0.4) for count in lengths)
+        is_truncated_B, tokens = np.array([record.is_truncated for record in records]), tuple(map(np.zeros, lengths))
+        rollout = Rollout(tokens, logps, is_truncated_B, max(lengths), sum(lengths))
+        records = with_parents(records, owners)
+        return Responses(prompt.role, parents, [], samples, rollout, records, {}, prompt.name)
 
 
-def rewards_of(config, role: str, answers) -> Rewards:
-    """The role's rewards, with what a function of the user's might say of each response if the settings name one."""
-    usual, name = REWARDS[ARMS[config.arm].turns[role].reward](answers, config.rl), config[role].reward
-    if not name:
-        return usual
-    own_B = np.float32([0.01 * (len(record.text) % 90) - 0.3 for record in answers[role].records])
-    own_term = Term(f"own reward ({PurePath(name).name})", 1.0, own_B)
-    return Rewards(usual.reward_B + own_B, usual.metrics, (*usual.terms, own_term))
+def own_reward_of(config, role: str) -> OwnReward | None:
+    """What a function of the user's might say of each response, if the settings name one."""
+    function = UserFunction(f"{role}.reward", config[role].reward, lambda one, *_: 0.01 * (len(one.text) % 90) - 0.3)
+    return OwnReward(role, function) if config[role].reward else None
 
 
-def make_turn(config, rng, turn: Turn, length: int, credit_fn=None, first=()) -> TurnResult:
-    """A turn's records; `credit_fn` takes the place of the arm's credit, and `first` that of the first solutions."""
-    groups, M, role = config.rl.prompts_per_step, config.rl.samples_per_prompt, turn.role
-    samples, votes = (M, config.rl.verifications_per_solution) if role == "generator" else (1, M)
-    plan = ARMS[config.arm].turns[role]
-    problems = [Problem(f"made/{turn.index}/{p}", f"What is {words(rng, length)}?", str(p)) for p in range(groups)]
-    solutions = [make_one(rng, problem, length) for problem in problems for _ in range(samples)]
-    solutions[: len(first)] = first
-    answers = {"generator": responses(rng, "generator", problems, samples, solutions)}
-    if "verifier" in [call.role for call in plan.calls]:
-        verifications = [verify_one(rng, solution, length) for solution in solutions for _ in range(votes)]
-        answers["verifier"] = responses(rng, "verifier", solutions, votes, verifications)
-    reward = rewards_of(config, role, answers)
-    lengths_B = np.array([len(record.token_ends) for record in answers[role].records])
-    is_action_BT = np.arange(lengths_B.max())[None] < lengths_B[:, None]
-    counters = Counters(label_counts=(3.0, 5.0))
-    so_far = TurnSoFar(config, turn, answers, reward.reward_B, is_action_BT, counters)
-    return TurnResult({}, {}, answers, reward, (credit_fn or CREDITS[plan.credit])(so_far))
+def make_turn(config, rng, place: Place, length: int, credit_fn=None, first=()) -> TurnResult:
+    """A turn of the config's arm; see `MadeUp`. `credit_fn` takes a lesson and the mask of its actions, and returns
+    terms and a total that take the place of the lesson's."""
+    config, role = config.copy_and_resolve_references(), place.role
+    for one in ("generator", "verifier"):
+        config[one].max_response = 16 * length + 100
+    questions = [f"What is {words(rng, length)}?" for _ in range(config.rl.prompts_per_step)]
+
+    def problem(p: int) -> Problem:
+        return first[p].problem if p < len(first) else Problem(f"made/{place.index}/{p}", questions[p], str(p))
+
+    task = Task("made up", "string", 1, problem, problem)
+    t = Turn(config, task, place, Memory(label_counts=(3.0, 5.0)), algorithm_of(config[role].loss.algorithm),
+             MadeUp(rng, length, first), own_reward_of(config, role))  # fmt: skip
+    lesson = turns_of(ARMS[config.arm], config.rl)[role](t)
+    adv_BT = advantages_of(lesson, role, config)
+    if credit_fn:
+        terms, adv_BT = credit_fn(lesson, action_mask(config[role], lesson.responses.rollout))
+        lesson = dataclasses.replace(lesson, terms=terms)
+    return TurnResult({}, {}, t.sampled, lesson, adv_BT, lesson.memory)
 
 
 def kinds_of(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
@@ -158,9 +175,9 @@ def write_run(
     with MetricsWriter(folder / "metrics.jsonl", resume_at=0) as writer:
         for index in range(turns):
             role = "verifier" if index % 4 == 3 and config.arm != "grpo" else "generator"
-            turn = Turn(index, role, role, generator_step)
+            place, formula = Place(index, role, role, generator_step), algorithm_of(config[role].loss.algorithm).formula
             first = [hostile_solution()] if hostile and index == 0 else ()
-            dump.write(turn, make_turn(config, rng, turn, length, credit_fn, first))
+            dump.write(place, make_turn(config, rng, place, length, credit_fn, first), formula)
             for step, phase, row in metrics_rows(index, role, generator_step, rng):
                 if phase in TURN_PHASES:
                     rows.append({"step": step, "phase": phase} | row)

@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 from support.hf_loading import assert_equal_trees
 from support.math_cases import math_config, task_of
 from support.paths import ROWS
+from support.policies import policies_of
 from support.tiny_checkpoints import write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.loop.run import run_or_resume
 from tango_jax.loop.turn import run_turn
-from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.tagged_examples import read_tagged_rows
@@ -191,7 +191,7 @@ class Run(NamedTuple):
 def run(folder, tmp_path_factory) -> Run:
     """From a Hugging Face folder: stage 1, a warm-up turn, a turn of each role."""
     config, workdir = math_config(folder), tmp_path_factory.mktemp("math") / "run"
-    policies = make_policies(config)
+    policies = policies_of(config)
     run_or_resume(config, workdir, Console(enabled=False), policies)
     return Run(config, workdir, policies)
 

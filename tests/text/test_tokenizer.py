@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 
 from tango_jax.cli.command_line import load_config
-from tango_jax.loop.responses import make_solution
+from tango_jax.method.texts import make_solution
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
 from tango_jax.tasks.registry import tokenizer_model

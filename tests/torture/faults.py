@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from support.paths import CONFIGS, ROOT
+from support.policies import policies_of
 from tango_jax.cli import session as runtime
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.loop.run import run_or_resume
-from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import termination
 from tango_jax.runtime.failures import CommandEnd
 from torture.outcome import Outcome
@@ -114,7 +114,7 @@ class Driver:
         termination._watch.end_if_free = _end_if_free
         self.config = load_config(str(CONFIGS / "tiny.py"), [f"compile_cache={base / 'cache'}", *overrides])
         validate(self.config)
-        self.policies = make_policies(self.config)
+        self.policies = policies_of(self.config)
         self.expected = base / "undisturbed"
         self.disk.watch(self.expected)
         ended = self.run(self.expected)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tango_jax.arms import ARMS
+from tango_jax.method.arms import ARMS
 from torture.outcome import Outcome
 from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
 

@@ -5,7 +5,7 @@ import random
 from types import SimpleNamespace
 
 from tango_jax.grading import parse_solution, parse_verification
-from tango_jax.loop.responses import make_solution
+from tango_jax.method.texts import make_solution
 from tango_jax.records import Problem
 from tango_jax.text.tokenizer import Tokenizer
 from torture.outcome import Outcome

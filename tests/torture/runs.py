@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from support.paths import CONFIGS, ROOT, TESTS
+from support.policies import policies_of
 from support.processes import HANG_S
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
-from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics
@@ -88,7 +88,7 @@ def make_undisturbed(folder: Path, overrides: tuple[str, ...], cache: Path, is_c
         ended = finish(start_train(place, overrides))
         assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
         seconds = time.monotonic() - began
-    policies = make_policies(load_config(str(CONFIGS / "tiny.py"), list(overrides)))
+    policies = policies_of(load_config(str(CONFIGS / "tiny.py"), list(overrides)))
     return Undisturbed(overrides, workdir, seconds, shapes_of(policies))
 
 

@@ -8,10 +8,22 @@ import numpy as np
 import pytest
 
 from tango_jax.config import default_config
-from tango_jax.loop.responses import make_solution
-from tango_jax.records import Counters, Credit, Problem, Responses, Rewards, Rollout, Term, TurnResult, Verification
+from tango_jax.method.texts import make_solution, with_parents
+from tango_jax.method.turn import joined
+from tango_jax.records import (
+    Lesson,
+    Memory,
+    Problem,
+    Responses,
+    Rewards,
+    Rollout,
+    StepRewards,
+    Term,
+    TurnResult,
+    Verification,
+)
 from tango_jax.rl.algorithms import ALGORITHMS
-from tango_jax.rl.schedule import Turn
+from tango_jax.rl.schedule import Place
 from tango_jax.runtime import hosts
 from tango_jax.tracking import rollout_dump
 from tango_jax.tracking.rollout_dump import RolloutDump, dumped_evaluations, dumped_turns, read_rollouts
@@ -44,32 +56,45 @@ def config_of(**rollouts):
     return config
 
 
+def responses_of(role, group_size, parents, records, name="") -> Responses:
+    """Every token has the log-prob -0.3."""
+    lengths = [len(record.token_ends) for record in records]
+    rollout = Rollout((), tuple(np.full(length, -0.3) for length in lengths), np.zeros(len(records), bool), 0, 0)
+    owners = [parent for parent in parents for _ in range(group_size)]
+    return Responses(role, parents, [], group_size, rollout, with_parents(records, owners), {}, name or role)
+
+
 def result_of(
-    reward_B, adv_BT, solutions, verifications=None, adv_terms=(), labels=None, reward_terms=()
+    reward_B, adv_BT, solutions, verifications=None, adv_terms=None, step_rewards=(), reward_terms=()
 ) -> TurnResult:
-    """A turn's records; every token has the log-prob -0.3."""
-    records = {"generator": solutions} | ({} if verifications is None else {"verifier": verifications})
-    answers = {}
-    for role, found in records.items():
-        lengths = [len(record.token_ends) for record in found]
-        rollout = Rollout((), tuple(np.full(length, -0.3) for length in lengths), np.zeros(len(found), bool), 0, 0)
-        group_size = len(found) // len(solutions) if role == "verifier" else min(len(found), 2)
-        answers[role] = Responses(role, [], [], group_size, rollout, found, {})
-    reward, credit = Rewards(reward_B, {}, reward_terms), Credit(adv_BT, Counters(), {}, adv_terms, labels)
-    return TurnResult({}, {}, answers, reward, credit)
+    """A turn's records: two solutions of each problem, or one, and verifications of them. Those are trained on of which
+    there are as many as rewards."""
+    group_size, judges = min(len(solutions), 2), len(verifications or ()) // len(solutions)
+    problems = [dataclasses.replace(PROBLEM) for _ in range(len(solutions) // group_size)]
+    sampled = [responses_of("generator", group_size, problems, solutions)]
+    if verifications is not None:
+        sampled.append(responses_of("verifier", judges, sampled[0].records, verifications))
+    learner = sampled[0] if len(sampled[0]) == len(reward_B) else sampled[1]
+    lesson = Lesson(learner, Rewards(reward_B, {}, reward_terms), adv_terms or {}, step_rewards=step_rewards)
+    return TurnResult({}, {}, sampled, lesson, adv_BT, Memory())
 
 
 OUTCOME_BT = np.array([[-0.7071] * 6 + [0], [0.7071] * 6 + [0]], np.float32)
 STEP_BT = np.array([[0.5, 0.5, -0.75, 0, 0, 0, 0], [0] * 7], np.float32)  # to go: the second of two normalised elements
 
 
-def generator_result(verifications=None, labels=((True, False), None)) -> TurnResult:
+def steps_of(*of_steps) -> StepRewards:
+    """The rewards of the steps of each solution."""
+    return StepRewards(np.zeros((len(of_steps), 7), np.float32), np.zeros((len(of_steps), 7), bool), list(of_steps))
+
+
+def generator_result(verifications=None, more_steps=()) -> TurnResult:
     """Two samples: a wrong one whose steps are judged right, wrong; a right one whose verification is misaligned."""
     return result_of(
         np.float32([0.0, 1.0]), (0.8 * OUTCOME_BT + 0.2 * STEP_BT).astype(np.float32),
         [solution(), solution(is_correct=True, is_truncated=True)],
         verifications or [verification(), verification("INVALID", is_truncated=True)],
-        (Term("outcome", 0.8, OUTCOME_BT), Term("steps", 0.2, STEP_BT)), [list(labels)],
+        {"outcome": (0.8, OUTCOME_BT), "steps": (0.2, STEP_BT)}, [steps_of((0.5, -0.5), None), *more_steps],
         (Term("grade", 1.0, np.float32([0, 1])), Term("format score", 0.0, np.float32([1, 1]))),
     )  # fmt: skip
 
@@ -77,19 +102,20 @@ def generator_result(verifications=None, labels=((True, False), None)) -> TurnRe
 def verifier_result() -> TurnResult:
     """Two verifications of one wrong solution, whose class weighs 1.5: the first verdict is right."""
     outcome_BT = np.array([[0.7071] * 3 + [0], [-0.7071] * 3 + [0]], np.float32)
-    term = Term("by class", np.float32([1.5, 1.5]), outcome_BT)
+    terms = {"by class": (np.float32([1.5, 1.5]), outcome_BT)}
     rewards = (Term("agreement", 1.0, np.float32([1, 0])), Term("format score", 0.8, np.float32([1, 1])))
     return result_of(np.float32([1.8, 0.8]), 1.5 * outcome_BT, [solution()],
-                     [verification(), verification("CORRECT")], (term,), reward_terms=rewards)  # fmt: skip
+                     [verification(), verification("CORRECT")], terms, reward_terms=rewards)  # fmt: skip
 
 
 def test_a_generator_line_says_how_its_advantage_came_about():
-    rows = turn_rows(config_of(), Turn(33, "generator", "generator", 20), generator_result())
+    formula = ALGORITHMS["grpo"].formula
+    rows = turn_rows(config_of(), Place(33, "generator", "generator", 20), generator_result(), formula)
     first, second = json.loads(json.dumps(rows))
     names = ("turn", "row", "rows_in_turn", "role", "phase", "generator_step", "group", "sample")
     assert [first[name] for name in names] == [34, 0, 2, "generator", "generator", 20, 0, 0]
     assert (first["group_rewards"], first["group_mean"], first["group_std"]) == ([0.0, 1.0], 0.5, 0.707107)
-    assert first["formula"] == ALGORITHMS["grpo"].formula and first["notes"] == []
+    assert first["formula"] == formula and first["notes"] == []
     assert first["problem"] == {"id": "p0", "question": "ab#1 cd#2", "answer": "bd", "size": 2}
     assert first["reward"] == {"total": 0.0, "terms": [
         {"name": "grade", "weight": 1.0, "value": 0.0}, {"name": "format score", "weight": 0.0, "value": 1.0}]}
@@ -106,12 +132,12 @@ def test_a_generator_line_says_how_its_advantage_came_about():
     assert second["notes"] == ["No step has a reward: no labels match the steps."]
 
 
-def test_a_credit_of_ones_own_is_shown_by_its_own_terms_or_by_its_total_alone():
+def test_advantages_are_shown_by_the_terms_of_the_lesson_or_by_their_total_alone():
     result = generator_result()
-    terms = (Term("luck", np.float32([2, 3]), OUTCOME_BT), Term("patience", -1.0, STEP_BT))
-    for given in (terms, ()):
-        result = dataclasses.replace(result, credit=result.credit._replace(terms=given))
-        rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
+    terms = {"luck": (np.float32([2, 3]), OUTCOME_BT), "patience": (-1.0, STEP_BT)}
+    for given in (terms, {}):
+        result = dataclasses.replace(result, lesson=dataclasses.replace(result.lesson, terms=given))
+        rows = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)
         assert [[(term["name"], term["weight"]) for term in row["advantage"]["terms"]] for row in rows] == [
             [("luck", weight), ("patience", -1.0)] if given else [] for weight in (2.0, 3.0)]
         assert rows[1]["advantage"]["total"] == [[6, 0.56568, 70]]
@@ -120,7 +146,7 @@ def test_a_credit_of_ones_own_is_shown_by_its_own_terms_or_by_its_total_alone():
 def test_a_row_that_is_masked_out_says_so():
     config = config_of()
     config.generator.loss.mask_overlong = True
-    _, truncated = turn_rows(config, Turn(0, "generator", "generator", 0), generator_result())
+    _, truncated = turn_rows(config, Place(0, "generator", "generator", 0), generator_result())
     assert truncated["notes"][0] == "The response was cut off, and is masked out of the loss (mask_overlong)."
 
 
@@ -128,26 +154,26 @@ def test_a_response_that_is_alone_in_its_group_has_no_statistics():
     config = config_of()
     config.rl.samples_per_prompt = 1
     result = generator_result()
-    alone = dataclasses.replace(result.answers["generator"], group_size=1)
-    row, _ = turn_rows(config, Turn(0, "generator", "generator", 0),
-                       dataclasses.replace(result, answers={**result.answers, "generator": alone}))  # fmt: skip
+    alone = dataclasses.replace(result.lesson, responses=result.lesson.responses.replace(group_size=1))
+    row, _ = turn_rows(config, Place(0, "generator", "generator", 0), dataclasses.replace(result, lesson=alone))
     assert (row["group_rewards"], row["group_mean"], row["group_std"]) == ([0.0], None, None)
 
 
 def test_second_tries_are_in_the_group_by_which_advantages_are_normalised():
-    result = result_of(np.float32([0.0, 1.0, 1.5]), np.zeros((3, 7), np.float32), [solution(), solution(True)])
-    first = result.answers["generator"]
-    rollout = dataclasses.replace(first.rollout, logps=first.rollout.logps[:1])
-    second = dataclasses.replace(first, group_size=1, rollout=rollout, records=first.records[:1], places=[0])
-    answers = {"generator": first, "second_solution": second}
-    rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), dataclasses.replace(result, answers=answers))
-    assert [row["group_rewards"] for row in rows] == [[0.0, 1.0, 1.5]] * 2
-    assert rows[0]["group_mean"] == pytest.approx(2.5 / 3) and "second_solution" not in rows[1]
-    assert rows[0]["second_solution"]["reward"]["total"] == 1.5
+    result = result_of(np.float32([0.0, 1.0]), np.zeros((3, 7), np.float32), [solution(), solution(True)],
+                       [verification(), verification("CORRECT")])  # fmt: skip
+    first, judged = result.sampled
+    second = responses_of("generator", 1, judged.records[:1], [solution(True)], "second_try")
+    lesson = Lesson(joined([first, second], 4), Rewards(np.float32([0.0, 1.0, 1.5]), {}), {})
+    result = dataclasses.replace(result, sampled=[first, judged, second], lesson=lesson)
+    rows = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)
+    assert len(rows) == 2 and [row["group_rewards"] for row in rows] == [[0.0, 1.0, 1.5]] * 2
+    assert rows[0]["group_mean"] == pytest.approx(2.5 / 3) and "second_try" not in rows[1]
+    assert rows[0]["second_try"]["reward"]["total"] == 1.5
 
 
 def test_spans_and_judgements_point_into_the_texts():
-    row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), generator_result())[0]
+    row = turn_rows(config_of(), Place(0, "generator", "generator", 0), generator_result())[0]
     written = row["solution"]
     assert [written["text"][start:end] for start, end in written["steps"]] == STEPS[1:3]
     assert (written["step_ends"], written["gold_steps"], written["tokens"]) == ([1, 2], [True, False], 6)
@@ -155,12 +181,12 @@ def test_spans_and_judgements_point_into_the_texts():
     words = [judged["text"][start:end] for start, end in judged["blocks"]]
     assert words == [r"<step>one \boxed{CORRECT}</step>", r"<step>two \boxed{INCORRECT}</step>"]
     assert (judged["judgements"], judged["verdict"], judged["is_aligned"]) == ([True, False], "INCORRECT", True)
-    truncated = turn_rows(config_of(), Turn(0, "generator", "generator", 0), generator_result())[1]
+    truncated = turn_rows(config_of(), Place(0, "generator", "generator", 0), generator_result())[1]
     assert truncated["solution"]["is_truncated"] and truncated["verifications"][0]["is_truncated"]
 
 
 def test_a_verifier_line_says_how_its_advantage_came_about():
-    first, second = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())
+    first, second = turn_rows(config_of(), Place(11, "verifier", "verifier", 3), verifier_result())
     assert first["reward"] == {"total": 1.8, "terms": [
         {"name": "agreement", "weight": 1.0, "value": 1.0}, {"name": "format score", "weight": 0.8, "value": 1.0}]}
     assert (second["reward"]["terms"][0]["value"], second["reward"]["total"]) == (0.0, 0.8)
@@ -175,7 +201,7 @@ def test_a_verifier_line_holds_the_solution_that_it_judges():
     reward_B, adv_BT = np.float32([1.8, 0.8, 0.8, 1.8]), np.zeros((4, 4), np.float32)
     said = [verification(), verification("CORRECT")]
     result = result_of(reward_B, adv_BT, [solution(), solution(is_correct=True)], said * 2)
-    rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result)
+    rows = turn_rows(config_of(), Place(11, "verifier", "verifier", 3), result)
     assert [row["solution"]["is_correct"] for row in rows] == [False, False, True, True]
     assert [row["verifications"][0]["verdict"] for row in rows] == ["INCORRECT", "CORRECT"] * 2
     assert [(row["group"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -183,9 +209,8 @@ def test_a_verifier_line_holds_the_solution_that_it_judges():
 
 def test_every_verification_of_a_solution_is_kept():
     said = [verification("CORRECT"), verification("INCORRECT"), verification("INVALID"), verification("INCORRECT")]
-    result = generator_result(said)
-    result.credit.labels.append([None, (True, True)])
-    rows = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)
+    result = generator_result(said, [steps_of(None, (0.5, 0.5))])
+    rows = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)
     verdicts = [[item["verdict"] for item in row["verifications"]] for row in rows]
     assert verdicts == [["CORRECT", "INCORRECT"], ["INVALID", "INCORRECT"]]
     assert [row["step_rewards"] for row in rows] == [[[0.5, -0.5], None], [None, [0.5, 0.5]]]
@@ -193,8 +218,8 @@ def test_every_verification_of_a_solution_is_kept():
 
 def test_an_arm_without_verifier_has_lines_without_verifications():
     result = result_of(np.float32([0.0, 1.0]), OUTCOME_BT, [solution(), solution(is_correct=True)],
-                       adv_terms=(Term("outcome", 1.0, OUTCOME_BT),))  # fmt: skip
-    row = turn_rows(config_of(), Turn(0, "generator", "generator", 0), result)[0]
+                       adv_terms={"outcome": (1.0, OUTCOME_BT)})  # fmt: skip
+    row = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)[0]
     assert (row["verifications"], row["step_rewards"], row["notes"]) == ([], [], [])
     assert row["advantage"] == {"total": [[6, -0.7071, 70]],
                                 "terms": [{"name": "outcome", "weight": 1.0, "runs": [[6, -0.7071]]}]}  # fmt: skip
@@ -202,16 +227,17 @@ def test_an_arm_without_verifier_has_lines_without_verifications():
 
 def test_the_log_probs_and_the_kinds_of_steps_are_kept_where_there_are_any():
     result = verifier_result()
-    judged = result.answers["verifier"]
+    made, judged = result.sampled
     rollout = dataclasses.replace(judged.rollout, logps=(np.array([-1.0, 0.0, -0.2]), np.zeros(3)))
-    result = dataclasses.replace(result, answers=result.answers | {
-        "verifier": dataclasses.replace(judged, rollout=rollout)})  # fmt: skip
-    rows = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), result,
-                     lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))  # fmt: skip
+    judged = judged.replace(rollout=rollout)
+    lesson = dataclasses.replace(result.lesson, responses=judged)
+    result = dataclasses.replace(result, sampled=[made, judged], lesson=lesson)
+    rows = turn_rows(config_of(), Place(11, "verifier", "verifier", 3), result,
+                     step_kinds_fn=lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))  # fmt: skip
     assert rows[0]["solution"]["token_surprise"] == "DDDDDD" and rows[0]["solution"]["token_lengths"] == "HOOIbA"
     assert [row["verifications"][0]["token_surprise"] for row in rows] == ["KAC", "AAA"]
     assert rows[0]["solution"]["step_kinds"] == ["p0 b", "p0 c"]
-    plain = turn_rows(config_of(), Turn(11, "verifier", "verifier", 3), verifier_result())[0]
+    plain = turn_rows(config_of(), Place(11, "verifier", "verifier", 3), verifier_result())[0]
     assert "step_kinds" not in plain["solution"]
 
 
@@ -227,7 +253,7 @@ def write_turns(folder, config, turns: range, resume_after: int = 0) -> None:
     """Generator turns, of which each is one group of two lines."""
     dump = RolloutDump(folder, config, resume_after)
     for index in turns:
-        dump.write(Turn(index, "generator", "generator", index), generator_result())
+        dump.write(Place(index, "generator", "generator", index), generator_result())
 
 
 def kept(folder) -> list[int]:
@@ -241,9 +267,9 @@ def contents(folder) -> dict[str, bytes]:
 def test_every_fifth_turn_of_each_role_is_written(tmp_path):
     dump = RolloutDump(tmp_path, config_of(every=5))
     for index in range(2):
-        dump.write(Turn(index, "verifier", "warmup", 0), verifier_result())
+        dump.write(Place(index, "verifier", "warmup", 0), verifier_result())
     for index in range(2, 9):
-        dump.write(Turn(index, "generator", "generator", index - 2), generator_result())
+        dump.write(Place(index, "generator", "generator", index - 2), generator_result())
     names = [path.name for path, *_ in dumped_turns(tmp_path)]
     assert names == ["turn_000001_verifier_000000.jsonl", "turn_000003_generator_000000.jsonl",
                      "turn_000008_generator_000005.jsonl"]  # fmt: skip
@@ -297,11 +323,15 @@ def test_thinning_is_the_same_in_a_killed_run(tmp_path, limit_to_turns):
 
 def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path, limit_to_turns):
     one, groups = generator_result(), 3
-    arrays = [np.concatenate([part] * groups) for part in (one.reward.reward_B, one.credit.adv_BT)]
-    result = result_of(*arrays, one.solutions * groups, one.verifications * groups)
+    arrays = [np.concatenate([part] * groups) for part in (one.lesson.reward.reward_B, one.adv_BT)]
+    terms = {name: (weight, np.concatenate([value] * groups)) for name, (weight, value) in one.lesson.terms.items()}
+    reward_terms = [dataclasses.replace(term, value=np.concatenate([term.value] * groups))
+                    for term in one.lesson.reward.terms]
+    steps = [steps_of(*rewards.of_steps * groups) for rewards in one.lesson.step_rewards]
+    result = result_of(*arrays, *(said.records * groups for said in one.sampled), terms, steps, reward_terms)
     for turns, lines in ((8 * 2.5, 4), (8 * 0.5, 2), (0.5, 2)):  # an eighth of the limit holds 2, 0, 0 groups
         limit_to_turns(turns)
-        RolloutDump(tmp_path / "run", config_of(every=1)).write(Turn(0, "generator", "generator", 0), result)
+        RolloutDump(tmp_path / "run", config_of(every=1)).write(Place(0, "generator", "generator", 0), result)
         rows = list(read_rollouts(tmp_path / "run"))
         assert len(rows) == lines and {row["rows_in_turn"] for row in rows} == {6}
 

@@ -12,9 +12,7 @@ import pytest
 
 from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.notebook.live import inline_page
-from tango_jax.records import Credit, Term
 from tango_jax.rl.algorithms import ALGORITHMS
-from tango_jax.rl.credit import TurnSoFar
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.token_codes import ALPHABET
 from tango_jax.viewer.build import build_bundle, build_page
@@ -331,18 +329,17 @@ def test_an_own_reward_is_a_part_of_the_sum(browser, own_reward_run, tmp_path, r
     assert browser.logged() == []
 
 
-def invented_credit(so_far: TurnSoFar) -> Credit:
+def invented_credit(_, is_action_BT) -> tuple:
     """Three terms of names of their own, of which one has a weight for every row; the total is none of their sums."""
-    B, T = so_far.is_action_BT.shape
+    B, T = is_action_BT.shape
     rise_BT = np.tile(np.arange(T, dtype=np.float32), (B, 1))
     row_B = np.arange(B, dtype=np.float32)
-    terms = (Term("rise <b>", row_B / 8, rise_BT), Term("patience", -2.5, np.ones((B, T), np.float32)),
-             Term("luck", 0.0, -rise_BT))  # fmt: skip
-    return Credit(7 * so_far.is_action_BT + rise_BT, so_far.counters, {}, terms)
+    terms = {"rise <b>": (row_B / 8, rise_BT), "patience": (-2.5, np.ones((B, T), np.float32)), "luck": (0.0, -rise_BT)}
+    return terms, 7 * is_action_BT + rise_BT
 
 
-def credit_of_no_terms(so_far: TurnSoFar) -> Credit:
-    return Credit(0.25 * so_far.is_action_BT, so_far.counters, {})
+def credit_of_no_terms(_, is_action_BT) -> tuple:
+    return {}, 0.25 * is_action_BT
 
 
 def test_an_invented_credit_is_shown_with_its_own_numbers(browser, tmp_path):
@@ -377,7 +374,7 @@ def test_a_second_try_and_a_second_judgement_stand_beside_the_first(browser, tmp
         for row in rows:
             if row["role"] == "generator":
                 again = row["solution"] | {"text": "<b>once more</b>", "is_correct": True}
-                row["second_solution"] = again | {"reward": {"total": 1.25, "terms": []}, "advantage": None}
+                row["second_try"] = again | {"reward": {"total": 1.25, "terms": []}, "advantage": None}
             else:
                 row["second_judgement"] = row["verifications"][0] | {
                     "text": "<i>of itself</i>", "verdict": "INCORRECT", "judgements": [True, False, True]}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from support.hf_loading import assert_equal_trees
+from support.policies import policies_of
 from support.tiny_checkpoints import MODEL, save_run, tiny_params, write_tiny_folder, write_tiny_gguf
 from tango_jax.config import default_config
-from tango_jax.rl.policy import make_policies
 from tango_jax.tasks.last_letter import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
 from tango_jax.text.hf_tokenizer import load_hf_tokenizer
@@ -96,12 +96,12 @@ def test_policies_start_from_their_checkpoints(folder, gguf):
     config = default_config()
     config.generator.checkpoint, config.verifier.checkpoint = str(folder), str(gguf)
     config.verifier.model.unroll = True
-    policies = make_policies(config)
+    policies = policies_of(config)
     assert policies["generator"].model_config == dataclasses.replace(MODEL, attention="xla")  # what a CPU has
     assert policies["verifier"].model_config == dataclasses.replace(MODEL, unroll=True, attention="xla")
     assert_equal_trees(policies["generator"].load_params(), policies["verifier"].load_params())
     config.verifier.checkpoint = ""
-    assert make_policies(config)["verifier"].load_params is None
+    assert policies_of(config)["verifier"].load_params is None
 
 
 @pytest.mark.parametrize("name, message", [

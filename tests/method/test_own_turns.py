@@ -1,0 +1,298 @@
+"""Methods of a user: three that are functions of a Turn and nothing else, and mistakes that are told before stage 1."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from support import own_turns
+from support.paths import CONFIGS, TESTS
+from support.turns import Said, settings, solution, turn_of, verification
+from tango_jax.cli.command_line import load_config
+from tango_jax.method.load import load_method
+from tango_jax.method.turn import Turn
+from tango_jax.records import Memory
+from tango_jax.rl.schedule import Place
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.train import train
+from torture.runs import ROLES, SMALL
+
+SILENT = Console(enabled=False)
+FILE = TESTS / "support/own_turns.py"
+METHODS = {"agreed": own_turns.solve_where_both_agree, "rewriting": own_turns.solve_and_rewrite,
+           "debate": own_turns.judge_a_debate}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------- what they teach
+
+
+def total_of(lesson) -> np.ndarray:
+    return sum(np.reshape(weight, (-1, 1)) * adv_BT for weight, adv_BT in lesson.terms.values())
+
+
+def test_only_solutions_on_which_both_judgements_agree_are_rewarded_by_steps():
+    solved = [solution(grade, tokens=5, steps=("a", "b"), step_ends=(1, 3)) for grade in (True, False)]
+    said = [verification(judgements=pair) for pair in ((True, False), (True, False), (True, True), (True, False))]
+    t = turn_of(settings(1, 2, alpha_schedule="none", alpha_initial=0.5), "generator",
+                {"generator": solved, "verifier": said})  # fmt: skip
+    lesson = own_turns.solve_where_both_agree(t)
+    assert [one.of_steps for one in lesson.step_rewards] == [[(0.5, -0.5), None]]
+    assert lesson.metrics["generator/agreed"] == 0.5
+    # Steps +1/2 and -1/2 have mean 0 and sample deviation 1/sqrt(2); a token gets those still to come.
+    np.testing.assert_allclose(lesson.terms["agreed steps"][1], [
+        [0, 0, -np.sqrt(0.5), -np.sqrt(0.5), 0], [0] * 5], rtol=1e-4, atol=1e-6)  # fmt: skip
+
+
+def test_a_rewritten_step_is_graded_in_its_solution_and_both_are_trained_on():
+    text = "<think><step>one</step><step>two</step></think><answer>\\boxed{%s}</answer>"
+    first = [solution(False, text=text % "a", steps=("one", "two")), solution(True, text=text % "b")]
+    said = [verification("INCORRECT", (True, False)), verification()]
+    new = "<think><step>deux</step></think><answer>\\boxed{b}</answer>"
+    t = turn_of(settings(1, 2), "generator", {"generator": first, "verifier": said,
+                "rewrite": [solution(False, text=new, steps=("deux",), tokens=3)]})  # fmt: skip
+    lesson = own_turns.solve_and_rewrite(t)
+    [_, _, (name, [judged])] = t._work.asked
+    assert name == "rewrite" and judged is t.sampled[1][0]
+    fields = own_turns.REWRITE.fields(judged, True)
+    assert fields.question(fields.text) == "q\n<think><step>one</step>"
+    assert own_turns.with_the_step_rewritten(lesson.responses[2]) == (
+        "<think><step>one</step><step>deux</step></think><answer>\\boxed{b}</answer>")
+    # Grades 0, 1 and, of the spliced text, 1: mean 2/3 and sample deviation 1/sqrt(3).
+    np.testing.assert_array_equal(lesson.reward.reward_B, [0, 1, 1])
+    np.testing.assert_allclose(total_of(lesson)[:, 0], np.array([-2, 1, 1]) / 3 * np.sqrt(3), rtol=1e-4)
+    assert lesson.metrics == {} and lesson.responses.most_prompts == 4
+
+
+def test_the_verifier_of_a_debate_names_the_better_solution():
+    said = {"generator": [solution(grade) for grade in (True, False, False, True, False, False)],
+            "debate": [verification(verdict, tokens=3) for verdict in
+                       ("CORRECT", "INCORRECT", "CORRECT", "INCORRECT", "INVALID", "CORRECT")]}  # fmt: skip
+    t = turn_of(settings(3, 2), "verifier", said, phase="warmup")
+    lesson = own_turns.judge_a_debate(t)
+    # The first of the first pair is right, the second of the second; of the third none is, and either will do.
+    np.testing.assert_array_equal(lesson.reward.reward_B, [1, 0, 0, 1, 0, 1])
+    assert [one.of for one in lesson.responses] == [pair for pair in lesson.responses.parents for _ in range(2)]
+    np.testing.assert_allclose(total_of(lesson)[:, 2], np.array([1, -1, -1, 1, -1, 1]) * np.sqrt(0.5), rtol=1e-4)
+
+
+@pytest.mark.parametrize("function", METHODS.values())
+def test_each_is_written_in_a_few_lines(function):
+    assert len(inspect.getsource(function).splitlines()) <= 25
+
+
+# ---------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
+    """A cycle, from a stage 1 that has learned the format."""
+    start = [f"{role}.{setting}" for role in ROLES for setting in (f"init_from={tiny_run.workdir}", "mesh.fsdp=1")]
+    config = load_config(str(CONFIGS / "tiny.py"), [*tiny_train.overrides, *start, f"arm={FILE}:{name}", "rollouts.every=1",
+                         "rl.generator_steps=3", "rl.warmup_steps=1", "compile_cache="])  # fmt: skip
+    summary = train(config, tmp_path / "run", SILENT)
+    assert (summary["arm"], summary["compiles_after_warmup"]) == (name, 0)
+    rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["phase"] != "eval"]
+    assert [row["phase"] for row in rows] == ["warmup", *["generator"] * 3, "verifier"]
+    assert all(row[f"{row['phase']}/logprob_gap_max"] < 1e-4 for row in rows[1:])
+    assert any(row["generator/grad_norm"] > 0 for row in rows[1:4])
+    dumped = list(read_rollouts(tmp_path / "run/rollouts"))
+    assert {row["turn"] for row in dumped} == {1, 2, 3, 4, 5}
+    if name == "agreed":
+        assert any(row["generator/agreed"] > 0 for row in rows[1:4])
+        assert all(len(row["verifications"]) == 2 for row in dumped if row["role"] == "generator")
+    if name == "rewriting":
+        assert sum(row["generator/rewritten"] for row in rows[1:4]) > 0
+        assert sum("rewrite/tokens_sampled" in row for row in rows) > 0
+        assert any("second_try" in row for row in dumped)
+    if name == "debate":
+        assert all("debate/tokens_sampled" in row for row in rows if row["phase"] != "generator")
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+
+
+HEAD = """
+import dataclasses
+import time
+
+import numpy as np
+
+from tango_jax.method import tango
+from tango_jax.method.arms import ARMS
+from tango_jax.method.rewards import graded
+from tango_jax.method.turn import joined
+from tango_jax.records import Lesson, Rewards
+
+def solved(t):
+    return graded(t, t.sample("generator", t.problems(), t.rl.samples_per_prompt))
+
+def taught(t, solutions, reward, **fields):
+    return Lesson(solutions, reward, {"outcome": (1.0, t.algorithm.outcome(reward, solutions))}, **fields)
+
+def solve(t):
+"""
+TAIL = """
+mine = dataclasses.replace(ARMS["tango"], label="mine", turns=ARMS["tango"].turns | {"generator": solve})
+"""
+USUAL = "solutions, reward = solved(t)\njudged = t.sample('verifier', solutions)\n"
+MISTAKES = {
+    "a sample whose count depends on data": (
+        "solutions, reward = solved(t)\n"
+        "t.sample('verifier', [one for one in solutions if one.is_correct])\nreturn taught(t, solutions, reward)",
+        r"t\.sample\(\.\.\., prompt=verifier\) has 0 to 4 parents, which depends on data: give at_most= the most that"),
+    "more than at_most": (
+        "solutions, reward = solved(t)\n"
+        "t.sample('verifier', [one for one in solutions if one.is_correct], at_most=2)\n"
+        "return taught(t, solutions, reward)",
+        r"has [34] parents, and at_most=2: raise it"),
+    "samples that depend on data": (
+        "solutions, reward = solved(t)\n"
+        "t.sample('verifier', solutions, 1 + solutions[0].is_correct)\nreturn taught(t, solutions, reward)",
+        r"t\.sample\(\.\.\., prompt=verifier\) takes 1 to 2 samples by what was sampled before: take one number"),
+    "a call that depends on data": (
+        "solutions, reward = solved(t)\nif solutions[0].is_correct:\n    t.sample('verifier', solutions)\n"
+        "return taught(t, solutions, reward)",
+        r"its calls depend on the responses: generator, verifier where they are mixed, generator where all are wrong"),
+    "what is trained on depends on data": (
+        USUAL + "second = t.sample('generator', [one.problem for one in solutions if not one.is_correct], at_most=4)\n"
+        "both = joined([solutions, second], 4 + len(second))\n"
+        "return taught(t, both, Rewards(np.arange(len(both), dtype=np.float32), {}))",
+        r"the number of responses that are trained on depends on data \(4 x 1, .*\): join them with most_prompts="),
+    "an advantage of other rows": (
+        USUAL + "lesson = taught(t, solutions, reward)\n"
+        "return dataclasses.replace(lesson, terms={'own': (1.0, lesson.terms['outcome'][1][:3])})",
+        r"the lesson's term 'own' is of shape \[3, \d+\]; it must have a finite number for each token, \[4, \d+\]"),
+    "an infinite advantage": (
+        USUAL + "lesson = taught(t, solutions, reward)\n"
+        "return dataclasses.replace(lesson, terms={'own': (1.0, lesson.terms['outcome'][1] + np.inf)})",
+        r"the lesson's term 'own' is of shape \[4, \d+\] and not finite; it must have"),
+    "a weight of other rows": (
+        USUAL + "lesson = taught(t, solutions, reward)\n"
+        "return dataclasses.replace(lesson, terms={'own': (np.ones(3), lesson.terms['outcome'][1])})",
+        r"the weight of the lesson's term 'own' is of shape \[3\]; it must be one finite number, or one for each of 4"),
+    "rewards of other rows": (
+        USUAL + "lesson = taught(t, solutions, reward)\n"
+        "return dataclasses.replace(lesson, reward=Rewards(np.zeros(17, np.float32), {}))",
+        r"the lesson's reward is of shape \[17\]; it must be Rewards with a finite number for each response, 4"),
+    "no rewards": (
+        USUAL + "return dataclasses.replace(taught(t, solutions, reward), reward=1.0)",
+        r"the lesson's reward is 1\.0; it must be Rewards with a finite number"),
+    "no terms": (
+        USUAL + "return Lesson(solutions, reward, {})", "the lesson has no terms: name at least one"),
+    "no lesson": (USUAL + "return reward.reward_B", r"it returned .*; it must return a Lesson \(tango_jax\.records\)"),
+    "nothing": (USUAL.rstrip(), r"it returned None; it must return a Lesson"),
+    "responses of the other role": (
+        USUAL + "return taught(t, judged, Rewards(np.arange(4, dtype=np.float32), {}))",
+        r"the lesson's responses are 4 of the verifier; they must be responses of the generator, one at least"),
+    "responses of both roles": (
+        USUAL + "both = joined([solutions, judged], 8)\n"
+        "return taught(t, both, Rewards(np.arange(len(both), dtype=np.float32), {}))",
+        "of the generator and of the verifier|must be responses of the generator"),
+    "a metric that is no number": (
+        USUAL + "return taught(t, solutions, reward, metrics={'generator/mine': reward.reward_B})",
+        r"its metric generator/mine is .*; it must be a number"),
+    "a metric that another part of the turn has": (
+        USUAL + "return taught(t, solutions, reward, metrics={'generator/reward/outcome': 1.0, "
+        "'generator/length_max': 1.0})",
+        "metrics of the name generator/length_max and generator/reward/outcome: rename"),
+    "memory changed in place": (
+        USUAL + "t.memory.own['turns'] = 1.0\nreturn taught(t, solutions, reward)",
+        r"own\.py, line \d+: TypeError: 'mappingproxy' object does not support item assignment"),
+    "a field of the memory changed in place": (
+        USUAL + "t.memory.label_counts = (1.0, 2.0)\nreturn taught(t, solutions, reward)",
+        r"own\.py, line \d+: FrozenInstanceError: cannot assign to field 'label_counts'"),
+    "no memory": (
+        USUAL + "return taught(t, solutions, reward, memory={'turns': 1.0})",
+        r"the lesson's memory is .*; it must be t\.memory\.replace\(\.\.\.\), or None"),
+    "a clock": (
+        USUAL + "own = Rewards(reward.reward_B + np.float32(time.perf_counter_ns() % 1e6), reward.metrics)\n"
+        "return taught(t, solutions, own)",
+        "with the same responses it has another result each time: a turn has to be a function of the Turn alone"),
+    "random numbers": (
+        USUAL + "own = Rewards(np.random.random(len(solutions)).astype(np.float32), reward.metrics)\n"
+        "return taught(t, solutions, own)",
+        "it has another result each time: .* without a clock or random numbers"),
+    "another stream": (
+        "solutions = t.sample('generator', t.problems('hard'), 2)\nreturn taught(t, *graded(t, solutions))",
+        r"there is no stream of problems 'hard': choose one of train, verifier, curriculum"),
+    "another role's prompt": (
+        "from tango_jax.text.prompts import JUDGE\nsolutions = t.sample('generator', t.problems(), 2, prompt=JUDGE)\n",
+        r"t\.sample\('generator', \.\.\., prompt=verifier\): that is a verifier's prompt"),
+    "an error of its own": (USUAL + "return taught(t, solutions, reward.rewards)", r"own\.py, line \d+: AttributeError:"),
+}  # fmt: skip
+
+
+def written(folder, body: str, **changed: str):
+    """The settings of a small run of an arm whose generator's turn has this body."""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    (folder / "own.py").write_text(HEAD + lines + TAIL)
+    return load_config(str(CONFIGS / "tiny.py"), [*SMALL, f"arm={folder / 'own.py'}:mine", "compile_cache=",
+                                                  *(f"{key}={value}" for key, value in changed.items())])  # fmt: skip
+
+
+def refused(config, folder) -> str:
+    with pytest.raises(ValueError) as error:
+        train(config, folder / "run", SILENT)
+    assert not (folder / "run/sft").exists() and "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("body, message", MISTAKES.values(), ids=list(MISTAKES))
+def test_a_mistake_is_one_line_before_stage_one(body, message, tmp_path):
+    said = refused(written(tmp_path, body), tmp_path)
+    assert said.startswith(f"arm={tmp_path / 'own.py'}:mine, the generator's turn: ")
+    assert said.endswith("; the responses were made up to try the method before the run")
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(said)
+
+
+GOOD = USUAL + "return taught(t, solutions, reward)"
+
+
+def test_what_the_mistakes_were_made_in_is_a_method(tmp_path):
+    method = load_method(written(tmp_path, GOOD))
+    assert method.arm.label == "mine" and method.rehearsals["generator"].learner[:2] == (2, 2)
+
+
+def test_settings_of_trust_need_a_turn_that_takes_them(tmp_path):
+    config = written(tmp_path, GOOD, **{"rl.trust": "(0.4,0.55)"})
+    assert refused(config, tmp_path) == (
+        f"rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, which the generator's turn of arm={tmp_path}/own.py:"
+        "mine is not: build it on tango_jax.method.trust.solve, or set rl.trust=() and rl.judge=all")
+    assert "rl.judge=failed change tango.solve" in refused(written(tmp_path, GOOD, **{"rl.judge": "failed"}), tmp_path)
+    on_trust = "from tango_jax.method import trust\nreturn trust.solve(t)"
+    method = load_method(written(tmp_path, on_trust, **{"rl.trust": "(0.4,0.55)"}))
+    assert "generator/judged_share" in method.rehearsals["generator"].metrics
+
+
+def test_a_reward_that_the_turn_does_not_add_is_refused(tmp_path):
+    (tmp_path / "reward.py").write_text("def f(solution):\n    return 0.0\n")
+    own = {"generator.reward": f"{tmp_path / 'reward.py'}:f"}
+    by_hand = ("solutions = t.sample('generator', t.problems(), 2)\nt.sample('verifier', solutions)\n"
+               "return taught(t, solutions, Rewards(np.arange(len(solutions), dtype=np.float32), {}))")
+    said = refused(written(tmp_path, by_hand, **own), tmp_path)
+    assert "generator.reward is set, and the turn does not add it: use graded or agreement" in said
+
+
+def test_more_parents_than_the_rehearsal_said_is_one_error(tmp_path):
+    """What is made up has two steps; a solution of three is judged twice here."""
+    body = ("solutions, reward = solved(t)\nt.sample('verifier', [one for one in solutions for _ in one.steps[1:]], "
+            "at_most=4)\nreturn taught(t, solutions, reward)")  # fmt: skip
+    config = written(tmp_path, body)
+    method = load_method(config)
+
+    def turn(num_steps: int) -> Turn:
+        said = {"generator": [solution(steps=("s",) * num_steps)] * 4, "verifier": [verification()] * 8}
+        t = turn_of(config, "generator", said)
+        return Turn(config, t.task, Place(0, "generator", "generator", 0), Memory(), method.algorithms["generator"],
+                    Said(said, t.task), None, method.rehearsals["generator"].calls)  # fmt: skip
+
+    assert len(method.turns["generator"](turn(2)).responses) == 4
+    with pytest.raises(ValueError) as error:
+        method.turns["generator"](turn(3))
+    assert "\n" not in str(error.value)
+    assert "t.sample(..., prompt=verifier), call 1 of that prompt, has 8 parents with 1 samples each, and the " in str(
+        error.value)  # fmt: skip
+    assert "rehearsal said 4 at most with 1: give at_most= the most that there can be" in str(error.value)
