@@ -1,51 +1,78 @@
-"""Mean accuracy against a number in which settings differ, such as the turns of the warm-up: `along_<axis>.png`.
+"""Arms against a number in which settings differ: `along_<axis>.png` and `map.png`.
 
-In: curves by setting. Out: a figure for each axis of the grid with enough numbers. An arm of a setting without that
-axis, such as a baseline that the number says nothing of, is a line across the panel.
+The first has mean accuracy against an axis of the grid, such as the turns of the warm-up. An arm of a setting without
+that axis, such as a baseline that the number says nothing of, is a line across the panel. The second has generator
+steps to LEVEL against the share of right answers at the start. Where some runs did not get there, the point is hollow,
+since the mean is a lower bound, and says how many did. All runs of a panel are cut to the steps that all of them have.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from tango_jax.ablation.families import Settings, pairs_of, title_of
-from tango_jax.ablation.summary import in_order
+from tango_jax.ablation.summary import in_order, sampled_at_start, title_of
 from tango_jax.arms import Look
-from tango_jax.tracking.curves import label_of, looks_of
-from tango_jax.tracking.intervals import Unit
-from tango_jax.tracking.learning_curve import Band, Curves, band_of_values, mean_accuracy
-from tango_jax.tracking.plots import HEIGHT, WIDTH, add_legend, draw_band, make_figure, style
+from tango_jax.tracking.curves import MARKERS, Series, label_of, looks_of
+from tango_jax.tracking.intervals import estimate, has_interval
+from tango_jax.tracking.learning_curve import (
+    LEVEL,
+    Arms,
+    Band,
+    Curves,
+    Settings,
+    band_of_values,
+    mean_accuracy,
+    measured,
+    over_same_steps,
+    pairs_of,
+    steps_to,
+)
+from tango_jax.tracking.plots import HEIGHT, WIDTH, add_legend, draw_band, draw_line, make_figure, make_grid, style
 
 LEAST = 4  # numbers of an axis
 DASHES = ("-", "--", ":", "-.")
+Key = tuple[str, str]  # an arm, and its setting or a part of that
+Points = list[tuple[float, Curves]]  # of an arm, at numbers
 
 
-def draw_along(settings: Settings) -> Iterator[tuple[str, Figure]]:
-    """(axis, figure) of every task and axis."""
+def draw_along(settings: Settings) -> Iterator[tuple[str, str, Figure]]:
+    """(task, axis, figure) of every axis with enough numbers."""
     for task in dict.fromkeys(task for task, _ in settings):
-        members = {setting: arms for (name, setting), arms in settings.items() if name == task}
-        for axis in dict.fromkeys(axis for setting in members for axis in pairs_of(setting)):
-            lines, across = _lines(members, axis)
-            numbers = sorted({x for points in lines.values() for x in points})
+        found, span = _of_task(settings, task)
+        for axis in dict.fromkeys(axis for _, setting in found for axis in _labels(setting)):
+            lines, across = _lines(found, axis)
+            numbers = sorted({number for points in lines.values() for number, _ in points})
             if len(numbers) >= LEAST:
-                yield axis, _draw(title_of(task, ""), axis, numbers, lines, across)
+                title = f"{task}: mean accuracy over the first {span} generator steps"
+                yield task, axis, _draw(title, axis, numbers, lines, across)
 
 
-Line = tuple[str, str]  # an arm, and the setting without the axis
+def _of_task(settings: Settings, task: str) -> tuple[dict[Key, Curves], int]:
+    """{(arm, setting): curves} over the generator steps that all runs of the task have, and the last of these."""
+    return over_same_steps({(arm, setting): arms[arm] for (name, setting), arms in settings.items() if name == task
+                            for arm in in_order(arms)})  # fmt: skip
 
 
-def _lines(members: dict, axis: str) -> tuple[dict[Line, dict[float, Curves]], dict[Line, Curves]]:
-    """The arms along an axis, {line: {number: curves}}, and those of settings without it."""
+def _labels(setting: str) -> dict[str, str]:
+    """The axes of the grid in a setting's name: {"words": "16", "verifier": "strong"} for words=16,verifier=strong."""
+    return dict(part.split("=", 1) for part in setting.split(",") if "=" in part)
+
+
+def _lines(found: Mapping[Key, Curves], axis: str) -> tuple[dict[Key, Points], dict[Key, Curves]]:
+    """The arms along an axis, {(arm, setting without the axis): points}, and those of settings without it. Labels that
+    are one number, such as 1 and 1.0, are two points."""
     lines, across = {}, {}
-    for setting, arms in members.items():
-        pairs = pairs_of(setting)
-        rest = ",".join(f"{name}={value}" for name, value in pairs.items() if name != axis)
-        for arm in in_order(arms):
-            if axis not in pairs:
-                across[arm, rest] = arms[arm]
-            elif _is_number(pairs[axis]):
-                lines.setdefault((arm, rest), {})[float(pairs[axis])] = arms[arm]
+    for (arm, setting), curves in found.items():
+        labels = _labels(setting)
+        label = labels.pop(axis, None)
+        key = (arm, ",".join(f"{name}={value}" for name, value in labels.items()))
+        if label is None:
+            across[key] = curves
+        elif _is_number(label):
+            lines.setdefault(key, []).append((float(label), curves))
     return lines, across
 
 
@@ -57,41 +84,86 @@ def _is_number(text: str) -> bool:
 
 
 def _draw(
-    title: str, axis: str, numbers: list[float], lines: dict[Line, dict[float, Curves]], across: dict[Line, Curves]
+    title: str, axis: str, numbers: list[float], lines: Mapping[Key, Points], across: Mapping[Key, Curves]
 ) -> Figure:
     looks = looks_of(list(dict.fromkeys(arm for arm, _ in [*lines, *across])))
     rests = list(dict.fromkeys(rest for _, rest in lines))
-    figure = make_figure(f"{title}: mean accuracy over the run\nshaded: 95 % interval (t), or the range of few starts",
-                         WIDTH, HEIGHT + 0.4)  # fmt: skip
+    figure = make_figure(f"{title}\nshaded: 95 % interval (t), or the range of few starts", WIDTH, HEIGHT + 0.4)
     panel, drawn = figure.subplots(), {}
-    ends = (numbers[0], numbers[-1])
-    # Only runs that there are at every number make a line.
-    lines = {name: points for name, points in lines.items() if _shared_units(points)}
     for (arm, rest), curves in across.items():
-        drawn[_label(arm, rest)] = draw_band(panel, _band({end: curves for end in ends}), looks[arm])
+        ends = [(numbers[0], curves), (numbers[-1], curves)]
+        drawn[_name(arm, rest, len(curves))] = draw_band(panel, _band(ends), looks[arm])
     for (arm, rest), points in lines.items():
-        dash = DASHES[rests.index(rest) % len(DASHES)]
-        look = Look(looks[arm].colour, dash, looks[arm].marker)
-        drawn[_label(arm, rest)] = draw_band(panel, _band(points), look)
+        look = Look(looks[arm].colour, DASHES[rests.index(rest) % len(DASHES)], looks[arm].marker)
+        if count := len(pairs_of(*(curves for _, curves in points)).units):  # runs that there are at every number
+            drawn[_name(arm, rest, count)] = draw_band(panel, _band(points), look)
     style(panel)
     panel.set_ylim(0.0, 1.0)
     panel.set_xticks(numbers, [f"{number:g}" for number in numbers])
     panel.set_xlabel(axis.replace("_", " "), fontsize=8)
-    panel.set_ylabel("mean accuracy over the generator steps", fontsize=8)
+    panel.set_ylabel("mean accuracy", fontsize=8)
     add_legend(figure, drawn)
     return figure
 
 
-def _band(points: dict[float, Curves]) -> Band:
-    """Over the runs that there are at every number."""
-    numbers, units = sorted(points), _shared_units(points)
-    values_UA = np.array([[mean_accuracy(points[number][unit]) for number in numbers] for unit in units])
-    return band_of_values(units, np.array(numbers), values_UA)
+def _band(points: Points) -> Band:
+    """Mean accuracy at every number, over the runs that there are at all of them."""
+    points = sorted(points, key=lambda point: point[0])
+    pairs = pairs_of(*(curves for _, curves in points))
+    values_UA = np.array([[mean_accuracy(curves[unit]) for curves in pairs.arms] for unit in pairs.units])
+    return band_of_values(pairs.units, np.array([number for number, _ in points]), values_UA)
 
 
-def _shared_units(points: dict[float, Curves]) -> list[Unit]:
-    return [unit for unit in next(iter(points.values())) if all(unit in curves for curves in points.values())]
+def _name(arm: str, rest: str, runs: int) -> str:
+    return f"{title_of(label_of(arm), rest)} ({runs} run{'s' * (runs > 1)})"
 
 
-def _label(arm: str, rest: str) -> str:
-    return label_of(arm) + (f", {rest.replace(',', ', ')}" if rest else "")
+def draw_map(settings: Settings) -> Figure | None:
+    """A panel for each task that has several settings; None if none has."""
+    of_task = {task: [setting for name, setting in settings if name == task] for task, _ in settings}
+    of_task = {task: found for task, found in of_task.items() if len(found) > 1}
+    if not of_task:
+        return None
+    looks = looks_of(in_order(dict.fromkeys(arm for arms in settings.values() for arm in arms)))
+    figure, panels = make_grid(len(of_task), min(2, len(of_task)), WIDTH, HEIGHT, 0.6)
+    drawn = {}
+    for axes, (task, names) in zip(panels, of_task.items(), strict=True):
+        found, span = _of_task(settings, task)
+        places = {name: _pass_rate(settings[task, name]) for name in names}
+        for arm in dict.fromkeys(arm for arm, _ in found):
+            own = sorted((setting for name, setting in found if name == arm), key=places.get)
+            drawn[label_of(arm)] = _draw_steps(axes, [(places[name], found[arm, name]) for name in own], looks[arm])
+        style(axes)
+        axes.set_title(f"{task}, over the first {span} generator steps", fontsize=9)
+        axes.set_xlabel("share of right answers at the start", fontsize=8)
+        axes.set_ylabel(f"generator steps to {LEVEL:g}", fontsize=8)
+        axes.set_ylim(0, 1.1 * max(span, 1))
+    add_legend(figure, drawn)
+    return figure
+
+
+def _pass_rate(arms: Arms) -> float:
+    """Share of right answers before the generator has learned: of sampled solutions, or else of greedy ones."""
+    sampled = sampled_at_start(arms)
+    if sampled is not None:
+        return sampled
+    return float(np.mean([curve.evaluations[0].accuracy for curves in arms.values() for curve in curves.values()]))
+
+
+def _draw_steps(axes: Axes, points: Sequence[tuple[float, Curves]], look: Look) -> Line2D:
+    """The mean of steps to LEVEL at every place, with its interval, or the runs where these are too few for one."""
+    means = []
+    for x, curves in points:
+        reached = measured(curves, steps_to)
+        found = estimate({unit: one.x for unit, one in reached.items()})
+        means.append(found.value)
+        if has_interval(list(reached)) and np.isfinite(found.low):
+            axes.plot([x, x], [found.low, found.high], color=look.colour, linewidth=1)
+        else:
+            axes.plot([x] * len(reached), [one.x for one in reached.values()], ".", color=look.colour, markersize=3)
+        if missed := sum(not one.is_reached for one in reached.values()):
+            axes.plot(x, found.value, color=look.colour, marker=MARKERS[look.marker], markersize=5,
+                      markerfacecolor="white", zorder=3)  # fmt: skip
+            axes.annotate(f"{len(reached) - missed} of {len(reached)}", (x, found.value), (4, 4), fontsize=7,
+                          textcoords="offset points", color=look.colour)  # fmt: skip
+    return draw_line(axes, Series(np.array([x for x, _ in points]), np.array(means)), look, width=1.2)

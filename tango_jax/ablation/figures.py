@@ -3,16 +3,10 @@
     what_it_bought.png            accuracy of every arm over generator steps and over sampled tokens, and what the
                                   method is ahead of the baseline, in one setting
     curves_<task>_<setting>.png   the same over minutes of training as well, for every setting
-    map.png                       generator steps to LEVEL against the pass rate at the start, over settings
-    verifier_skill.png            the same against the verifier's skill at the start, where settings differ in it
-    alpha.png                     schedules of alpha against each other, where settings differ in it
+    map.png                       generator steps to LEVEL against the pass rate at the start, of several settings
     along_<axis>.png              mean accuracy against an axis of the grid that has four numbers or more
-
-The last four need settings that differ, and are left out where there are none. Axes of the grid whose names begin with
-`verifier` and with `alpha` say what two of them compare; the map takes all others for how hard the task is.
 """
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,25 +16,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tango_jax.ablation.along import draw_along
-from tango_jax.ablation.families import Settings, families, title_of
-from tango_jax.ablation.reached import draw_reached, points_by_pass_rate, points_by_skill
-from tango_jax.ablation.summary import in_order, outcome_only
-from tango_jax.arms import BLUE, DEFAULT_ARM, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.ablation.along import draw_along, draw_map
+from tango_jax.ablation.summary import difference_text, in_order, outcome_only, title_of
+from tango_jax.arms import DEFAULT_ARM, GREY, Look
 from tango_jax.runtime.checks import one_of
 from tango_jax.tracking.curves import label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
-from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Unit, difference, has_interval
+from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Unit, has_interval
 from tango_jax.tracking.learning_curve import (
     Arms,
     Band,
     Curves,
+    Pairs,
+    Settings,
     band_of_difference,
     band_over,
     band_over_steps,
     curves_by_setting,
-    mean_accuracy,
-    same_span,
+    pairs_of,
     trains_generator,
 )
 from tango_jax.tracking.plots import (
@@ -50,15 +43,10 @@ from tango_jax.tracking.plots import (
     add_legend,
     draw_band,
     make_figure,
-    make_grid,
     save_figure,
     style,
     style_accuracy,
 )
-
-VERIFIER, ALPHA = "verifier", "alpha"  # how axes of the grid begin that compare one of these
-PALETTE = (Look(VERMILION, "-", "circle"), Look(BLUE, "--", "square"), Look(GREEN, "-.", "triangle-up"),
-           Look(ORANGE, ":", "diamond"), Look(PURPLE, "--", "cross"))  # fmt: skip
 
 
 def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") -> list[Path]:
@@ -87,14 +75,10 @@ def draw_figures(rows: Sequence[Evaluation], folder: Path, setting: str = "") ->
     for (task, name), arms in settings.items():
         save("_".join(filter(None, ["curves", _file_name(task), name])),
              _curves(arms, ("steps", "tokens", "seconds"), title_of(task, name)))
-    save("map", draw_reached(settings, "pass rate at the start", points_by_pass_rate, is_log=True,
-                             is_varied=lambda axis: not axis.startswith((VERIFIER, ALPHA))))
-    skill = "the verifier's step F1 at the start (fixed pool, after its warm-up)"
-    save("verifier_skill", draw_reached(settings, skill, points_by_skill, is_log=False,
-                                        is_varied=lambda axis: axis.startswith(VERIFIER)))
-    save("alpha", _alphas(settings))
-    for axis, figure in draw_along(settings):
-        save(f"along_{_file_name(axis)}", figure)
+    save("map", draw_map(settings))
+    has_tasks = len({task for task, _ in settings}) > 1
+    for task, axis, figure in draw_along(settings):
+        save("_".join(["along", *[_file_name(task)] * has_tasks, _file_name(axis)]), figure)
     return files
 
 
@@ -113,8 +97,8 @@ def _curves(arms: Arms, over: Sequence[str], title: str, is_compared: bool = Fal
     """A panel for each of `over`; with `is_compared` another one for what the method is ahead of the baseline, if both
     are there."""
     looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
-    is_compared = is_compared and baseline is not None and bool(
-        arms.get(DEFAULT_ARM, {}).keys() & arms[baseline].keys())  # fmt: skip
+    pairs = pairs_of(*(arms.get(arm, {}) for arm in (DEFAULT_ARM, baseline)))
+    is_compared = is_compared and bool(pairs.units)
     figure = make_figure(f"{title}\n{_counts(arms)}", WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
     panels = np.atleast_1d(figure.subplots(1, len(over) + is_compared))
     for axes, kind in zip(panels, over, strict=False):
@@ -123,26 +107,23 @@ def _curves(arms: Arms, over: Sequence[str], title: str, is_compared: bool = Fal
         style_accuracy(axes, kind)
         axes.tick_params(labelleft=kind == over[0])
     if is_compared:
-        _draw_ahead(panels[-1], *same_span({arm: arms[arm] for arm in (DEFAULT_ARM, baseline)})[0].values(), looks,
-                    baseline)  # fmt: skip
+        _draw_ahead(panels[-1], pairs, looks[DEFAULT_ARM], baseline)
     figure.axes[0].set_ylabel("greedy accuracy, held out", fontsize=8)
     add_legend(figure, {label_of(arm): drawn[arm] for arm in arms})
     return figure
 
 
-def _draw_ahead(axes: Axes, method: Curves, base: Curves, looks: Mapping[str, Look], baseline: str) -> None:
+def _draw_ahead(axes: Axes, pairs: Pairs, look: Look, baseline: str) -> None:
     """The method's accuracy minus the baseline's, and the mean of that over the run as a title."""
-    draw_band(axes, band_of_difference(method, base), looks[DEFAULT_ARM])
+    draw_band(axes, band_of_difference(pairs), look)
     style(axes)
     axes.axhline(0.0, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.set_xlabel(OVER["steps"][1], fontsize=8)
-    axes.set_ylabel(f"{DEFAULT_ARM} minus {baseline}, in pairs", fontsize=8)
+    axes.set_ylabel(f"{DEFAULT_ARM} minus {baseline}, {len(pairs.units)} pairs", fontsize=8)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    mean = difference(*({unit: mean_accuracy(curve) for unit, curve in curves.items()} for curves in (method, base)))
-    is_interval = len(method) >= MIN_FOR_INTERVAL and np.isfinite(mean.low)
-    shown = f" [{mean.low:+.2f}, {mean.high:+.2f}]\nshaded: 95 % interval (t)" if is_interval else "\nshaded: range"
-    axes.set_title(f"mean over the run {mean.value:+.2f}{shown}", fontsize=8)
+    shade = "95 % interval (t)" if len(pairs.units) >= MIN_FOR_INTERVAL else "range"
+    axes.set_title(f"mean over {pairs.span} steps {difference_text(pairs)}\nshaded: {shade}", fontsize=8)
 
 
 def _counts(arms: Arms) -> str:
@@ -168,28 +149,6 @@ def _band(curves: Curves, kind: str) -> Band:
         return band_over_steps(curves)
     band = band_over(curves, OVER[kind][0])
     return band._replace(x=band.x / 60) if kind == "seconds" else band
-
-
-def _alphas(settings: Settings) -> Figure | None:
-    """A panel for each arm that has several schedules in settings which are alike otherwise."""
-    panels = []
-    for (task, common), members in families(settings, lambda axis: axis.startswith(ALPHA)).items():
-        arms = in_order({arm: None for setting in members for arm in settings[task, setting]})
-        for arm in arms:
-            bands = {own: settings[task, setting][arm] for setting, own in members.items()
-                     if arm in settings[task, setting]}  # fmt: skip
-            if len(bands) > 1:
-                panels.append((title_of(task, common), arm, bands))
-    if not panels:
-        return None
-    figure, grid = make_grid(len(panels), min(3, len(panels)), WIDTH, HEIGHT, 0.25, sharey=True)
-    for axes, (title, arm, bands) in zip(grid, panels, strict=True):
-        for look, (own, curves) in zip(itertools.cycle(PALETTE), bands.items(), strict=False):
-            draw_band(axes, band_over_steps(curves), look, own)
-        style_accuracy(axes, "steps")
-        axes.set_title(f"{title}\n{label_of(arm)}", fontsize=9)
-        axes.legend(fontsize=7, frameon=False, loc="best")
-    return figure
 
 
 def _file_name(task: str) -> str:

@@ -19,7 +19,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.runtime.typed_command import typed_command
-from tango_jax.tasks.own_arm import arm_of
+from tango_jax.tasks.own_arm import arm_name, arm_of
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import PICTURE, compare
@@ -33,7 +33,8 @@ def describe_run(
     console.log(f"machine: {describe_machine()}")
     for note in config.notes.splitlines():
         console.log(note)
-    console.log(f"arm {config.arm}: {arm_of(config).help}; seed {config.seed}")
+    arm = arm_of(config)
+    console.log(f"arm {arm_name(config.arm)} ({arm.label}): {arm.help}; seed {config.seed}")
     turns = Counter(turn.phase for turn in schedule.turns())
     console.log(
         f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "
