@@ -29,7 +29,7 @@ from tango_jax.arms import Look
 from tango_jax.runtime.checks import require
 from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
-from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, estimate
+from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, estimate, independent_means
 from tango_jax.tracking.learning_curve import (
     Curves,
     Pairs,
@@ -46,9 +46,9 @@ from tango_jax.tracking.plots import WIDTH, make_figure, style
 
 ROW_HEIGHT = 0.26  # inches
 NOTE = """\
-Means of starts stand in round brackets, 95 % t intervals over them in square ones. Differences, shares of the gap and
-ratios are over pairs: runs of the same start and seed, over the generator steps that both have. † differs from the
-reference in more than the arm: in the setting of its name, or in prompts or stage 1."""
+Means of starts, or the seeds of a single start, stand in round brackets, 95 % t intervals over them in square ones.
+Differences, shares of the gap and ratios are over pairs: runs of the same start and seed, over the generator steps that
+both have. † differs from the reference in more than the arm: in the setting of its name, or in prompts or stage 1."""
 
 
 class Member(NamedTuple):
@@ -66,9 +66,13 @@ class Member(NamedTuple):
 
     @property
     def is_like_reference(self) -> bool:
-        """Whether nothing is known to differ from the reference beside the arm."""
+        """Whether nothing differs from the reference beside the arm. Where a table does not tell, another setting is
+        taken for a difference."""
         ours, theirs = self.pairs.arms
-        return bool(ours) and not any(differing(ours[unit], theirs[unit]) for unit in ours)
+        both = [(ours[unit], theirs[unit]) for unit in ours]
+        rows = [(one.evaluations[0], other.evaluations[0]) for one, other in both]
+        is_told = all((one.setup and other.setup) or one.setting == other.setting for one, other in rows)
+        return bool(rows) and is_told and not any(differing(*curves) for curves in both)
 
 
 def compare(settings: Settings, against: str) -> tuple[str, Figure]:
@@ -140,14 +144,13 @@ def _mean(rows: Mapping[Unit, Evaluation], name: str) -> float:
     return estimate({unit: getattr(row, name) for unit, row in rows.items()}).value
 
 
-def _start_means(values: Mapping[Unit, float]) -> list[float]:
-    """The mean of each start."""
-    starts = dict.fromkeys(start for start, _ in values)
-    return [estimate({unit: value for unit, value in values.items() if unit[0] == start}).value for start in starts]
+def _means(values: Mapping[Unit, float]) -> list[float]:
+    """What intervals are over: the means of the starts or, of a single start, its seeds."""
+    return independent_means(list(values), np.array(list(values.values()))).tolist()
 
 
 def _by_start(values: Mapping[Unit, float]) -> str:
-    means = _start_means(values)
+    means = _means(values)
     shown = f" ({' '.join(f'{mean:.3f}' for mean in means)})" if len(means) > 1 else ""
     return f"{np.mean(means):.3f}{shown}"
 
@@ -187,6 +190,6 @@ def _draw(task: str, members: Sequence[Member], reference: Member, span: int, to
 def _draw_row(axes: Axes, row: int, look: Look, found: Estimate, values: Mapping[Unit, float]) -> None:
     if np.isfinite(found.low) and len(values) >= MIN_FOR_INTERVAL:
         axes.plot([found.low, found.high], [row, row], color=look.colour, linewidth=1.2)
-    means = _start_means(values)
+    means = _means(values)
     axes.plot(means, [row] * len(means), "|", color=look.colour, markersize=12)
     axes.plot(found.value, row, MARKERS[look.marker], color=look.colour, markersize=5)

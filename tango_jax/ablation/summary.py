@@ -40,17 +40,18 @@ def summarize(rows: Sequence[Evaluation]) -> str:
     """Markdown with a section for every setting of every task."""
     parts = [METHODS]
     for (task, setting), arms in curves_by_setting(rows).items():
-        parts += [heading(task, setting, arms), _start(arms), *_other_methods(arms), *_arms_table(arms),
+        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_arms_table(arms),
                   *_comparisons(arms)]
     return "\n\n".join(parts) + "\n"
 
 
 def heading(task: str, setting: str, arms: Arms) -> str:
+    """A setting with its starts and seeds."""
     units = {unit for curves in arms.values() for unit in curves}
     starts, seeds = {start for start, _ in units}, {seed for _, seed in units}
     counts = ", ".join(f"{len(found)} {name}{'s' * (len(found) > 1)} ({', '.join(map(str, sorted(found)))})"
                        for name, found in (("start", starts), ("seed", seeds)))  # fmt: skip
-    return f"## {title_of(task, setting)}: {counts}"
+    return f"{title_of(task, setting)}: {counts}"
 
 
 def title_of(name: str, setting: str) -> str:

@@ -34,7 +34,7 @@ from tango_jax.tracking.learning_curve import LEVEL, Band
 
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
-MAX_IN_THREE = 32  # characters of a label for three columns of a legend
+MAX_IN_THREE = 36  # characters of a label for three columns of a legend
 COINCIDE = 0.005  # how close curves of accuracies are that hide each other
 # What accuracy is drawn over: the column of an evaluation, and the label of the axis.
 OVER = {

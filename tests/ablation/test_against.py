@@ -111,6 +111,14 @@ def test_another_start_of_the_verifier_is_marked():
     assert "| fixed_verifier |" in table  # a table that did not record it compares with all
 
 
+def test_another_setting_is_marked_unless_the_table_tells_that_it_is_none():
+    def marked(**digests) -> bool:
+        found = run_rows("grpo", SLOW, **digests) + run_rows("tango", FAST, setting="part=a", **digests)
+        return "| tango, part=a † |" in compare(learning(found), "grpo")[0]
+
+    assert marked() and not marked(setup="one", method="two")
+
+
 @pytest.mark.parametrize("against, told", [
     ("nobody", "--against=nobody names none of the arms and settings: choose one of grpo, gold_steps, tango:trust=on"),
     ("tango:trust=off", "--against=tango:trust=off names none"),

@@ -77,7 +77,9 @@ def test_curves_over_steps_tokens_and_minutes(drawn, tmp_path):
     assert lines_of(steps)[0] == ([0, 10, 20], [0.0, 0.4, 0.9])
     assert (lines_of(tokens)[0][0][-1], lines_of(minutes)[0][0][-1]) == (2000, pytest.approx(40 / 60))
     assert lines_of(tokens)[0][1][-1] == pytest.approx(0.9)
-    assert "one run of each arm" in drawn["curves_last_letter.png"].get_suptitle()
+    assert drawn["curves_last_letter.png"].get_suptitle().startswith("last_letter: 1 start (3), 1 seed (0)\n")
+    assert [text.get_text() for text in drawn["curves_last_letter.png"].legends[0].get_texts()] == [
+        "GRPO (no verifier) (1 run)"]  # fmt: skip
 
 
 def map_of(rows, drawn, folder):
@@ -113,7 +115,7 @@ def test_settings_of_one_pass_rate_have_a_point_each(drawn, tmp_path):
 
 def test_the_first_figure_is_of_the_setting_that_is_asked_for(drawn, tmp_path):
     draw_figures(table(), tmp_path, "words=16")
-    assert drawn["what_it_bought.png"].get_suptitle().startswith("last_letter, words=16\n")
+    assert drawn["what_it_bought.png"].get_suptitle().startswith("last_letter, words=16: ")
     *by_arm, ahead = drawn["what_it_bought.png"].axes
     assert [len(axes.lines) for axes in by_arm] == [3, 3]  # two arms and the level
     assert lines_of(ahead)[0] == ([0, 10, 20], pytest.approx([0.0, 0.3, 0.7]))  # SLOW minus NEVER
@@ -132,7 +134,9 @@ def test_a_few_starts_are_drawn_as_a_range_and_the_difference_with_an_interval(d
             rows += run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed)
     draw_figures(rows, tmp_path)
     figure = drawn["what_it_bought.png"]
-    assert figure.get_suptitle().endswith("mean of 6 runs from 3 starts of each arm; shaded: range of the starts")
+    assert figure.get_suptitle().startswith("last_letter: 3 starts (1, 2, 3), 2 seeds (0, 1)\n")
+    low, high = (bound(figure.axes[0].collections[-1].get_paths()[0].vertices[:, 1]) for bound in (min, max))
+    assert (low, high) == pytest.approx((0.0, 0.3))  # of tango, on top
     # 0.075, 0.15 and 0.225 over the run: deviation 0.075, and 4.3027 for two degrees of freedom.
     assert figure.axes[-1].get_title() == "mean over 20 steps +0.150 [-0.036, +0.336]\nshaded: 95 % interval (t)"
 
