@@ -116,7 +116,8 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
     told = ends_text({member.name: member.whole for member in members}, span)
     lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]), "", *head(titles)]
     for member in members:
-        first, last = (measured(member.curves, lambda curve, place=place: curve.evaluations[place]) for place in (0, -1))
+        first = measured(member.curves, lambda curve: curve.evaluations[0])
+        last = measured(member.curves, lambda curve: curve.evaluations[-1])
         mark = "" if member is reference or member.is_like_reference else " †"
         over_steps, over_tokens, ratio = _compared(member, reference, bound, tokens)
         cells = [member.name + mark, str(len(last)), f"{_mean(first, 'accuracy'):.3f}",

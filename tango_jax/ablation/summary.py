@@ -12,6 +12,7 @@ from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Arms,
+    Curve,
     Curves,
     Pairs,
     Reached,
@@ -143,13 +144,14 @@ def _arms_table(arms: Arms) -> list[str]:
         steps = measured(curves, steps_to) if trains_generator(arm) else {}
         tokens = measured(curves, _thousands_to) if trains_generator(arm) else {}
         reached = f"{sum(found.is_reached for found in steps.values())} of {len(steps)}" if steps else ""
-        lines.append(line([arm, str(len(curves)), _mean(measured(curves, mean_accuracy)), _mean(_last(curves, "accuracy")),
-                           reached, _mean_reached(steps), _mean_reached(tokens), _score(curves, "verifier_step_f1"),
-                           _score(curves, "verifier_outcome_f1"), _live(curves)]))  # fmt: skip
+        accuracy = [_mean(measured(curves, mean_accuracy)), _mean(_last(curves, "accuracy"))]
+        scores = [_score(curves, name) for name in ("verifier_step_f1", "verifier_outcome_f1")]
+        lines.append(line([arm, str(len(curves)), *accuracy, reached, _mean_reached(steps), _mean_reached(tokens),
+                           *scores, _live(curves)]))
     return [*filter(None, [ends_text(whole, span)]), "\n".join(lines)]
 
 
-def _thousands_to(curve) -> Reached:
+def _thousands_to(curve: Curve) -> Reached:
     found = tokens_to(curve)
     return found._replace(x=found.x / 1000)
 

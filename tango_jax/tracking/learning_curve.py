@@ -10,7 +10,7 @@ restricted mean of survival analysis. A ratio of two such means is an upper boun
 denominator are censored, and a lower bound if only runs of the numerator are.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np

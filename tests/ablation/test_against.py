@@ -73,7 +73,8 @@ def test_an_arm_with_few_of_the_references_runs_is_compared_over_these():
 
 
 def test_a_share_of_the_gap_says_how_many_pairs_it_is_of():
-    found = [row for seed in range(6) for row in (*run_rows("tango", FAST, seed=seed), *run_rows("grpo", SLOW, seed=seed))]
+    found = [row for seed in range(6) for arm, accuracy in (("tango", FAST), ("grpo", SLOW))
+             for row in run_rows(arm, accuracy, seed=seed)]  # fmt: skip
     found += [row for seed in (0, 1) for row in run_rows("gold_steps", FAST[:2], seed=seed)]
     tango = cells(compare(learning(found), "grpo")[0], "tango")
     assert tango[4:8] == ["6", "20", "+0.200", "1.000 (of 2, over 10 steps)"]
@@ -81,8 +82,8 @@ def test_a_share_of_the_gap_says_how_many_pairs_it_is_of():
 
 def test_a_short_run_shortens_the_comparisons_of_its_arm_alone_and_the_table_says_so():
     table, figure = compare(learning(rows() + run_rows("my_arm", FAST[:2], start=1)), "grpo")
-    assert "Over the first 10 generator steps, which all runs have (to their ends: grpo 20, gold_steps 20, my_arm 10, " \
-        "tango, trust=on 20)." in table
+    assert "Over the first 10 generator steps, which all runs have (to their ends: grpo 20, gold_steps 20, " \
+        "my_arm 10, tango, trust=on 20)." in table
     assert cells(table, "gold_steps")[4:7] == ["2", "20", "+0.200"]
     assert cells(table, "my_arm")[4:7] == ["1", "10", "+0.100"]
     assert "over the first 10 generator steps" in figure.get_suptitle()

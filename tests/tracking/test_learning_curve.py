@@ -85,7 +85,8 @@ def test_curves_of_other_lengths_are_compared_over_what_they_share():
 
 def test_pairs_are_the_runs_that_all_arms_have():
     """A gap of 0.2 over the ten steps that the two common runs of three arms have."""
-    low, middle, high = ({(0, seed): curve({0: 0.0, 10: rise, 20: 0.0}) for seed in range(6)} for rise in (0.2, 0.3, 0.6))
+    low, middle, high = ({(0, seed): curve({0: 0.0, 10: rise, 20: 0.0}) for seed in range(6)}
+                         for rise in (0.2, 0.3, 0.6))  # fmt: skip
     high = {(0, seed): high[0, seed].until(10) for seed in (2, 3)}
     pairs = pairs_of(middle, low, high)
     assert (pairs.span, pairs.units) == (10, [(0, 2), (0, 3)])
