@@ -61,7 +61,6 @@ from tango_jax.tracking.plots import (
     style_accuracy,
 )
 
-SHADED = "shaded: 95 % interval (t), or the range of few starts or runs"
 LEAST = 4  # numbers of an axis
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?")  # a label that is one
 DASHES = ("-", "--", ":", "-.")
@@ -118,7 +117,7 @@ def _curves(task: str, setting: str, arms: Arms, over: Sequence[str], is_compare
     looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
     pairs = pairs_of(*(arms.get(arm, {}) for arm in (DEFAULT_ARM, baseline)))
     is_compared = is_compared and bool(pairs.units)
-    figure = make_figure(f"{heading(task, setting, arms)}\n{SHADED}", WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
+    figure = make_figure(f"{heading(task, setting, arms)}\n{_shaded(*arms.values())}", WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
     panels = np.atleast_1d(figure.subplots(1, len(over) + is_compared))
     for axes, kind in zip(panels, over, strict=False):
         for arm in reversed(arms):  # the first arm is drawn last, on top
@@ -150,6 +149,12 @@ def _band_over(curves: Curves, kind: str) -> Band:
         return band_over_steps(curves)
     band = band_over(curves, OVER[kind][0])
     return band._replace(x=band.x / 60) if kind == "seconds" else band
+
+
+def _shaded(*arms: Curves) -> str:
+    """What the bands of these arms are, see `band_of_values`."""
+    kinds = {"95 % interval (t)" if has_interval(list(curves)) else "range of the starts or runs" for curves in arms}
+    return f"shaded: {' or '.join(sorted(kinds))}"
 
 
 def _file_name(task: str) -> str:
@@ -200,7 +205,8 @@ def _draw_axis(
 ) -> Figure:
     looks = looks_of(list(dict.fromkeys(arm for arm, _ in [*lines, *across])))
     rests = list(dict.fromkeys(rest for _, rest in lines))
-    figure = make_figure(f"{title}\n{SHADED}", WIDTH, HEIGHT + 0.4)
+    every = [*across.values(), *(curves for points in lines.values() for _, curves in points)]
+    figure = make_figure(f"{title}\n{_shaded(*every)}", WIDTH, HEIGHT + 0.4)
     panel, drawn = figure.subplots(), {}
     for (arm, rest), curves in across.items():
         ends = [(numbers[0], curves), (numbers[-1], curves)]

@@ -84,13 +84,15 @@ def numbers(workdir: Path) -> list[dict]:
 def made(tmp_path_factory) -> Path:
     """A finished run of the file's method."""
     folder = tmp_path_factory.mktemp("method")
-    train(by_file(folder), folder / "run", SILENT)
+    with open(folder / "log", "w") as log:
+        train(by_file(folder), folder / "run", Console(stream=log))
     return folder
 
 
 def test_a_run_by_file_learns_by_its_method_and_stores_it(made):
     summary = json.loads((made / "run/summary.json").read_text())
     assert summary["arm"] == "mine"
+    assert "\narm mine (mine): " in (made / "log").read_text()  # its name and label, without the path
     [turn] = [row for row in numbers(made / "run") if row["phase"] == "generator"]
     assert turn["generator/mine"] == 7.0 and turn["generator/alpha"] > 0  # of its credit, which blends in steps
     stored = read_provenance(made / "run")
