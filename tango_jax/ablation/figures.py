@@ -117,7 +117,8 @@ def _curves(task: str, setting: str, arms: Arms, over: Sequence[str], is_compare
     looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
     pairs = pairs_of(*(arms.get(arm, {}) for arm in (DEFAULT_ARM, baseline)))
     is_compared = is_compared and bool(pairs.units)
-    figure = make_figure(f"{heading(task, setting, arms)}\n{_shaded(*arms.values())}", WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
+    title = f"{heading(task, setting, arms)}\n{_shaded(*arms.values())}"
+    figure = make_figure(title, WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
     panels = np.atleast_1d(figure.subplots(1, len(over) + is_compared))
     for axes, kind in zip(panels, over, strict=False):
         for arm in reversed(arms):  # the first arm is drawn last, on top
