@@ -1,4 +1,4 @@
-"""The experiment of the paper's figure 4 and grids of it: arms over seeds from the same stage-1 checkpoints.
+"""Arms over seeds from the same stage-1 checkpoints (the paper's figure 4), and grids of such experiments.
 
     python -m tango_jax.ablate --config=last_letter --workdir=runs/ablation
     python -m tango_jax.ablate --config=last_letter --workdir=runs/map --config.ablation.workers=2 \\
@@ -11,8 +11,9 @@ experiment: --keys=ablation describes its settings.
 
     python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6] [--against=grpo]
 
-draws the figures from tables alone (several: --figures A.csv B.csv), and prints and writes a summary; --setting is that
-of what_it_bought.png. --against compares all arms of all settings with one, ARM or ARM:SETTING, also over equal tokens.
+draws the figures from tables alone (several: --figures A.csv B.csv), and prints and writes a summary. --setting chooses
+the setting of what_it_bought.png. --against compares all arms of all settings with one, ARM or ARM:SETTING, in pairs,
+also over equal tokens.
 """
 
 import sys
@@ -45,19 +46,14 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
     keep_arms(plan.config.ablation.arms, plan.workdir)
     with known(arms_beside(files)):
-        return _write_files(plan, rows, files)
-
-
-def _write_files(plan: Plan, rows: Sequence[Evaluation], files: list[Path]) -> list[Path]:
-    write_atomically(files[-1], summarize(rows) + made_with(plan))
-    if plan.config.ablation.grid:
-        return files + draw_figures(rows, plan.workdir / "figures")
-    runs = {arm_name(arm): {} for arm in plan.config.ablation.arms}
-    for run in plan.runs:
-        if run.is_finished():
-            metrics = read_metrics(run.folder / "metrics.jsonl")
-            runs[run.arm][run.seed] = [row for row in metrics if row["phase"] == "eval"]
-    save_figure(plot_ablation(runs), plan.workdir / "ablation.png")
+        write_atomically(files[-1], summarize(rows) + made_with(plan))
+        if plan.config.ablation.grid:
+            return files + draw_figures(rows, plan.workdir / "figures")
+        runs = {arm_name(arm): {} for arm in plan.config.ablation.arms}
+        for run in plan.runs:
+            if run.is_finished():
+                runs[run.arm][run.seed] = read_metrics(run.folder / "metrics.jsonl")
+        save_figure(plot_ablation(runs), plan.workdir / "ablation.png")
     return [*files, plan.workdir / "ablation.png"]
 
 

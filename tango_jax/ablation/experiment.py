@@ -1,7 +1,4 @@
-"""A whole experiment: a plan in; every missing stage 1 and run made, in this process or in several, and the table out.
-
-What is finished is not made again, and what was interrupted goes on where it stopped.
-"""
+"""A whole experiment: makes what is missing of a plan, in this process or in several, and writes its table."""
 
 import hashlib
 import json
@@ -10,7 +7,7 @@ from typing import NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax.ablation.planned_runs import Plan, PlannedRun, StageOne, check_plan, stage_ones_of
+from tango_jax.ablation.planned_runs import Plan, StageOne, check_plan, stage_ones_of
 from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import rehearsed, run_or_resume
@@ -31,8 +28,6 @@ TABLE = "ablation.csv"
 
 
 class Outcome(NamedTuple):
-    """What came of an experiment."""
-
     rows: list[Evaluation]  # of every run that is finished; in the first process alone
     failed: dict[str, str]  # name of a run -> the last line of its log
 
@@ -108,24 +103,19 @@ def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str,
         # This process has locked that folder, and so does the work itself.
         _run_stage_one(stage, _SharedPolicies(), console, preemption)
         stage_ones.remove(stage)
-    jobs = {stage.folder: _stage_one_job(stage) for stage in stage_ones}
+    jobs = {}
+    for stage in stage_ones:
+        logs = {stage.folder / "sft" / role / "metrics.jsonl": stage.config[role].sft.steps for role in stage.roles}
+        jobs[stage.folder] = Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder, logs)
     failed = run_jobs("Stage 1", list(jobs.values()), workers, console, preemption)
     is_lost = {run.folder: run.stage_one is not None and run.stage_one.folder in jobs
                and jobs[run.stage_one.folder].name in failed for run in plan.runs}  # fmt: skip
-    jobs = [_run_job(run) for run in plan.runs if not is_lost[run.folder]]
+    jobs = [Job(run.name, "train", run.config, run.folder,
+                {run.folder / "metrics.jsonl": make_schedule(run.config).num_turns}, run.is_finished())
+            for run in plan.runs if not is_lost[run.folder]]  # fmt: skip
     failed |= run_jobs("Runs", jobs, workers, console, preemption, results.write)
     _keep_settings(plan)
     return failed | {run.name: "its stage 1 failed" for run in plan.runs if is_lost[run.folder]}
-
-
-def _stage_one_job(stage: StageOne) -> Job:
-    logs = {stage.folder / "sft" / role / "metrics.jsonl": stage.config[role].sft.steps for role in stage.roles}
-    return Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder, logs)
-
-
-def _run_job(run: PlannedRun) -> Job:
-    turns = make_schedule(run.config).num_turns
-    return Job(run.name, "train", run.config, run.folder, {run.folder / "metrics.jsonl": turns}, run.is_finished())
 
 
 def _keep_settings(plan: Plan) -> None:

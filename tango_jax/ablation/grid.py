@@ -12,8 +12,7 @@ or a name with labelled settings, each a mapping of its own from config keys to 
 The settings of a label may include `ablation.arms` and `ablation.seeds`, for cells that have their own, and `seed`,
 that of stage 1. The name of a cell, `words=8,data_seed=3`, is that of its folder; an empty label, which must be without
 settings, adds nothing to it. Axes that change nothing but the start (START_KEYS) are no part of the name of the cell's
-setting, `words=8`: results are means over starts and seeds of a setting. In figures, axes whose names begin with
-`verifier` and `alpha` are those of verifiers and of schedules of alpha to compare.
+setting, `words=8`: results are means over starts and seeds of a setting.
 
 Cells have a stage 1 in common where all that it depends on is equal: the tokenizer, and every setting except those of
 NOT_IN_STAGE_ONE.
@@ -55,8 +54,6 @@ MAX_NAME = 200  # characters; file systems allow 255 bytes
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One combination of the grid's values."""
-
     name: str  # of its folder; empty: the experiment's own
     setting: str  # the name without what makes a start
     config: ConfigDict  # arms and seeds of its runs are in `ablation`
@@ -65,8 +62,6 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """An axis of the grid."""
-
     name: str
     labels: dict[str, dict[str, Any]]  # label -> {config key: value}
 
@@ -87,8 +82,8 @@ def make_cells(config: ConfigDict) -> list[Cell]:
     choices = list(itertools.product(*(axis.labels for axis in axes)))
     configs = {choice: _cell_config(config, axes, choice) for choice in choices}
     facts = {choice: stage_one_facts(configs[choice]) for choice in choices}
-    in_stage_one = [_changes_stage_one(index, facts) for index in range(len(axes))]
-    in_setting = [not axis.is_start for axis in axes]
+    in_stage_one = [axis for index, axis in enumerate(axes) if _changes_stage_one(index, facts)]
+    in_setting = [axis for axis in axes if not axis.is_start]
     cells = []
     for choice in choices:
         name = _name(axes, choice)
@@ -134,30 +129,29 @@ def _axis(name: str, values: Any) -> Axis:
                     "stands for the configuration as it is; give these settings a name")
         labels = {label: dict(settings) for label, settings in values.items()}
     else:
-        known = flatten(default_config())
-        require(name in known, f"{shown}: unknown config key{did_you_mean(str(name))} (an axis with a name of its own "
-                "maps labels to settings, {label: {key: value}})")
+        require(name in flatten(default_config()), f"{shown}: unknown config key{did_you_mean(str(name))} (an axis "
+                "with a name of its own maps labels to settings, {label: {key: value}})")
         require(isinstance(values, (list, tuple)), f"{shown}={shortened(values)} must be a list of values")
-        labels = {_label(shown, value): {name: value} for value in values}
+        labels = {_label(value): {name: value} for value in values}
+        for label, settings in labels.items():
+            require(LABEL.fullmatch(label) is not None, f"{shown}: value {shortened(settings[name])} makes no name of "
+                    "a folder; give it a label: {label: {key: value}}")
         require(len(labels) == len(values), f"{shown}={shortened(values)} names a value twice: take it out")
         name = next((name.removeprefix(start) for start in SHORTENED if name.startswith(start)), name)
     require(len(labels) > 0, f"{shown} is empty: give it values, or take it out")
     return Axis(name, labels)
 
 
-def _label(shown: str, value: Any) -> str:
+def _label(value: Any) -> str:
     """A value as it appears in the name of a cell: 16-16 for (16, 16)."""
-    label = "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    require(LABEL.fullmatch(label) is not None, f"{shown}: value {shortened(value)} makes no name of a folder; give it "
-            "a label: {label: {key: value}}")
-    return label
+    return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _check_axes(axes: list[Axis]) -> None:
     """Check what may be set, and that no two axes set the same or have one name."""
     setter = {}
-    for number, axis in enumerate(axes):
-        require(axis.name not in [other.name for other in axes[:number]],
+    for axis in axes:
+        require([other.name for other in axes].count(axis.name) == 1,
                 f"ablation.grid has two axes of the name {axis.name}: rename one")
         for key in dict.fromkeys(key for settings in axis.labels.values() for key in settings):
             shown = f"ablation.grid[{axis.name!r}] sets {shortened(key)}"
@@ -183,11 +177,10 @@ def _changes_stage_one(index: int, facts: Mapping[tuple[str, ...], Any]) -> bool
     return any(first.setdefault(choice[:index] + choice[index + 1 :], own) != own for choice, own in facts.items())
 
 
-def _name(axes: Sequence[Axis], choice: Sequence[str], is_part: Sequence[bool] | None = None) -> str:
-    """The choice of a label for each axis in words, of all axes or of those that are part of it."""
-    is_part = is_part or [True] * len(axes)
-    return ",".join(f"{axis.name}={label}" for axis, label, part in zip(axes, choice, is_part, strict=True)
-                    if part and label)
+def _name(axes: Sequence[Axis], choice: Sequence[str], parts: Sequence[Axis] | None = None) -> str:
+    """The choice of a label for each axis in words, of all axes or of some."""
+    return ",".join(f"{axis.name}={label}" for axis, label in zip(axes, choice, strict=True)
+                    if label and (parts is None or axis in parts))
 
 
 def _check_starts(cells: list[Cell]) -> None:

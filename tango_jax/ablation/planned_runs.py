@@ -1,4 +1,4 @@
-"""What an experiment consists of: its configuration and folder in; every stage 1 and every run, with its folder, out.
+"""What an experiment consists of: every stage 1 and every run, with its folder.
 
 A run is in DIR/<cell>/<arm>/seed_<n>, without the cell's folder if there is no grid. Its stage 1 is in DIR/sft without
 a grid, and otherwise in DIR/stage_one/<name>/sft.
@@ -45,8 +45,6 @@ class StageOne:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One run of the experiment."""
-
     cell: Cell
     arm: str  # its name; config.arm has that of its file, too
     seed: int
@@ -65,12 +63,10 @@ class PlannedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All of an experiment, in the order in which it is made."""
-
     config: ConfigDict
     workdir: Path
     cells: list[Cell]
-    runs: list[PlannedRun]
+    runs: list[PlannedRun]  # in the order in which they are made
 
     def unfinished(self) -> list[PlannedRun]:
         """The runs without results. All processes must call this."""

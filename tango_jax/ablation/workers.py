@@ -1,9 +1,8 @@
 """Several runs at a time, each in a process of its own with its share of the CPU cores.
 
-Jobs in; their exit statuses out, while one line shows what runs and how far it is. A job is an ordinary command,
-`python -m tango_jax.train --config=FOLDER/config.json --workdir=FOLDER`, which anybody can repeat: it stands at the top
-of its log, FOLDER/train.log. XLA and BLAS start as many threads as there are cores that their process may use, so that
-runs which are confined to a core each do not disturb one another.
+A job is an ordinary command, `python -m tango_jax.train --config=FOLDER/config.json --workdir=FOLDER`, which anybody
+can repeat: it stands at the top of its log, FOLDER/train.log. XLA and BLAS start as many threads as there are cores
+that their process may use, so that runs which are confined to a core each do not disturb one another.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from tango_jax.runtime.parent import PARENT_VARIABLE
 from tango_jax.tracking.run_config import keep_config
 
 POLL_S = 0.5
-TAIL_BYTES = 2**16  # of a file, within which its last line is looked for
+TAIL_BYTES = 2**16  # in which the last line of a file is looked for
 
 
 class Job(NamedTuple):
@@ -55,8 +54,6 @@ class Job(NamedTuple):
 
 
 class _Child(NamedTuple):
-    """A job at work."""
-
     job: Job
     process: subprocess.Popen
 
@@ -123,19 +120,15 @@ def _start(job: Job, cores: set[int] | None) -> _Child:
     settings = job.folder / "config.json"
     keep_config(job.config, settings)
     command = [sys.executable, "-m", f"tango_jax.{job.command}", f"--config={settings}", f"--workdir={job.folder}"]
-    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": _import_path()}
+    package = str(Path(tango_jax.__file__).parents[1])  # which the child finds, whatever folder it is started in
+    paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": paths}
     with open(job.log, "ab") as log, _confined_to(cores):
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} $ {shlex.join(command)}\n".encode())
         log.flush()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                    env=environment, start_new_session=True)  # fmt: skip
     return _Child(job, process)
-
-
-def _import_path() -> str:
-    """Where the child finds this package, whatever folder it is started in."""
-    own = str(Path(tango_jax.__file__).parents[1])
-    return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @contextlib.contextmanager
@@ -159,8 +152,9 @@ def _problem(child: _Child) -> str:
         return ""
     if code < 0:
         name = signal.Signals(-code).name
-        return f"killed by {name}" + (" (is there enough memory?)" if name == "SIGKILL" else "")
-    return _last_line(child.job.log) or f"ended with code {code}"
+        return f"killed by {name}" + " (is there enough memory?)" * (name == "SIGKILL")
+    lines = [line.strip() for line in _tail(child.job.log).decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else f"ended with code {code}"
 
 
 def _stop(children: Iterable[_Child], console: Console) -> None:
@@ -191,26 +185,21 @@ class _Shown:
         done = [(child.job, child.job.done()) for child in children]
         made = max(self.ended + sum(steps for _, steps in done) - self._shown, 0)  # a resumed job may fall back
         if made or is_changed:
-            running = ", ".join(f"{job.name} {steps}/{job.total}" for job, steps in done)
-            self._stage.advance(made, running=running)
+            self._stage.advance(made, running=", ".join(f"{job.name} {steps}/{job.total}" for job, steps in done))
             self._shown += made
 
 
 def _last_row(path: Path) -> dict:
     """The last whole row of a metrics.jsonl; empty if there is none."""
-    lines = _tail(path).split(b"\n")[:-1]
+    *_, last, _ = b"\n", *_tail(path).split(b"\n")
     try:
-        return json.loads(lines[-1]) if lines else {}
+        return json.loads(last)
     except ValueError:
         return {}
 
 
-def _last_line(path: Path) -> str:
-    lines = [line.strip() for line in _tail(path).decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
 def _tail(path: Path) -> bytes:
+    """The last TAIL_BYTES of a file; empty if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))

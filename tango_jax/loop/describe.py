@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import sft_sequence
-from tango_jax.method.own_arm import arm_of
+from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.models.attention import why_plain
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.rl.policy import Policy
@@ -33,7 +33,8 @@ def describe_run(
     console.log(f"machine: {describe_machine()}")
     for note in config.notes.splitlines():
         console.log(note)
-    console.log(f"arm {config.arm}: {arm_of(config).help}; seed {config.seed}")
+    arm = arm_of(config)
+    console.log(f"arm {arm_name(config.arm)} ({arm.label}): {arm.help}; seed {config.seed}")
     turns = Counter(turn.phase for turn in schedule.turns())
     console.log(
         f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "

@@ -235,15 +235,19 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
 def _read_table(path: Path) -> list[tuple[int, Evaluation]]:
     """(line, row) of every row of a table."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin a file with a byte-order mark
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise ValueError(f"{path} cannot be read ({reason}): name the CSV file of an experiment") from error
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    columns = reader.fieldnames or []
+    try:
+        columns, found = reader.fieldnames or [], [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num + 1} cannot be read ({error}): name the ablation.csv of an "
+                         "experiment") from error
     if missing := [name for name in Evaluation._fields if name not in columns and name not in _OPTIONAL]:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}: name the ablation.csv of an experiment")
-    rows = [(reader.line_num, _row(row, f"{path}, line {reader.line_num}")) for row in reader]
+    rows = [(line, _row(row, f"{path}, line {line}")) for line, row in found]
     if not rows:
         raise ValueError(f"{path} has no rows: name the ablation.csv of an experiment with a finished run")
     return rows

@@ -1,8 +1,8 @@
 """The learning curve of one run, how far and how soon it rises, and the mean curve of many runs.
 
-Takes a run's evaluations (evaluations.py); returns numbers. Used after runs, to compare them. A mean over a longer run
-says something else than one over a shorter run, so curves are cut to the generator steps that all of them have
-(`same_span`) before they are compared.
+Takes a run's evaluations (evaluations.py); returns numbers. Used after runs, to compare them. `pairs_of` is the only
+way in which arms are compared: over the starts and seeds that all of them have, and over the generator steps that all
+of these runs have, since a mean over a longer run says something else than one over a shorter run.
 
 A run that never reaches a level is censored: it would have needed more than it had. It counts with what it had, steps
 or tokens, at its end, so that its arm's mean is a lower bound; with the same number of steps in all runs that is the
@@ -10,14 +10,23 @@ restricted mean of survival analysis. A ratio of two such means is an upper boun
 denominator are censored, and a lower bound if only runs of the numerator are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tango_jax.tracking.curves import Series, at_common_x
-from tango_jax.tracking.evaluations import Evaluation
-from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Unit, has_interval, independent_means, t_interval
+from tango_jax.tracking.evaluations import Evaluation, beside_the_arm
+from tango_jax.tracking.intervals import (
+    MIN_FOR_INTERVAL,
+    Estimate,
+    Unit,
+    difference,
+    gap_share,
+    has_interval,
+    independent_means,
+    t_interval,
+)
 from tango_jax.tracking.known_arms import record_of
 
 LEVEL = 0.8  # accuracy that counts as having learned the task
@@ -67,9 +76,10 @@ class Curve(NamedTuple):
 
 Curves = dict[Unit, Curve]  # of one arm
 Arms = dict[str, Curves]
+Settings = dict[tuple[str, str], Arms]  # (task, setting) -> arms
 
 
-def curves_by_setting(rows: Sequence[Evaluation]) -> dict[tuple[str, str], Arms]:
+def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
     """{(task, setting): {arm: {(start, seed): curve}}}, all in the order of the rows."""
     grouped: dict = {}
     for row in rows:
@@ -85,27 +95,6 @@ def trains_generator(arm: str) -> bool:
     have made."""
     record = record_of(arm)
     return record is None or "generator" in record.turns
-
-
-def shared_span(curves: Iterable[Curve]) -> int:
-    """The last generator step that all of the curves have."""
-    return min(curve.last_step for curve in curves)
-
-
-def cut_to_shared_span(arms: Mapping[str, Curves]) -> Arms:
-    """All curves of the arms, cut to the generator steps that all of them have."""
-    span = shared_span(curve for curves in arms.values() for curve in curves.values())
-    return {arm: {unit: curve.until(span) for unit, curve in curves.items()} for arm, curves in arms.items()}
-
-
-def same_span(arms: Mapping[str, Curves]) -> tuple[Arms, int]:
-    """The units that all arms have, with curves cut to the generator steps that all of these have; and their number."""
-    units = [unit for unit in next(iter(arms.values())) if all(unit in curves for curves in arms.values())]
-    common = {arm: {unit: curves[unit] for unit in units} for arm, curves in arms.items()}
-    if not units:
-        return common, 0
-    cut = cut_to_shared_span(common)
-    return cut, next(iter(next(iter(cut.values())).values())).last_step
 
 
 def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:
@@ -137,11 +126,6 @@ def mean_accuracy(curve: Curve) -> float:
     return float(np.trapezoid(accuracy, steps) / span) if span else float(accuracy[-1])
 
 
-def shared_tokens(curves: Iterable[Curve]) -> int:
-    """The sampled tokens that all of the curves have."""
-    return min(curve.evaluations[-1].sampled_tokens for curve in curves)
-
-
 def mean_over_tokens(curve: Curve, tokens: float) -> float:
     """Mean accuracy over the first `tokens` that both roles sampled, warm-up included, of which the curve has as many:
     the area under accuracy over tokens, by trapezoids, divided by them."""
@@ -151,6 +135,52 @@ def mean_over_tokens(curve: Curve, tokens: float) -> float:
     kept = x < tokens
     x, accuracy = np.append(x[kept], tokens), np.append(accuracy[kept], np.interp(tokens, x, accuracy))
     return float(np.trapezoid(accuracy, x) / tokens)
+
+
+def measured(curves: Curves, measure_fn: Callable[[Curve], Any]) -> dict[Unit, Any]:
+    """A measure of every run."""
+    return {unit: measure_fn(curve) for unit, curve in curves.items()}
+
+
+def over_same_steps(arms: Mapping[Hashable, Curves]) -> tuple[dict, int]:
+    """All curves, cut to the generator steps that all of them have, and the last of these steps."""
+    span = min((curve.last_step for curves in arms.values() for curve in curves.values()), default=0)
+    return {arm: measured(curves, lambda curve: curve.until(span)) for arm, curves in arms.items()}, span
+
+
+class Pairs(NamedTuple):
+    """What two or more arms have in common. `pairs_of` makes it."""
+
+    arms: tuple[Curves, ...]  # of the same units in the same order, and cut to the same steps
+    span: int  # the last generator step of all of these runs
+
+    @property
+    def units(self) -> list[Unit]:
+        return list(self.arms[0])
+
+    def difference(self, measure_fn: Callable[[Curve], float] = mean_accuracy) -> Estimate:
+        """A measure of the first arm minus that of the second."""
+        return difference(*(measured(curves, measure_fn) for curves in self.arms[:2]))
+
+    def gap_share(self) -> Estimate:
+        """The share of the gap in mean accuracy from the second arm to the third that the first arm closes."""
+        return gap_share(*(measured(curves, mean_accuracy) for curves in self.arms))
+
+
+def pairs_of(*arms: Curves) -> Pairs:
+    """The runs of the starts and seeds that all arms have, cut to the generator steps that all of these runs have."""
+    units = [unit for unit in arms[0] if all(unit in curves for curves in arms)]
+    cut, span = over_same_steps(dict(enumerate({unit: curves[unit] for unit in units} for curves in arms)))
+    return Pairs(tuple(cut.values()), span)
+
+
+def differing(one: Curve, other: Curve) -> set[str]:
+    """The digests (evaluations.py) in which two runs of one start and seed differ beside the arm, of those that both
+    runs have. The verifier's start counts where both arms ask a verifier."""
+    rows = [one.evaluations[0], other.evaluations[0]]
+    asks = all((arm := record_of(row.arm)) is None or arm.uses_verifier for row in rows)
+    names = ("setup", "method", "problems", "generator_start", *["verifier_start"] * asks)
+    return {name for name in names if len({beside_the_arm(getattr(row, name)) for row in rows} - {""}) > 1}
 
 
 class Band(NamedTuple):
@@ -176,13 +206,12 @@ def band_over(curves: Curves, name: str, points: int = 100) -> Band:
     return band_of_values(list(curves), x, values_UA)
 
 
-def band_of_difference(more: Curves, less: Curves) -> Band:
-    """Accuracy of one arm minus that of another, paired, at the generator steps that all of their common runs were
-    evaluated at; with the 95 % interval from MIN_FOR_INTERVAL runs on, however few starts they have."""
-    units = [unit for unit in more if unit in less]
-    steps, both_UA = at_common_x(curves[unit].by_step() for curves in (more, less) for unit in units)
-    values_UA = both_UA[: len(units)] - both_UA[len(units) :]
-    return band_of_values(units, steps, values_UA, is_interval=len(units) >= MIN_FOR_INTERVAL)
+def band_of_difference(pairs: Pairs) -> Band:
+    """Accuracy of the first arm minus that of the second, at the generator steps that all runs were evaluated at; with
+    the 95 % interval from MIN_FOR_INTERVAL pairs on, however few starts they have."""
+    steps, both_UA = at_common_x(curve.by_step() for curves in pairs.arms for curve in curves.values())
+    values_UA = both_UA[: len(pairs.units)] - both_UA[len(pairs.units) :]
+    return band_of_values(pairs.units, steps, values_UA, is_interval=len(pairs.units) >= MIN_FOR_INTERVAL)
 
 
 def band_of_values(units: list[Unit], x: np.ndarray, values_UA: np.ndarray, is_interval: bool | None = None) -> Band:

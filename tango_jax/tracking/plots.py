@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,6 +34,8 @@ from tango_jax.tracking.learning_curve import LEVEL, Band
 
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
+MAX_IN_THREE = 36  # characters of a label for three columns of a legend
+COINCIDE = 0.005  # how close curves of accuracies are that hide each other
 # What accuracy is drawn over: the column of an evaluation, and the label of the axis.
 OVER = {
     "steps": ("generator_step", "generator step"),
@@ -89,7 +92,13 @@ def style_accuracy(axes: Axes, over: str) -> None:
 
 
 def draw_line(axes: Axes, curve: Series, look: Look, label: str | None = None, width: float = 1.6) -> Line2D:
-    """Draw a curve with at most about MAX_MARKERS markers."""
+    """Draw a curve with at most about MAX_MARKERS markers. A curve below it that it coincides with is made wider, so
+    that it shows on both sides."""
+    for line in axes.lines if curve.x.size else ():
+        x, y = (np.asarray(values, float) for values in line.get_data())
+        is_beside = (x >= curve.x[0]) & (x <= curve.x[-1]) & (len(x) > 1)
+        if is_beside.any() and np.allclose(np.interp(x, curve.x, curve.y)[is_beside], y[is_beside], atol=COINCIDE):
+            line.set_linewidth(line.get_linewidth() + 2 * width)
     every = max(1, len(curve.x) // MAX_MARKERS)
     [line] = axes.plot(curve.x, curve.y, color=look.colour, linestyle=look.dash, marker=MARKERS[look.marker],
                        markevery=every, markersize=3.5, linewidth=width, label=label)  # fmt: skip
@@ -105,8 +114,9 @@ def draw_band(axes: Axes, band: Band, look: Look, label: str | None = None) -> L
 def add_legend(figure: Figure, drawn: Mapping[str, Artist]) -> None:
     """A legend below the panels, {label: what has it}; nothing without labels."""
     if drawn:
-        figure.legend(drawn.values(), drawn.keys(), fontsize=8, loc="outside lower center", ncols=min(len(drawn), 3),
-                      frameon=False, handlelength=3.4)  # fmt: skip
+        columns = 3 if max(map(len, drawn)) <= MAX_IN_THREE else 2
+        figure.legend(drawn.values(), drawn.keys(), fontsize=8, loc="outside lower center", frameon=False,
+                      ncols=min(len(drawn), columns), handlelength=3.4)  # fmt: skip
 
 
 def png_of(figure: Figure) -> bytes:
@@ -172,7 +182,7 @@ def _draw_verifier_f1(axes: Axes, rows: Sequence[dict]) -> None:
     for name, look, label in [("outcome_f1", Look(BLUE, "--", "square"), "outcome macro-F1"),
                               ("step_f1", Look(GREEN, "-", "triangle-up"), "step macro-F1")]:
         _evaluated(axes, series(rows, {"eval"}, "step", f"verifier/pool/{name}"), look, label)
-    _shade_warmup(axes, rows, label="warm-up")
+    _shade_warmup(axes, rows)
 
 
 def _draw_verdicts(axes: Axes, rows: Sequence[dict]) -> None:
@@ -209,12 +219,10 @@ def _noisy(axes: Axes, curve: Series, colour: str, label: str, dash: str = "-") 
     axes.plot(curve.x, smooth(curve.y), color=colour, linestyle=dash, marker=marker, markersize=3.5, label=label)
 
 
-def _shade_warmup(axes: Axes, rows: Iterable[dict], label: str = "") -> None:
+def _shade_warmup(axes: Axes, rows: Iterable[dict]) -> None:
     steps = [row["step"] for row in rows if row.get("phase") == "warmup" and row.get("step") is not None]
     if steps:
-        axes.axvspan(0, max(steps), color="black", alpha=0.06, linewidth=0)
-        axes.text(max(steps) / 2, 0.98, label, rotation=90, ha="center", va="top", fontsize=7, color=GREY,
-                  transform=axes.get_xaxis_transform())
+        axes.axvspan(0, max(steps), color="black", alpha=0.06, linewidth=0, label="warm-up")
 
 
 def _finish(axes: Axes, are_scores: bool) -> None:

@@ -16,13 +16,14 @@ from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.curves import Series, label_of, looks_of
-from tango_jax.tracking.evaluations import SETUP_IN_WORDS, beside_the_arm, evaluations_of, read_tables, sources_of
-from tango_jax.tracking.known_arms import arms_beside, known, record_of
+from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, read_tables, sources_of
+from tango_jax.tracking.known_arms import arms_beside, known
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Curve,
     Reached,
     curves_by_setting,
+    differing,
     steps_to,
     tokens_to,
     trains_generator,
@@ -56,9 +57,10 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     metrics = read_metrics(workdir / "metrics.jsonl")
     own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
     name = on_one_line(Path(config.compare_with).name)
-    if _differ("setup", own, stored):
+    differs = set().union(*(differing(own, curve) for curve in stored.values()))
+    if "setup" in differs:
         return [f"this run is not compared with those in {name}: it has {SETUP_IN_WORDS}"]
-    if _differ("problems", own, stored):
+    if "problems" in differs:
         return [f"this run is not compared with those in {name}: its files of problems or prompts have other "
                 "contents"]
     if stored:
@@ -94,7 +96,7 @@ def describe_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve]
         told = (f"this run began with {', the stored ones with '.join(starts)}" if len(starts) > 1 else
                 "they began with other weights and the same scores")  # fmt: skip
         lines.append(f"these are not paired: {told}. {_why_other_start(config)}")
-    if _differ("method", own, stored):
+    if any("method" in differing(own, curve) for curve in stored.values()):
         lines.append("beside the arm they differ in other settings, such as a schedule, a reward, a loss or a learning "
                      "rate")  # fmt: skip
     return lines
@@ -116,20 +118,13 @@ def is_paired(own: Curve, stored: dict[str, Curve]) -> bool:
 
 
 def _is_other_start(own: Curve, curve: Curve) -> bool:
+    if differing(own, curve) & {"generator_start", "verifier_start"}:
+        return True
     first, other = own.evaluations[0], curve.evaluations[0]
-    asks = [(arm := record_of(row.arm)) is None or arm.uses_verifier for row in (first, other)]
-    weights = [(first.generator_start, other.generator_start)]
-    weights += [(first.verifier_start, other.verifier_start)] * all(asks)
-    if all(a and b for a, b in weights):
-        return any(a != b for a, b in weights)
+    if all((first.generator_start, first.verifier_start, other.generator_start, other.verifier_start)):
+        return False
     return not all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5)
                    for a, b in zip(_start(own), _start(curve), strict=True))  # fmt: skip
-
-
-def _differ(name: str, own: Curve, stored: dict[str, Curve]) -> bool:
-    """Whether the runs have different digests of this name, of those that have any."""
-    rows = [row for curve in (own, *stored.values()) for row in curve.evaluations]
-    return len({beside_the_arm(getattr(row, name)) for row in rows} - {""}) > 1
 
 
 def draw_comparison(config: ConfigDict, own: Curve, stored: dict[str, Curve], path: Path) -> None:

@@ -20,6 +20,7 @@ from tango_jax.tracking.provenance import method_digests
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.runs import Run
 
+UNSET = "unset"  # of a setting that a run of another version lacks, and of a file that another arm brings
 MAX_SHOWN = 3  # settings in a label; the table names all of them
 COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
 DASHES = ("-", "--", "-.", ":")
@@ -42,13 +43,20 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
         groups.setdefault((run.arm, *_compared(run, as_seed).items()), []).append(run)
     settings = [dict(key[1:]) for key in groups]
     every = sorted({key for one in settings for key in one})
-    differing = [key for key in every if len({one.get(key) for one in settings}) > 1]
+    arms = [key[0] for key in groups]
+    differing = [key for key in every if _tells(key, arms, settings)]
     shown = {key: _short_name(key, every) for key in differing}
     members = list(groups.values())
     facts = [{shown[key]: _as_text(one.get(key)) for key in differing} for one in settings]
     labels = _labels([found[0].arm for found in members], facts)
     looks = _looks([found[0].arm for found in members])
     return [Line(*parts) for parts in zip(labels, looks, map(tuple, members), facts, strict=True)]
+
+
+def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) -> bool:
+    """Whether lines differ in a setting; in the files of an arm, lines of one arm, since others differ in its name."""
+    of_arm = arms if key.startswith("arm") else [""] * len(arms)
+    return len({(arm, one.get(key)) for arm, one in zip(of_arm, settings, strict=True)}) > len(set(of_arm))
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
@@ -134,7 +142,7 @@ def _short_name(key: str, every: Sequence[str]) -> str:
 def _as_text(stored: str | None) -> str:
     """A setting as a label shows it: 2-6 for a range, the last part of a path."""
     if stored is None:
-        return "unset"  # in a run of another version
+        return UNSET
     return cut(on_one_line(_words(json.loads(stored))), 40)
 
 
@@ -158,7 +166,8 @@ def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
     labels = []
     for arm, one in zip(arms, facts, strict=True):
         parts = [label_of(arm)] if len(set(arms)) > 1 or not names else []
-        parts += [f"{name}={one[name]}" for name in names] + [f"and {left_out} more"] * (left_out > 0)
+        parts += [f"{name}={one[name]}" for name in names if not (name.startswith("arm") and one[name] == UNSET)]
+        parts += [f"and {left_out} more"] * (left_out > 0)
         # The plotting library reads markup in names.
         labels.append(", ".join(parts).replace("<", "‹").replace(">", "›"))
     return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels, 1)]

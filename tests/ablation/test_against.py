@@ -28,15 +28,15 @@ def cells(table: str, first: str) -> list[str]:
 def test_arms_of_all_settings_are_compared_over_steps_and_over_equal_tokens():
     table, _ = compare(learning(rows()), "grpo")
     assert "mean over 2k tokens" in table  # 20 steps of 100 tokens
-    assert cells(table, "grpo") == ["grpo", "2", "0.000", "0.200 (0.200 0.200)", "", "", "0.200 (0.200 0.200)", "",
-                                    "0.400", "2", ""]  # fmt: skip
+    assert cells(table, "grpo") == ["grpo", "2", "0.000", "0.200 (0.200 0.200)", "", "", "", "",
+                                    "0.200 (0.200 0.200)", "", "0.400", "2", ""]  # fmt: skip
     # Over steps: (10 * 0.2 + 10 * (0.4 + 0.88) / 2) / 20 and, ending at 0.96, 0.44. Over the first 2,000 of its 4,000
     # tokens it goes from 0 to 0.4.
     tango = cells(table, "tango, trust=on †")
-    assert tango[3:5] == ["0.430 (0.420 0.440)", "+0.230"]
-    assert [tango[6], *tango[8:10]] == ["0.200 (0.200 0.200)", "0.920", "4"] and tango[7][1:] == "0.000"
-    assert tango[5] == "1.15"  # of the gap from 0.2 to 0.4
-    assert cells(table, "gold_steps")[4:6] == ["+0.200", "1"]
+    assert tango[3:7] == ["0.430 (0.420 0.440)", "2", "20", "+0.230"]
+    assert [tango[8], *tango[10:12]] == ["0.200 (0.200 0.200)", "0.920", "4"] and tango[9][1:] == "0.000"
+    assert tango[7] == "1.150"  # of the gap from 0.2 to 0.4
+    assert cells(table, "gold_steps")[6:8] == ["+0.200", "1"]
     # 0.8 is reached after 1,000 + 2,000 * 0.4 / 0.48 = 3,667 tokens and 3,429; the baseline never reaches it in 2,000.
     assert tango[-1] == "≤ 1.774"
 
@@ -56,7 +56,68 @@ def test_the_figure_has_a_row_for_each_arm_and_a_panel_for_each_measure():
     # Arms in the order of the table; the reference has no difference from itself.
     shown = [cells(table, name) for name in ("grpo †", "gold_steps †", "tango, trust=on")]
     assert means[0] == pytest.approx([float(row[3].split()[0]) for row in shown], abs=0.001)
-    assert means[2] == pytest.approx([float(row[4].split()[0]) for row in shown[:2]], abs=0.001)
+    assert means[2] == pytest.approx([float(row[6].split()[0]) for row in shown[:2]], abs=0.001)
+    assert [text.get_text() for text in figure.axes[2].texts] == ["2 pairs, 20 steps"] * 2
+
+
+def test_an_arm_with_few_of_the_references_runs_is_compared_over_these():
+    """Six runs of an arm, two of which have a pair: no interval stands beside two numbers."""
+    found = []
+    for seed in range(6):
+        found += run_rows("tango", (0.0, 0.3 + 0.02 * seed, 0.6), seed=seed) + run_rows("gold_steps", FAST, seed=seed)
+    found += [row for seed in (0, 1) for row in run_rows("grpo", SLOW, seed=seed)]
+    tango = cells(compare(learning(found), "grpo")[0], "tango")
+    assert tango[1] == "6" and "[" not in " ".join(tango)
+    # (0.3 + 0.6 / 2) / 2 = 0.3 and 0.31, less 0.2; of the gap to 0.4.
+    assert tango[4:8] == ["2", "20", "+0.105", "0.525"]
+
+
+def test_a_share_of_the_gap_says_how_many_pairs_it_is_of():
+    found = [row for seed in range(6) for arm, accuracy in (("tango", FAST), ("grpo", SLOW))
+             for row in run_rows(arm, accuracy, seed=seed)]  # fmt: skip
+    found += [row for seed in (0, 1) for row in run_rows("gold_steps", FAST[:2], seed=seed)]
+    tango = cells(compare(learning(found), "grpo")[0], "tango")
+    assert tango[4:8] == ["6", "20", "+0.200", "1.000 (of 2, over 10 steps)"]
+
+
+def test_a_short_run_shortens_the_comparisons_of_its_arm_alone_and_the_table_says_so():
+    table, figure = compare(learning(rows() + run_rows("my_arm", FAST[:2], start=1)), "grpo")
+    assert "Over the first 10 generator steps, which all runs have (to their ends: grpo 20, gold_steps 20, " \
+        "my_arm 10, tango, trust=on 20)." in table
+    assert cells(table, "gold_steps")[4:7] == ["2", "20", "+0.200"]
+    assert cells(table, "my_arm")[4:7] == ["1", "10", "+0.100"]
+    assert "over the first 10 generator steps" in figure.get_suptitle()
+
+
+def test_means_and_differences_are_over_starts_alike():
+    """One start has three seeds, the other one: a mean of runs would not fit the difference beside it."""
+    found = []
+    for start, seeds, gain in ((1, (0, 1, 2), 0.1), (2, (0,), 0.5)):
+        for seed in seeds:
+            found += run_rows("tango", (0.0, gain, gain), start=start, seed=seed)
+            found += run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed)
+    tango = cells(compare(learning(found), "grpo")[0], "tango")
+    assert tango[3] == "0.225 (0.075 0.375)" and tango[6] == "+0.225"
+
+
+def test_another_start_of_the_verifier_is_marked():
+    found = [*run_rows("tango", FAST, generator_start="a", verifier_start="b"),
+             *run_rows("fixed_verifier", FAST, generator_start="a", verifier_start="c"),
+             *run_rows("grpo", SLOW, generator_start="a", verifier_start="c")]  # fmt: skip
+    table, _ = compare(learning(found), "tango")
+    assert "| fixed_verifier † |" in table
+    assert "| grpo |" in table  # asks no verifier
+    table, _ = compare(learning([row._replace(verifier_start="") if row.arm == "tango" else row for row in found]),
+                       "tango")  # fmt: skip
+    assert "| fixed_verifier |" in table  # a table that did not record it compares with all
+
+
+def test_another_setting_is_marked_unless_the_table_tells_that_it_is_none():
+    def marked(**digests) -> bool:
+        found = run_rows("grpo", SLOW, **digests) + run_rows("tango", FAST, setting="part=a", **digests)
+        return "| tango, part=a † |" in compare(learning(found), "grpo")[0]
+
+    assert marked() and not marked(setup="one", method="two")
 
 
 @pytest.mark.parametrize("against, told", [
@@ -77,7 +138,7 @@ def test_a_reference_in_several_settings_needs_its_own():
         compare(in_settings("a", "b"), "grpo")
     # The one without a setting has no other name.
     table, _ = compare(in_settings("", "b"), "grpo")
-    assert cells(table, "grpo")[4] == "" and cells(table, "grpo, b")[4] == "+0.000"
+    assert cells(table, "grpo")[6] == "" and cells(table, "grpo, b")[6] == "+0.000"
 
 
 def test_runs_of_two_tasks_are_refused():

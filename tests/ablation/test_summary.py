@@ -41,6 +41,24 @@ def test_few_runs_are_shown_one_by_one():
     assert cells(summary, "grpo")[2:7] == ["0.199 (0.20, 0.20)", "0.395 (0.40, 0.39)", "0 of 2", "", ""]
 
 
+def test_means_of_few_runs_are_over_the_starts_as_differences_are():
+    """Three seeds from one start and one from another: means of runs would be 0.15 and 0, and the difference 0.225."""
+    rows = [row for start, seed, gain in ((1, 0, 0.1), (1, 1, 0.1), (1, 2, 0.1), (2, 0, 0.5))
+            for row in (*run_rows("tango", (0.0, gain, gain), start=start, seed=seed, verifier_step_f1=gain),
+                        *run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed))]  # fmt: skip
+    summary = summarize(rows)
+    tango = cells(summary, "tango")
+    assert tango[2:4] == ["0.225 (0.07, 0.07, 0.07, 0.38)", "0.300 (0.10, 0.10, 0.10, 0.50)"]
+    assert tango[7] == "0.300, as it was"
+    assert cells(summary, "tango / grpo")[5] == "+0.225"
+
+
+def test_steps_of_few_runs_are_over_the_starts_too():
+    rows = [row for start, seed, steps in ((1, 0, GOLD), (1, 1, GOLD), (1, 2, GOLD), (2, 0, (0.0, 0.4, 0.8)))
+            for row in run_rows("grpo", steps, start=start, seed=seed)]  # fmt: skip
+    assert cells(summarize(rows), "grpo")[5] == "15.0 (10.0, 10.0, 10.0, 20.0)"
+
+
 def test_arms_are_compared_with_the_baseline_and_its_gap_to_the_upper_bound():
     summary = summarize(experiment(2))
     assert "share of the gap from grpo to gold_steps" in summary

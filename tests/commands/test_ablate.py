@@ -255,7 +255,7 @@ def test_the_table_of_a_grid_tells_settings_from_starts(grid):
     }  # fmt: skip
     assert {float(row["alpha"]) for row in rows if row["setting"]} == {0.5}
     assert "## last_letter, alpha=none: 2 starts (0, 1), 1 seed (5)" in (grid.workdir / "ablation.md").read_text()
-    assert (grid.workdir / "figures" / "alpha.png").read_bytes().startswith(b"\x89PNG")
+    assert (grid.workdir / "figures" / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_run_had_its_own_cores_and_log(grid, tiny_train):

@@ -10,7 +10,6 @@ from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
 from tango_jax.loop import measure
 from tango_jax.loop import turn as turns
-from tango_jax.loop.responses import CallText
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
@@ -31,14 +30,9 @@ def test_speed_is_tokens_of_both_roles_over_the_time_of_both():
 def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
-    counts = {"verifier/prompts_shortened": 2, "verifier/shortened_rate": 0.5}
-    text = CallText(
-        prompts=lambda policy, solutions: ([[1]] * 4, counts),
-        stream="verify", sample_phase="verify", read_phase="verify",
-        read=lambda *args: ([types.SimpleNamespace(is_aligned=False)] * 4, {}),
-        sampled="verifications", reading="reading verifications",
-    )  # fmt: skip
-    monkeypatch.setitem(turns.CALL_TEXTS, "verifier", text)
+    said = Verification("", (), "INVALID", 0.0, False, ())
+    monkeypatch.setattr(turns, "build_prompts", lambda policy, prompt, solutions: ([[1]] * 4, [True, False, True, False]))
+    monkeypatch.setattr(turns, "read_responses", lambda *args: ([said] * 4, {}))
 
     def sample(context, policy, params, request):
         request.ended_fn(3)
@@ -56,7 +50,7 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
         "verifier/tokens_sampled": 20, "verifier/decode_waste": 1 - 20 / 32, "verifier/prompts_shortened": 2,
         "verifier/shortened_rate": 0.5,
     }  # fmt: skip
-    assert shown == ["0 of 4 verifications sampled", "3 of 4 verifications sampled", "reading verifications"]
+    assert shown == ["0 of 4 verifications sampled", "3 of 4 verifications sampled", "reading what the verifier wrote"]
 
 
 FAILED = {"grader/errors": 2, "grader/timeouts": 1, "grader/overlong": 0}

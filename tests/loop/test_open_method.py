@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tango_jax.loop.try_method import try_method
 
-from tango_jax.arms import ARMS, Arm, Look
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
-from tango_jax.loop.try_method import try_method
+from tango_jax.method.arms import ARMS, Arm, Look
+from tango_jax.method.own_arm import load_arm, read_arm, stored_arm
 from tango_jax.records import Credit, Rewards
 from tango_jax.rl import algorithms, credit
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.user_code import given
-from tango_jax.tasks.own_arm import load_arm, read_arm, stored_arm
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
@@ -52,7 +52,7 @@ MINE = dataclasses.replace(
 HALVED = algorithms.Algorithm(halved_outcome, algorithms.ALGORITHMS["grpo"].step_fn, formula="half of the reward")
 # The same as a file that a setting can name.
 METHOD = "\n".join([
-    "import dataclasses", "import numpy as np", "from tango_jax.arms import ARMS, Arm, Look, TurnPlan",
+    "import dataclasses", "import numpy as np", "from tango_jax.method.arms import ARMS, Arm, Look, TurnPlan",
     "from tango_jax.rl import algorithms, credit", "",
     *(inspect.getsource(function) for function in (halved_outcome, first_step_alone, less_entropy)),
     'GRPO = ARMS["grpo"]',
@@ -84,13 +84,15 @@ def numbers(workdir: Path) -> list[dict]:
 def made(tmp_path_factory) -> Path:
     """A finished run of the file's method."""
     folder = tmp_path_factory.mktemp("method")
-    train(by_file(folder), folder / "run", SILENT)
+    with open(folder / "log", "w") as log:
+        train(by_file(folder), folder / "run", Console(stream=log))
     return folder
 
 
 def test_a_run_by_file_learns_by_its_method_and_stores_it(made):
     summary = json.loads((made / "run/summary.json").read_text())
     assert summary["arm"] == "mine"
+    assert "\narm mine (mine): " in (made / "log").read_text()  # its name and label, without the path
     [turn] = [row for row in numbers(made / "run") if row["phase"] == "generator"]
     assert turn["generator/mine"] == 7.0 and turn["generator/alpha"] > 0  # of its credit, which blends in steps
     stored = read_provenance(made / "run")
@@ -167,7 +169,7 @@ HEAD = METHOD + "\n"
 CREDIT = 'arm = dataclasses.replace(GRPO, label="x", turns={"generator": dataclasses.replace(GRPO.turns["generator"], '
 # An arm of two calls and a third, of which one is replaced.
 TWICE = (
-    "from tango_jax.arms import SOLVE_AND_BE_JUDGED, Call\n"
+    "from tango_jax.method.arms import SOLVE_AND_BE_JUDGED, Call\n"
     "def made(changed):\n"
     "    calls = {call.name: call for call in SOLVE_AND_BE_JUDGED.calls} | changed\n"
     "    plan = dataclasses.replace(SOLVE_AND_BE_JUDGED, calls=tuple(calls.values()))\n"
@@ -186,7 +188,7 @@ MISTAKES = {
                      {"arm": "own.py:arm"}, "turns must be a mapping from generator or verifier to a TurnPlan"),
     "no calls": (HEAD + CREDIT + "calls=())})\n", {"arm": "own.py:arm"}, "calls must be Calls of the generator, then"),
     "second solutions of several verifications": (
-        HEAD + "from tango_jax.arms import SOLVE_TWICE, Call\n"
+        HEAD + "from tango_jax.method.arms import SOLVE_TWICE, Call\n"
         "calls = (SOLVE_TWICE.calls[0], Call('verifier', 'verifications_per_solution'), SOLVE_TWICE.calls[2])\n"
         "arm = dataclasses.replace(GRPO, turns={'generator': dataclasses.replace(SOLVE_TWICE, calls=calls)})\n",
         {"arm": "own.py:arm"}, "a second solution follows one verification of each solution: leave the samples of b"),

@@ -9,8 +9,8 @@ import pytest
 
 from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
-from tango_jax.arms import ARMS
 from tango_jax.cli.validation import validate
+from tango_jax.method.arms import ARMS
 from tango_jax.report import main as report
 from tango_jax.rl import credit
 from tango_jax.runtime import package_changes
@@ -25,7 +25,7 @@ SILENT = Console(enabled=False)
 REWARD = "def reward(solution):\n    return -0.001 * len(solution.text)\n"
 METHOD = """
 import dataclasses
-from tango_jax.arms import ARMS
+from tango_jax.method.arms import ARMS
 from tango_jax.cli.config_file import load_shipped
 from tango_jax.rl import credit
 def mine(so_far):

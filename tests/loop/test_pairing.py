@@ -4,15 +4,15 @@ import types
 
 import numpy as np
 import pytest
+from tango_jax.rl.own_method import load_method
 
 from support.paths import CONFIGS
-from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import turn as turns
 from tango_jax.loop.turn import RunContext, run_turn
+from tango_jax.method.arms import ARMS
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.records import Counters, Credit, Responses, Rewards, Rollout
-from tango_jax.rl.own_method import load_method
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tasks.registry import make_task
 

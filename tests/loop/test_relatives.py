@@ -6,16 +6,16 @@ import json
 import jax
 import numpy as np
 import pytest
+from tango_jax.loop.responses import CALL_TEXTS
+from tango_jax.rl.informed import informed_prompts
 
 from support.paths import CONFIGS
 from support.tiny_train import StopAfter, repeatable_rows
-from tango_jax.arms import ARMS
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import measure, run, turn
 from tango_jax.loop.imitation import sft_pairs
-from tango_jax.loop.responses import CALL_TEXTS
+from tango_jax.method.arms import ARMS
 from tango_jax.records import Judged, Problem, Solution, Verification
-from tango_jax.rl.informed import informed_prompts
 from tango_jax.rl.policy import make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console

@@ -5,8 +5,8 @@ import types
 import jax.numpy as jnp
 import pytest
 
+from tango_jax.loop import turn
 from tango_jax.loop.breakdown import Broken
-from tango_jax.loop.responses import CALL_TEXTS, CallText
 from tango_jax.loop.turn import RunContext, respond
 from tango_jax.runtime.rng import step_key
 from tango_jax.runtime.timers import PhaseTimer
@@ -19,8 +19,7 @@ def test_a_role_that_cannot_be_sampled_from_is_named(monkeypatch):
     sampler = types.SimpleNamespace(layout=lambda params: params, sample=sample)
     config = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
     policy = types.SimpleNamespace(role="verifier", config=config, sampler=sampler)
-    text = CallText(lambda policy, parents: ([[30]] * len(parents), {}), None, "verify", "verify", "verify", "", "")
-    monkeypatch.setitem(CALL_TEXTS, "verifier", text)
+    monkeypatch.setattr(turn, "build_prompts", lambda policy, prompt, parents: ([[30]] * len(parents), [False]))
     context = RunContext(None, None, {"verifier": policy}, {}, PhaseTimer())
     states = {"verifier": types.SimpleNamespace(weights=jnp.ones(1))}
     with pytest.raises(Broken, match="cannot sample from the verifier: the logits are NaN or infinite") as found:

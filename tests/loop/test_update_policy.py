@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from support.update_cases import LENGTHS, MODEL, PARAMS, PROMPTS, RESPONSES, make_data, random_params, tiny_role
-from tango_jax.loop.turn import RunContext, action_mask, update_policy
-from tango_jax.records import Responses, Rollout, TrainState
+from tango_jax.loop.turn import RunContext, update_policy
+from tango_jax.records import Problem, Responses, Rollout, TrainState
+from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.text.tokenizer import Tokenizer
@@ -47,10 +48,10 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
     policy = dataclasses.replace(policy, update=record)
     references = {"generator": lambda: reference}
     context = RunContext(None, None, {"generator": policy}, references, PhaseTimer())
-    is_action_BT = action_mask(policy, rollout)
+    is_action_BT = action_mask(policy.config, rollout)
     assert is_action_BT.sum(axis=1).tolist() == [4, 2, 0, 1, 3, 5, 4, 2]
-    learner = Responses("generator", (), prompts, 2, rollout, [], {})
-    _, metrics = update_policy(context, state, learner, data["adv"][order], is_action_BT)
+    learner = Responses("generator", (), prompts, 2, rollout, [None] * 8, {})
+    _, metrics = update_policy(context, state, learner, data["adv"][order])
 
     # Two minibatches of 14 and 7 tokens, twice: every token counts alike.
     assert metrics == pytest.approx({
@@ -67,3 +68,29 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
         np.testing.assert_allclose(batch.old_logp_NZRT, policy.score(PARAMS, batch), atol=1e-6)
         np.testing.assert_allclose(batch.ref_logp_NZRT, policy.score(reference, batch), atol=1e-6)
         assert np.abs(batch.old_logp_NZRT - batch.ref_logp_NZRT)[mask].max() > 0.1
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 1}, {"data": 2, "fsdp": 2}])
+def test_the_tries_of_a_problem_stay_in_one_minibatch(mesh):
+    """Two first tries of each of three problems, and second tries of two of those, each with a prompt of its own."""
+    config = tiny_role()
+    config.loss.minibatches = 2
+    config.mesh.update(mesh)
+    tokenizer = Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
+    policy = make_policy("generator", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))
+    problems = [Problem(name, "", "") for name in "abc"]
+    records = [problems[number] for number in (0, 0, 1, 1, 2, 2, 0, 2)]
+    rollout = Rollout(tuple(np.full(2, b + 1, np.int32) for b in range(8)), (np.zeros(2, np.float32),) * 8,
+                      np.zeros(8, bool), 2, 16)  # fmt: skip
+    learner = Responses("generator", records, [[b] for b in range(8)], 1, rollout, records, {}, "", 12, True)
+    adv_BT = np.repeat(np.arange(1, 9, dtype=np.float32)[:, None], config.max_response, axis=1)
+    seen, shapes = [], set()
+    for number in range(2):
+        batch = pack_minibatch(config, policy.placement, number, learner, adv_BT, action_mask(config, rollout))
+        adv_NZRT, is_action_NZRT, weight_NZRT = (np.asarray(one) for one in (
+            batch.adv_NZRT, batch.is_action_NZRT, batch.weight_NZRT))  # fmt: skip
+        seen.append(sorted({int(value) - 1 for value in adv_NZRT[is_action_NZRT]}))
+        shapes.add(adv_NZRT.shape)
+        np.testing.assert_allclose(weight_NZRT[is_action_NZRT].sum(), 1.0, rtol=1e-6)  # token_mean of the minibatch
+    assert seen == [[0, 1, 4, 5, 6, 7], [2, 3]]  # problems a and c, then b
+    assert len(shapes) == 1

@@ -4,15 +4,18 @@ import pytest
 
 import tango_jax.loop.turn  # noqa: F401  as training has it; it imports the tables of the method
 from tango_jax.cli.config_file import load_shipped, open_config
-from tango_jax.method.arms import ARMS
-from tango_jax.rl import credit, losses
+from tango_jax.method import tango
+from tango_jax.rl import losses, rewards
 from tango_jax.runtime.package_changes import executed_configs
+from tango_jax.text import prompts
 
 HEAD = """
 import dataclasses
-from tango_jax.method.arms import ARMS
 from tango_jax.cli.config_file import load_shipped
-from tango_jax.rl import credit, losses
+from tango_jax.method import tango
+from tango_jax.method.arms import ARMS
+from tango_jax.rl import losses, rewards
+from tango_jax.text import prompts
 """
 
 
@@ -31,47 +34,47 @@ def test_a_plain_file_changes_nothing(tmp_path):
 
 
 @pytest.fixture
-def _tables_put_back():
-    """As they were before the test, in the same order."""
-    before = [(table, dict(table)) for table in (ARMS, credit.CREDITS)]
+def _table_put_back():
+    """As it was before the test, in the same order."""
+    before = dict(prompts.PROMPTS)
     yield
-    for table, entries in before:
-        table.clear()
-        table.update(entries)
+    prompts.PROMPTS.clear()
+    prompts.PROMPTS.update(before)
 
 
-@pytest.mark.usefixtures("_tables_put_back")
+@pytest.mark.usefixtures("_table_put_back")
 def test_entries_functions_and_constants_are_noticed_in_every_part_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(credit, "VERDICTS", credit.VERDICTS)
+    monkeypatch.setattr(rewards, "VERDICTS", rewards.VERDICTS)
+    monkeypatch.setattr(tango, "solve", tango.solve)
     monkeypatch.setattr(losses, "token_logps", getattr(losses, "token_logps", None), raising=False)
     found = changes_of(tmp_path / "own.py", """
-def mine(so_far):
-    return credit.outcome_credit(so_far)
-ARMS["mine"] = dataclasses.replace(ARMS["grpo"], label="mine")
-credit.CREDITS["outcome_credit"] = mine
+def mine(t):
+    return None
+prompts.PROMPTS["mine"] = dataclasses.replace(prompts.SOLVE, stream="mine")
+tango.solve = mine
 def get_config():
-    credit.CREDITS["verdict_or_so"] = mine
+    prompts.PROMPTS["or so"] = prompts.SOLVE
     losses.token_logps = mine
     return load_shipped("tiny")
 def complete(config, given):
-    credit.VERDICTS = ("CORRECT",)
-    del ARMS["grpo"]
+    rewards.VERDICTS = ("CORRECT",)
+    del prompts.PROMPTS["informed"]
 """)
     assert set(found) == {
-        "tango_jax.arms.ARMS['mine']", "tango_jax.arms.ARMS['grpo']", "tango_jax.rl.credit.CREDITS['outcome_credit']",
-        "tango_jax.rl.credit.CREDITS['verdict_or_so']", "tango_jax.rl.losses.token_logps",
-        "tango_jax.rl.credit.VERDICTS",
+        "tango_jax.text.prompts.PROMPTS['mine']", "tango_jax.text.prompts.PROMPTS['informed']",
+        "tango_jax.text.prompts.PROMPTS['or so']", "tango_jax.method.tango.solve", "tango_jax.rl.losses.token_logps",
+        "tango_jax.rl.rewards.VERDICTS",
     }  # fmt: skip
-    assert found["tango_jax.rl.credit.CREDITS['outcome_credit']"] == "<function mine>"
-    assert found["tango_jax.arms.ARMS['grpo']"] == "removed"
-    assert "label='mine'" in found["tango_jax.arms.ARMS['mine']"]
+    assert found["tango_jax.method.tango.solve"] == "<function mine>"
+    assert found["tango_jax.text.prompts.PROMPTS['informed']"] == "removed"
+    assert "stream='mine'" in found["tango_jax.text.prompts.PROMPTS['mine']"]
 
 
 def test_a_change_that_another_file_has_replaced_is_that_files(tmp_path, monkeypatch):
-    monkeypatch.setitem(credit.CREDITS, "outcome_credit", credit.CREDITS["outcome_credit"])
-    change = 'credit.CREDITS["outcome_credit"] = lambda so_far: None'
+    monkeypatch.setattr(tango, "solve", tango.solve)
+    change = "tango.solve = lambda t: None"
     text = f'{change}\ndef get_config():\n    return load_shipped("tiny")\n'
-    name = "tango_jax.rl.credit.CREDITS['outcome_credit']"
+    name = "tango_jax.method.tango.solve"
     assert set(changes_of(tmp_path / "first.py", text)) == {name}
     assert set(changes_of(tmp_path / "second.py", text)) == {name}
     in_force = {source.path: [change.name for change in source.changes] for source in executed_configs()}
@@ -81,14 +84,14 @@ def test_a_change_that_another_file_has_replaced_is_that_files(tmp_path, monkeyp
 
 
 def test_a_function_is_traced_to_its_file(tmp_path, monkeypatch):
-    monkeypatch.setitem(credit.CREDITS, "outcome_credit", credit.CREDITS["outcome_credit"])
-    (tmp_path / "credit_of_the_test.py").write_text("def mine(so_far):\n    return None\n")
+    monkeypatch.setattr(tango, "solve", tango.solve)
+    (tmp_path / "turn_of_the_test.py").write_text("def mine(t):\n    return None\n")
     changes_of(tmp_path / "own.py", """
 import functools
-from credit_of_the_test import mine
-credit.CREDITS["outcome_credit"] = functools.partial(mine)
+from turn_of_the_test import mine
+tango.solve = functools.partial(mine)
 def get_config():
     return load_shipped("tiny")
 """)
     [change] = executed_configs()[-1].changes
-    assert change.file == str(tmp_path / "credit_of_the_test.py")
+    assert change.file == str(tmp_path / "turn_of_the_test.py")

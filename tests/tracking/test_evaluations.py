@@ -233,6 +233,12 @@ def test_columns_that_came_later_may_be_missing(tmp_path):
     assert read_tables([tmp_path / "a.csv"]) == [evaluation(10, 0.5)]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    write_table([evaluation(10, 0.5)], tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text(), encoding="utf-8-sig")
+    assert read_tables([tmp_path / "a.csv"]) == [evaluation(10, 0.5)]
+
+
 @pytest.mark.parametrize("text, message", [
     ("", r"a\.csv lacks the columns task, setting, start"),
     ("task,arm\n1,2\n", r"a\.csv lacks the columns setting, start, seed,"),
@@ -240,6 +246,8 @@ def test_columns_that_came_later_may_be_missing(tmp_path):
     (",".join(Evaluation._fields) + "\nt,,1,grpo,x\n", r"a\.csv, line 2: seed='x' is no whole number: correct it"),
     (",".join(Evaluation._fields) + "\nt,,1,grpo,0,1,1,1,1,much\n", r"line 2: accuracy='much' is no number"),
     (",".join(Evaluation._fields) + "\nt,,1,grpo,0,1,1,1,1\n", r"line 2: accuracy='' is no number"),
+    (",".join(Evaluation._fields) + f"\n{'t' * 140_000},,1\n", r"line 2 cannot be read \(field larger than"),
+    ("t" * 140_000 + ",arm\n", r"a\.csv, line 1 cannot be read \(field larger than field limit \(131072\)\): name the"),
 ])  # fmt: skip
 def test_a_mistaken_table_is_named(tmp_path, text, message):
     (tmp_path / "a.csv").write_text(text)

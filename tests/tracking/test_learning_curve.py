@@ -14,8 +14,7 @@ from tango_jax.tracking.learning_curve import (
     curves_by_setting,
     mean_accuracy,
     mean_over_tokens,
-    same_span,
-    shared_tokens,
+    pairs_of,
     steps_to,
     tokens_to,
 )
@@ -54,7 +53,6 @@ def test_mean_accuracy_over_tokens_counts_the_warm_up_and_ends_between_evaluatio
     assert mean_over_tokens(Curve(rows), 2000) == pytest.approx((1000 * 0.1 + 1000 * 0.3) / 2000)
     assert mean_over_tokens(Curve(rows), 3000) == pytest.approx((1000 * 0.1 + 2000 * 0.4) / 3000)
     assert mean_over_tokens(Curve(rows[:1]), 0) == 0.0
-    assert shared_tokens([Curve(rows), Curve(rows[:2])]) == 1000
 
 
 def test_of_several_evaluations_at_a_step_the_last_counts():
@@ -80,9 +78,21 @@ def test_curves_of_other_lengths_are_compared_over_what_they_share():
     """Two identical curves of 60 and of 30 steps differ in nothing."""
     long, short = ({(0, 0): curve({step: step / 60 for step in range(0, end + 1, 10)})} for end in (60, 30))
     assert mean_accuracy(long[0, 0]) - mean_accuracy(short[0, 0]) == pytest.approx(0.25)  # the fallacy
-    cut, span = same_span({"long": long, "short": short})
-    assert span == 30 and mean_accuracy(cut["long"][0, 0]) == pytest.approx(mean_accuracy(cut["short"][0, 0]))
-    assert same_span({"long": long, "other": {(1, 1): short[0, 0]}}) == ({"long": {}, "other": {}}, 0)
+    pairs = pairs_of(long, short)
+    assert (pairs.span, pairs.units) == (30, [(0, 0)]) and pairs.difference().value == pytest.approx(0.0)
+    assert pairs_of(long, {(1, 1): short[0, 0]}) == (({}, {}), 0)
+
+
+def test_pairs_are_the_runs_that_all_arms_have():
+    """A gap of 0.2 over the ten steps that the two common runs of three arms have."""
+    low, middle, high = ({(0, seed): curve({0: 0.0, 10: rise, 20: 0.0}) for seed in range(6)}
+                         for rise in (0.2, 0.3, 0.6))  # fmt: skip
+    high = {(0, seed): high[0, seed].until(10) for seed in (2, 3)}
+    pairs = pairs_of(middle, low, high)
+    assert (pairs.span, pairs.units) == (10, [(0, 2), (0, 3)])
+    assert pairs.difference().value == pytest.approx(0.05) and pairs.gap_share().value == pytest.approx(0.25)
+    assert pairs.difference(lambda curve: curve.last_step).value == 0
+    assert pairs_of(middle, low).span == 20 and len(pairs_of(middle).units) == 6
 
 
 def test_curves_are_found_by_setting_arm_and_unit():
@@ -122,7 +132,7 @@ def test_a_band_of_few_starts_is_their_range():
 def test_a_band_of_differences_is_of_pairs_and_has_an_interval():
     base = {(start, seed): curve({0: 0.0, 10: 0.2 * seed, 20: 0.5}) for start in range(3) for seed in range(2)}
     more = {unit: curve({0: 0.0, 10: 0.2 * unit[1] + 0.1 * unit[0], 20: 0.5}) for unit in base}
-    band = band_of_difference(more, base | {(9, 9): curve({0: 0.0})})
+    band = band_of_difference(pairs_of(more, base | {(9, 9): curve({0: 0.0})}))
     assert band.x.tolist() == [0, 10, 20]
     half = 4.3027 * 0.1 / np.sqrt(3)
     np.testing.assert_allclose([band.low[1], band.mean[1], band.high[1]], [0.1 - half, 0.1, 0.1 + half], rtol=1e-4)

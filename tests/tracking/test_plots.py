@@ -75,3 +75,13 @@ def test_ablation_is_drawn_whatever_is_missing(tmp_path, runs):
 def test_the_axis_of_a_flat_score_stays_within_0_and_1(accuracy, limits):
     figure = plot_curves([eval_row(0, accuracy), eval_row(5, accuracy)], "a run")
     assert figure.axes[0].get_ylim() == pytest.approx(limits)
+
+
+def test_no_curve_runs_through_the_name_of_the_warm_up():
+    """It stands in the legend, and not in the panel."""
+    rows = [{"step": step, "phase": "warmup", "verifier/reward/correctness": 0.5, "verifier/rate_correct": 1.0}
+            for step in range(1, 9)]  # fmt: skip
+    _, f1, verdicts = plot_curves([*FULL, *rows], "a run").axes
+    for axes in (f1, verdicts):
+        assert not axes.texts
+        assert "warm-up" in [text.get_text() for text in axes.get_legend().get_texts()]

@@ -62,6 +62,19 @@ def test_arms_are_labelled_by_their_names_and_settings_only_where_they_differ():
                                   "GRPO (no verifier), alpha_initial=0.1, rl_words=2-6"]  # fmt: skip
 
 
+def with_files(run: Run, **digests: str) -> Run:
+    """The run with files of its user, by the setting that names them."""
+    files = {key.replace("_", " "): {"sha256": digest} for key, digest in digests.items()}
+    return run._replace(provenance={"attempts": [{"source": "s"}], "files": files})
+
+
+def test_the_file_of_an_arm_is_no_part_of_the_label_of_another_arm():
+    own = run_of("a", arm="my.py:mine")
+    assert set(labels([with_files(own, arm="1" * 64), run_of("b")])) == {"mine", "Tango (trained together)"}
+    edited = [with_files(own, arm="1" * 64), with_files(own, arm="2" * 64), run_of("b")]
+    assert set(labels(edited)) == {"mine, arm file=11111111", "mine, arm file=22222222", "Tango (trained together)"}
+
+
 def test_settings_that_cannot_change_a_result_separate_nothing():
     runs = [run_of("a"), run_of("b", seed=1, generator__mesh__fsdp=4, alarms__kl=1.0, rollouts__every=1,
                                 generator__init_from="runs/sft", checkpoint__every=3, compile_cache="")]  # fmt: skip
