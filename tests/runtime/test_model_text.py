@@ -233,7 +233,12 @@ def test_sample_solves_again_what_the_verdict_rejects(monkeypatch, verdict, aske
     monkeypatch.setattr(sample, "unreadable_characters", lambda tokenizer, texts: [])
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
-    monkeypatch.setattr(sample, "second_try_prompt", lambda *arguments: (read.append(arguments[3]), ([1], False))[1])
+
+    def build(prompt, template, tokenizer, judged, max_prompt):
+        read.append(prompt.fields(judged, False).text)
+        return [1], False
+
+    monkeypatch.setattr(sample, "prompt_ids", build)
     stream = io.StringIO()
     console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
     sampler = sample.CheckpointSampler(SimpleNamespace(tokenizer=None), None, None, "", 10, 3)

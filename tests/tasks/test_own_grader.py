@@ -5,8 +5,10 @@ import pytest
 
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import default_config
-from tango_jax.loop import responses
 from tango_jax.loop.measure import fixed_pool
+from tango_jax.method import load
+from tango_jax.method.load import load_method
+from tango_jax.method.texts import read_responses
 from tango_jax.records import Problem, Rollout
 from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import Mistakes
@@ -14,6 +16,7 @@ from tango_jax.tasks.own_grader import grade_solutions, grader_of, try_grader
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.task import Task
 from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.prompts import SOLVE
 from tango_jax.text.tokenizer import load_sentencepiece
 
 PROBLEM = Problem("p7", "Name an even number.", "2")
@@ -50,15 +53,17 @@ def test_labels_need_a_grader_that_goes_by_the_answer(config, tmp_path):
     """Labels put the majority's answer in the place of the problem's, where not every grader looks."""
     config.arm = "no_labels"
     (tmp_path / "own.py").write_text("def f(problem, answer):\n    return answer == problem.answer\n")
-    assert make_task(config, {}).is_correct
+    method = load_method(config)
+    load.check_task(config, method, make_task(config, {}))
     (tmp_path / "own.py").write_text("ANSWERS = {}\n\ndef f(problem, answer):\n"
                                      "    return answer == ANSWERS.setdefault(problem.id, problem.answer)\n")
+    forgetful = make_task(config, {})
     config.arm = "grpo"
-    assert make_task(config, {}).is_correct
+    load.check_task(config, load_method(config), forgetful)
     config.arm = "no_labels"
     with pytest.raises(ValueError, match="arm=no_labels takes the majority's answer for problem.answer, and the grader "
                                          "does not go by that: with problem.answer=.* it rejects this answer to"):
-        make_task(config, {})  # the function remembers the answers of the first call
+        load.check_task(config, method, make_task(config, {}))  # the function remembers the answers of the first call
 
 
 def test_it_decides_in_place_of_the_comparison(task):
@@ -75,7 +80,7 @@ def test_solutions_and_the_fixed_pool_are_graded_by_it(task):
     tokenizer = load_sentencepiece(printable_model())
     tokens = tuple(np.array(tokenizer.encode_response(solved(answer))) for answer in "0123")
     rollout = Rollout(tokens, tokens, np.zeros(4, bool), 0, 0)
-    read, counts = responses.CALL_TEXTS["generator"].read(graded, tokenizer, [PROBLEM, PROBLEM], rollout, 2)
+    read, counts = read_responses(SOLVE, graded, tokenizer, [PROBLEM] * 4, rollout)
     assert [solution.is_correct for solution in read] == [False, False, True, True]
     assert counts == {"grader/errors": 0, "grader/timeouts": 0, "grader/overlong": 0}
     assert [solution.is_correct for solution in fixed_pool(graded, 4)] == [False, False, True, True]
@@ -123,7 +128,7 @@ def test_a_mistake_is_found_before_the_run(task, what):
 
 def test_a_file_that_is_missing_is_one_of_the_mistakes_of_a_config(config):
     mistakes = Mistakes()
-    check_task(config, mistakes)
+    check_task(config, mistakes, None)
     assert mistakes.messages[0].startswith("task.grader=own.py:f: there is no file own.py; ")
 
 
@@ -138,4 +143,4 @@ def test_a_mistake_in_one_process_is_raised_in_all(task, monkeypatch):
     monkeypatch.setattr(hosts, "join_parts", lambda items: ["the other one failed", *items])
     tokenizer, rollout = load_sentencepiece(printable_model()), Rollout((), (), np.zeros(0, bool), 0, 0)
     with pytest.raises(ValueError, match=r"^the other one failed\. Once that is mended, the same command resumes from"):
-        responses.CALL_TEXTS["generator"].read(task(EVEN), tokenizer, [], rollout, 1)
+        read_responses(SOLVE, task(EVEN), tokenizer, [], rollout)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from support.letters import LETTERS
 from support.small_tokenizers import byte_level
 from tango_jax.config import default_config
-from tango_jax.loop.responses import CALL_TEXTS, make_solution
-from tango_jax.records import Counters, Credit, Problem, Rewards, Rollout, Term, TurnResult
-from tango_jax.rl.schedule import Turn
+from tango_jax.method.texts import build_prompts, make_solution, read_responses, with_parents
+from tango_jax.records import Lesson, Memory, Problem, Responses, Rewards, Rollout, StepRewards, TurnResult
+from tango_jax.rl.schedule import Place
 from tango_jax.tasks.last_letter import gold_steps, tokenizer_model
 from tango_jax.tasks.prompt_lengths import make_num_tokens
 from tango_jax.text.hf_tokenizer import make_tokenizer
+from tango_jax.text.prompts import JUDGE, SECOND_JUDGEMENT, SECOND_TRY, SOLVE, prompt_ids, verification_of
 from tango_jax.text.templates import MANY_STEPS, TEMPLATES, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece
 from tango_jax.tracking.results import transcripts
@@ -92,6 +93,24 @@ def test_no_text_makes_a_prompt_fail_or_too_long(question, solution, num_steps, 
 
 
 @SIZES
+@given(question=texts, solution=texts, said=texts, num_steps=step_counts, room=st.integers(0, 60))
+@example(question="{text}", solution="{problem}" * 40, said="{text}" * 40, num_steps=1, room=0)
+@example(question="q", solution="\U0001f642" * 200, said="", num_steps=10**9, room=3)
+def test_no_text_makes_a_prompt_about_a_verification_fail_or_too_long(question, solution, said, num_steps, room):
+    """Nor one of which the problem alone fits."""
+    problem = Problem("p", question, "")
+    judged = verification_of(problem, solution, said, min(num_steps, 1000))
+    bare = verification_of(problem, "", "", MANY_STEPS)
+    for tokenizer in TOKENIZERS.values():
+        for prompt, least in ((SECOND_TRY, (SOLVE, problem)), (SECOND_JUDGEMENT, (SECOND_JUDGEMENT, bare))):
+            template = TEMPLATES[prompt.role, "math"]
+            limit = room + len(prompt_ids(least[0], template, tokenizer, least[1], 1 << 30)[0])
+            ids, is_cut = prompt_ids(prompt, template, tokenizer, judged, limit)
+            whole, _ = prompt_ids(prompt, template, tokenizer, judged, 1 << 30)
+            assert len(ids) <= limit and is_cut == (len(whole) > limit) and (is_cut or ids == whole)
+
+
+@SIZES
 @given(question=texts, solution=texts, num_steps=step_counts, limit=st.integers(150, 2500))
 def test_what_the_filter_accepts_has_a_prompt(question, solution, num_steps, limit):
     config = default_config()
@@ -130,26 +149,27 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     config = types.SimpleNamespace(max_prompt=90 if name == "sentencepiece" else 900)
     template = TEMPLATES["verifier", "last_letter" if name == "sentencepiece" else "math"]
     policy = types.SimpleNamespace(template=template, tokenizer=tokenizer, config=config)
-    prompts, counts = CALL_TEXTS["verifier"].prompts(policy, solutions)
-    assert max(map(len, prompts)) <= config.max_prompt and 0 <= counts["verifier/prompts_shortened"] <= M
+    prompts, is_cut = build_prompts(policy, JUDGE, solutions)
+    assert max(map(len, prompts)) <= config.max_prompt and len(is_cut) == M
     rollout = rollout_of([token_ids(data, tokenizer) for _ in "ab"])
-    verifications, _ = CALL_TEXTS["verifier"].read(TASK, tokenizer, solutions, rollout, 1)
+    verifications = with_parents(read_responses(JUDGE, TASK, tokenizer, solutions, rollout)[0], solutions)
     generator_scores(solutions, [False] * M)
     verifier_scores(solutions, verifications)
 
-    labels = [[item.judgements if item.is_aligned else None for item in verifications]]
+    labels = [item.judgements if item.is_aligned else None for item in verifications]
     zeros_BT = np.zeros((M, T + 1), np.float32)
-    terms = (Term("outcome", 0.5, zeros_BT), Term("steps", 0.5, zeros_BT))
-    reward, credit = Rewards(np.zeros(M, np.float32), {}), Credit(zeros_BT, Counters(), {}, terms, labels)
+    steps = StepRewards(zeros_BT, zeros_BT > 0, [one and tuple(map(float, one)) for one in labels])
     run = default_config()
-    run.rl.samples_per_prompt = M
-    answers = {
-        role: types.SimpleNamespace(records=records, group_size=1, places=None, rollout=types.SimpleNamespace(
-            logps=[np.zeros(len(record.token_ends)) for record in records]))
-        for role, records in (("generator", solutions), ("verifier", verifications))
-    }  # fmt: skip
-    result = TurnResult({}, {}, answers, reward, credit)
-    lines = [json.dumps(row, allow_nan=False) for row in turn_rows(run, Turn(0, "generator", "generator", 0), result)]
+    sampled = [
+        Responses(role, parents, [], size, types.SimpleNamespace(
+            logps=[np.zeros(len(record.token_ends)) for record in records]), records, {}, role)
+        for role, parents, size, records in (("generator", [PROBLEM], M, solutions),
+                                             ("verifier", solutions, 1, verifications))
+    ]  # fmt: skip
+    terms = {"outcome": (0.5, zeros_BT), "steps": (0.5, zeros_BT)}
+    lesson = Lesson(sampled[0], Rewards(np.zeros(M, np.float32), {}), terms, step_rewards=[steps])
+    result = TurnResult({}, {}, sampled, lesson, zeros_BT, Memory())
+    lines = [json.dumps(row, allow_nan=False) for row in turn_rows(run, Place(0, "generator", "generator", 0), result)]
     assert not any("\n" in line for line in lines)
     packed = [pack_rollout(0, json.loads(line)) for line in lines]
     assert list(chunks_of(packed)) and encode_json(columns_of(packed))

@@ -1,8 +1,6 @@
 """What the roles are asked beside solving and judging: texts are put in literally, too long ones lose their end, and
 the gold answer is in the teacher's prompt alone."""
 
-import dataclasses
-
 import pytest
 
 from support.letters import LETTERS
@@ -24,7 +22,7 @@ from tango_jax.text.templates import TEMPLATES, PromptTooLong
 
 PROBLEM = Problem("p/1", "What is 1 + {text}?", "SECRET")
 SOLUTION = solution_of(PROBLEM, "TRY {problem}", num_steps=2)
-SAID = dataclasses.replace(verification_of(PROBLEM, SOLUTION.text, "SAID {solution}", num_steps=2), blocks=("one", "two"))
+SAID = verification_of(PROBLEM, SOLUTION.text, "SAID {solution}", num_steps=2)
 PARENTS = {SOLVE: PROBLEM, JUDGE: SOLUTION, SECOND_TRY: SAID, SECOND_JUDGEMENT: SAID, INFORMED: SOLUTION}
 
 
@@ -77,8 +75,9 @@ def test_without_room_for_its_wording_a_second_try_is_asked_like_the_first(kind)
     limit = len(LETTERS.encode_prompt(alone))
     assert asked(SECOND_TRY, kind, limit=limit) == (alone, True)
     for prompt, parent in ((SECOND_TRY, SAID), (SOLVE, PROBLEM)):
-        with pytest.raises(PromptTooLong, match=rf"^the generator's prompt for problem p/1 has {limit} tokens; the limit "
-                                                rf"is {limit - 1}: raise generator\.max_prompt or filter the problem$"):
+        with pytest.raises(PromptTooLong, match=rf"^the generator's prompt for problem p/1 has {limit} tokens; the "
+                                                rf"limit is {limit - 1}: raise generator\.max_prompt or filter the "
+                                                "problem$"):  # fmt: skip
             asked(prompt, kind, parent, limit - 1)
 
 
