@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from support.paths import CONFIGS
+from support.policies import policies_of
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import compilation
-from tango_jax.loop.try_method import try_method
 from tango_jax.loop.turn import RunContext
-from tango_jax.rl.policy import make_policies
+from tango_jax.method.load import load_method
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.hosts import Preemption
@@ -24,7 +24,7 @@ def roles():
     """Policies of small shapes, and weights to begin with."""
     config = load_config(str(CONFIGS / "tiny.py"), [f"{role}.{setting}" for role in ROLES for setting in (
         "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "prompt_buckets=()")])  # fmt: skip
-    policies = make_policies(config)
+    policies = policies_of(config)
     return policies, {role: policy.init(np.zeros(2, np.uint32)).weights for role, policy in policies.items()}
 
 
@@ -33,6 +33,7 @@ def roles():
     ("grpo", {"generator"}, {"generator": {1, 4}, "verifier": {1}}),
     ("fixed_verifier", {"generator"}, {"generator": {1, 4}, "verifier": {1, 2}}),
     ("fixed_generator", {"verifier"}, {"generator": {1}, "verifier": {1, 4}}),
+    ("meta_judged", {"generator", "verifier"}, {"generator": {1, 4}, "verifier": {1, 2, 4}}),
 ])  # fmt: skip
 def test_only_what_an_arm_calls_is_compiled(roles, monkeypatch, arm, trained, groups):
     policies, start = roles
@@ -44,7 +45,7 @@ def test_only_what_an_arm_calls_is_compiled(roles, monkeypatch, arm, trained, gr
         compiled.append(fn), jax.eval_shape(fn, *args))[1])  # fmt: skip
     monkeypatch.setattr(Sampler, "compile_ahead", lambda self, ahead, weights, group_sizes: sampled.update(
         {role: group_sizes for role, policy in policies.items() if policy.sampler is self}))  # fmt: skip
-    context = RunContext(config, task, policies, {}, PhaseTimer(), try_method(config, task))
+    context = RunContext(config, task, policies, {}, PhaseTimer(), load_method(config, task))
     with Console(enabled=False).stage("Compiling", 2) as progress:
         compilation.compile_run(context, start, progress, Preemption(is_watching=False))
     assert {role for role, policy in policies.items() if policy.update in compiled} == trained

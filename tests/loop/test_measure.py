@@ -31,7 +31,7 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     """Two of four solutions are cut for the prompt, and one of four answers ends at the limit."""
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
     said = Verification("", (), "INVALID", 0.0, False, ())
-    monkeypatch.setattr(turns, "build_prompts", lambda policy, prompt, solutions: ([[1]] * 4, [True, False, True, False]))
+    monkeypatch.setattr(turns, "build_prompts", lambda policy, prompt, solutions: ([[1]] * 4, [True, False] * 2))
     monkeypatch.setattr(turns, "read_responses", lambda *args: ([said] * 4, {}))
 
     def sample(context, policy, params, request):

@@ -4,68 +4,64 @@ import types
 
 import numpy as np
 import pytest
-from tango_jax.rl.own_method import load_method
 
 from support.paths import CONFIGS
+from support.turns import LOGP, solution, verification
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import turn as turns
 from tango_jax.loop.turn import RunContext, run_turn
 from tango_jax.method.arms import ARMS
+from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import make_schedule
-from tango_jax.records import Counters, Credit, Responses, Rewards, Rollout
+from tango_jax.method.texts import with_parents
+from tango_jax.records import Memory, Responses, Rollout, problem_of
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.tasks.registry import make_task
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Every call of a role in a run without models: (turn, role, ids of problems, random key)."""
-    calls = []
+    """Every call of a role in a run without models: (prompt, ids of problems, random key). Every other solution is
+    rejected; where groups have a signal, half of the solutions are right."""
+    calls, has_signal = [], [False]
 
-    def respond(context, states, role, parents, group_size, key_data, is_greedy=False, text=""):
-        calls.append((text or role, [parent.id for parent in parents], tuple(int(word) for word in key_data)))
-        rows = len(parents) * group_size
-        rollout = Rollout((np.zeros(1, int),) * rows, (np.zeros(1),) * rows, np.zeros(rows, bool), 1, rows)
-        records = [parent for parent in parents for _ in range(group_size)]
-        return Responses(role, parents, [], group_size, rollout, records, {})
+    def respond(context, states, role, parents, group_size, key_data, is_greedy=False, prompt=None):
+        ids = [problem_of(parent).id for parent in parents]
+        calls.append((prompt.name, ids, tuple(int(word) for word in key_data)))
+        owners = [parent for parent in parents for _ in range(group_size)]
+        if role == "generator":
+            records = [solution(has_signal[0] and row % 2 == 0, text="\\boxed{a}") for row in range(len(owners))]
+        else:
+            accepts = [bool(row % 2 and has_signal[0]) for row in range(len(owners))]
+            records = [verification("CORRECT" if one else "INCORRECT") for one in accepts]
+        rollout = Rollout((np.zeros(2, int),) * len(owners), (np.full(2, LOGP, np.float32),) * len(owners),
+                          np.zeros(len(owners), bool), 1, len(owners))  # fmt: skip
+        return Responses(role, parents, [[1]] * len(parents), group_size, rollout, with_parents(records, owners), {},
+                         prompt.name)  # fmt: skip
 
-    has_signal = [False]  # whether the rewards of a group differ
-
-    def reward(answers, rl):
-        learners = ("generator", "second_solution") if "second_solution" in answers else (list(answers)[-1],)
-        return Rewards(np.arange(sum(len(answers[name].records) for name in learners)) * float(has_signal[0]), {})
-
-    no_credit = lambda so_far: Credit(None, so_far.counters, {})  # noqa: E731
     monkeypatch.setattr(turns, "respond", respond)
-    monkeypatch.setattr(turns, "action_mask", lambda policy, rollout: None)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
-    monkeypatch.setitem(turns.LABELS, "majority", lambda said, task: said)
-    monkeypatch.setitem(turns.ABOUT, "rejected", lambda said, _: range(0, len(said.records), 2))
-    monkeypatch.setattr(turns, "teacher_scores", lambda *arguments: None)
-    monkeypatch.setitem(turns.ABOUT, "one_of_either_label",
-                        lambda said, _: range(0, len(said.records), said.group_size))  # fmt: skip
+    monkeypatch.setattr(turns.PolicyWork, "reference_logps",
+                        lambda self, responses, prompt: np.zeros((len(responses), 48), np.float32))
 
     def run(arm: str, *overrides: str, signal: bool = False) -> dict:
         has_signal[0] = signal
         config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "task.verifier_words=(1,1)", *overrides])
-        method = load_method(config)
-        method = method._replace(rewards=dict.fromkeys(method.rewards, reward),
-                                 credits=dict.fromkeys(method.credits, no_credit))  # fmt: skip
         policies = {role: types.SimpleNamespace(roles=(role,)) for role in ("generator", "verifier")}
-        context = RunContext(config, make_task(config, {}), policies, {}, PhaseTimer(), method)
-        counters, states, seen = Counters(), {"generator": None, "verifier": None}, {}
-        for turn in make_schedule(config).turns():
+        context = RunContext(config, make_task(config, {}), policies, {}, PhaseTimer(), load_method(config))
+        memory, states, seen = Memory(), {"generator": None, "verifier": None}, {}
+        for place in make_schedule(config).turns():
             calls.clear()
-            counters = run_turn(context, states, counters, turn).counters
-            seen[turn.role, turn.role_step] = list(calls)
+            memory = run_turn(context, states, memory, place).memory
+            seen[place.role, place.role_step] = list(calls)
         return seen
 
     return run
 
 
 def test_every_arm_gets_the_same_problems_and_random_numbers_at_the_same_generator_step(asked):
-    by_arm = {name: asked(name) for name, arm in ARMS.items() if "generator" in arm.turns and not arm.needs_curriculum}
+    by_arm = {name: asked(name) for name, arm in ARMS.items() if "generator" in arm.turns and name != "grpo_curriculum"}
     assert len(by_arm) >= 5
     for step in range(6):
         solved = [seen["generator", step][0] for seen in by_arm.values()]

@@ -7,11 +7,13 @@ import pytest
 from tango_jax.config import default_config
 from tango_jax.loop import problems_ahead
 from tango_jax.loop.problems_ahead import check_problems
-from tango_jax.loop.responses import CALL_TEXTS
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import make_schedule
+from tango_jax.method.texts import build_prompts
 from tango_jax.records import Problem, Solution
-from tango_jax.rl.schedule import make_schedule
 from tango_jax.tasks.task import Task
 from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.prompts import OWN
 from tango_jax.text.tokenizer import load_sentencepiece
 
 LETTERS = load_sentencepiece(printable_model())
@@ -44,28 +46,30 @@ TASK = Task("own", "string", 1, number("train"), number("test"), num_test=3)
 ])  # fmt: skip
 def test_every_problem_of_a_run_is_looked_at_once(config, arm, task, taken):
     config.arm = arm
-    ids = [problem.id for problem in problems_ahead.problems_ahead(config, task, make_schedule(config))]
+    method = load_method(config, task)
+    ids = [problem.id for problem in problems_ahead.problems_ahead(config, task, make_schedule(config), method)]
     assert sorted(ids) == sorted(f"{name}/{index}" for name, count in taken.items() for index in range(count))
 
 
 def test_what_dynamic_sampling_may_draw_is_looked_at_too(config):
     config.arm, config.rl.dynamic_sampling = "grpo", 2
-    ids = [problem.id for problem in problems_ahead.problems_ahead(config, TASK, make_schedule(config))]
+    method = load_method(config, TASK)
+    ids = [problem.id for problem in problems_ahead.problems_ahead(config, TASK, make_schedule(config), method)]
     assert ids == [f"test/{index}" for index in range(3)] + [f"train/{index}" for index in range(6 * 24)]
 
 
 def test_a_late_problem_that_is_too_long_is_named_before_the_run(config, monkeypatch):
     config.rl.generator_steps = 9
     config.generator.max_prompt = 24
-    schedule = make_schedule(config)
+    schedule, method = make_schedule(config), load_method(config, TASK)
     with pytest.raises(ValueError, match=r"^task.name=own.py:f: the generator's longest prompt has at least 3\d tokens "
                        r"\(problem train/70\), more than generator.max_prompt=24: raise the limits"):  # fmt: skip
-        check_problems(config, POLICIES, TASK, schedule)
+        check_problems(config, POLICIES, TASK, schedule, method)
     config.generator.max_prompt, config.verifier.max_prompt = 100, 24
     with pytest.raises(ValueError, match=r"the verifier's longest prompt has at least 3\d tokens without the solution"):
-        check_problems(config, POLICIES, TASK, schedule)
+        check_problems(config, POLICIES, TASK, schedule, method)
     monkeypatch.setattr(problems_ahead, "MOST_CHECKED", 70)
-    check_problems(config, POLICIES, TASK, schedule)
+    check_problems(config, POLICIES, TASK, schedule, method)
 
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
@@ -76,4 +80,4 @@ def test_a_problem_that_is_too_long_for_a_turn_is_named_with_its_role(role):
     parent = Solution(problem, "", (), (), 1.0, True, None) if role == "verifier" else problem
     with pytest.raises(ValueError, match=rf"^the {role}'s prompt for problem train/70 has 3\d tokens.*; the limit is "
                        rf"24: raise {role}.max_prompt or filter the problem; .* choose a new --workdir$"):  # fmt: skip
-        CALL_TEXTS[role].prompts(policy, [parent])
+        build_prompts(policy, OWN[role], [parent])

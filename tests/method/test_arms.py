@@ -5,22 +5,20 @@ import dataclasses
 import gzip
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-import tango_jax
 from support.paths import CONFIGS
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.loop.run import run_or_resume
 from tango_jax.method import baselines, tango
 from tango_jax.method.arms import ARMS, Arm, Look
-from tango_jax.method.arms import ARMS, JUDGE, SOLVE_WITH_GOLD_STEPS, Arm, Look
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.user_code import given
+from tango_jax.tracking.known_arms import arms_of_runs, known
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation, save_figure
 from tango_jax.viewer import comparison
@@ -33,8 +31,10 @@ SILENT = Console(enabled=False)
 
 
 # The verifier is trained in the warm-up only; the generator then learns from the labels of the task.
-OWN = Arm(help="an arm of one's own", label="own label", look=Look("#123456", "--", "cross"), is_interleaved=False,
-          needs_gold_steps=True, turns={"generator": baselines.solve_with_gold_steps, "verifier": tango.judge})  # fmt: skip
+OWN = Arm(
+    help="an arm of one's own", label="own label", look=Look("#123456", "--", "cross"), is_interleaved=False,
+    needs_gold_steps=True, turns={"generator": baselines.solve_with_gold_steps, "verifier": tango.judge},
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -73,7 +73,8 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, tmp_path):
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     runs = find_runs([workdir])
-    drawn = comparison.comparison(lines_of(runs))
+    with known(arms_of_runs([workdir])):
+        drawn = comparison.comparison(lines_of(runs))
     assert OWN.label in json.dumps(drawn) and OWN.look.colour in json.dumps(drawn)
     assert drawn["table"]["rows"][0][0] == OWN.label
     build_page(runs, tmp_path / "report.html")

@@ -89,8 +89,9 @@ def test_each_is_written_in_a_few_lines(function):
 def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
     """A cycle, from a stage 1 that has learned the format."""
     start = [f"{role}.{setting}" for role in ROLES for setting in (f"init_from={tiny_run.workdir}", "mesh.fsdp=1")]
-    config = load_config(str(CONFIGS / "tiny.py"), [*tiny_train.overrides, *start, f"arm={FILE}:{name}", "rollouts.every=1",
-                         "rl.generator_steps=3", "rl.warmup_steps=1", "compile_cache="])  # fmt: skip
+    config = load_config(str(CONFIGS / "tiny.py"), [
+        *tiny_train.overrides, *start, f"arm={FILE}:{name}", "rollouts.every=1", "rl.generator_steps=3",
+        "rl.warmup_steps=1", "compile_cache="])  # fmt: skip
     summary = train(config, tmp_path / "run", SILENT)
     assert (summary["arm"], summary["compiles_after_warmup"]) == (name, 0)
     rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["phase"] != "eval"]
@@ -220,7 +221,8 @@ MISTAKES = {
     "another role's prompt": (
         "from tango_jax.text.prompts import JUDGE\nsolutions = t.sample('generator', t.problems(), 2, prompt=JUDGE)\n",
         r"t\.sample\('generator', \.\.\., prompt=verifier\): that is a verifier's prompt"),
-    "an error of its own": (USUAL + "return taught(t, solutions, reward.rewards)", r"own\.py, line \d+: AttributeError:"),
+    "an error of its own": (
+        USUAL + "return taught(t, solutions, reward.rewards)", r"own\.py, line \d+: AttributeError:"),
 }  # fmt: skip
 
 
@@ -259,8 +261,9 @@ def test_what_the_mistakes_were_made_in_is_a_method(tmp_path):
 def test_settings_of_trust_need_a_turn_that_takes_them(tmp_path):
     config = written(tmp_path, GOOD, **{"rl.trust": "(0.4,0.55)"})
     assert refused(config, tmp_path) == (
-        f"rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, which the generator's turn of arm={tmp_path}/own.py:"
-        "mine is not: build it on tango_jax.method.trust.solve, or set rl.trust=() and rl.judge=all")
+        "rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, which the generator's turn of "
+        f"arm={tmp_path}/own.py:mine is not: build it on tango_jax.method.trust.solve, or set rl.trust=() "
+        "and rl.judge=all")
     assert "rl.judge=failed change tango.solve" in refused(written(tmp_path, GOOD, **{"rl.judge": "failed"}), tmp_path)
     on_trust = "from tango_jax.method import trust\nreturn trust.solve(t)"
     method = load_method(written(tmp_path, on_trust, **{"rl.trust": "(0.4,0.55)"}))

@@ -43,7 +43,7 @@ def with_the_step_rewritten(new) -> str:
 
 
 def solve_and_rewrite(t):
-    """The generator solves, the verifier judges, the generator rewrites the first rejected step. Both are trained on."""
+    """The generator solves, the verifier judges, the generator rewrites the first rejected step. Both are trained."""
     solutions = t.sample("generator", t.problems(), t.rl.samples_per_prompt)
     rejected = [one for one in t.sample("verifier", solutions) if one.is_aligned and False in one.judgements]
     new = t.sample("generator", rejected, prompt=REWRITE, at_most=len(solutions))
