@@ -41,7 +41,7 @@ def modules_after(statement: str) -> list[str]:
 
 def test_the_configuration_is_light():
     assert sorted(modules_after("import tango_jax.config")) == [
-        "tango_jax", "tango_jax.arms", "tango_jax.config", "tango_jax.defaults", "tango_jax.role_defaults",
+        "tango_jax", "tango_jax.config", "tango_jax.defaults", "tango_jax.role_defaults",
         "tango_jax.runtime", "tango_jax.runtime.checks", "tango_jax.runtime.keys", "tango_jax.runtime.model_text",
         "tango_jax.runtime.rng",
     ]  # fmt: skip

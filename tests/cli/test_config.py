@@ -299,7 +299,7 @@ MISTAKES = [
     ("arm=taught_verifier verifier.top_p=0.9", r"verifier\.top_p=0\.9 and verifier\.top_k=0 leave tokens out: set"),
     ("arm=taught_verifier rl.prompts_per_step=2048 rl.samples_per_prompt=256 verifier.row_buckets=(256,)",
      r"arm=taught_verifier has a teacher for up to \d+ tokens of a turn, more than 16777215: lower rl\.prompts_"),
-    ("arm=second_try rl.dynamic_sampling=1", r"call \(second_solution\) that dynamic sampling does not choose among"),
+    ("rl.judge=silent rl.dynamic_sampling=1", r"judge=silent judges groups whose answers are all right or all wr"),
     ("arm=second_try generator.loss.algorithm=reinforce_pp",
      r"groups of different sizes, which generator\.loss\.algorithm=reinforce_pp does not: choose one that c"),
     ("rl.judge=some", r"rl\.judge='some' is not one of all, silent, failed"),
@@ -711,7 +711,7 @@ def test_the_commonest_keys_of_the_help_exist_and_their_examples_are_right(small
             assert str(flatten(load_config(small, [f"{key}={value}"]))[key]).replace(" ", "").lower() == (
                 {"1e-6": "1e-06"}.get(value, value.lower()))
     text = " ".join(COMMON_KEYS.values()).replace("ROLE", "generator")
-    named = re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", text.replace("tango_jax/arms.py", ""))
+    named = re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", text.replace("tango_jax/method/arms.py", ""))
     assert set(named) <= set(flatten(default_config())) and len(named) > 4
 
 

@@ -10,11 +10,12 @@ from support.paths import ROOT, ROWS
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.data.problem_sets import BENCHMARKS
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.rl.optimizer import learning_rate
 from tango_jax.rl.packing import TrainSequence, pack, pack_shape, sft_pack_shape
 from tango_jax.rl.policy import make_policy
-from tango_jax.rl.schedule import alpha_at, make_schedule
+from tango_jax.rl.schedule import alpha_at
 from tango_jax.rl.supervised import make_sft
 from tango_jax.sharding.placement import TRAIN_AXES, check_model, resolve_axes
 from tango_jax.tasks import last_letter

@@ -12,7 +12,7 @@ from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped, shipped_configs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.imitation import sft_pairs
-from tango_jax.rl.schedule import make_schedule
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.evaluations import method_of, setup_of
 from tango_jax.tracking.stored_runs import stored_curves

@@ -24,6 +24,7 @@ from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.method.arms import ARMS
+from tango_jax.method.load import load_method
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE, locked
@@ -35,7 +36,9 @@ from tango_jax.viewer.runs import find_runs
 
 ROLES = ("generator", "verifier")
 # Those of an experiment by default; the others need settings that configs/tiny.py does not have.
-COMPARED = tuple(name for name, arm in ARMS.items() if not (arm.needs_curriculum or arm.stage_one_kind))
+METHODS = {name: load_method(load_config(str(CONFIGS / "tiny.py"), [f"arm={name}"])) for name in ARMS}
+COMPARED = tuple(name for name, method in METHODS.items()
+                 if "curriculum" not in method.streams and not method.stage_one_kind)
 TWO = ("tango", "grpo")  # those with two seeds
 # One shape of everything that is sampled, and stage 1 evaluated and saved at its end alone: less to compile and to do.
 FEW_PROGRAMS = ["generator.cache_buckets=()", *(f"{role}.{setting}" for role in ROLES for setting in (

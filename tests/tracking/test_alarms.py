@@ -20,8 +20,8 @@ HEALTHY = {
         ("kl", 0.02), ("groups_without_signal", 0.4))},
 }  # fmt: skip
 
-SECOND_TRIES = {"second_solution/tokens_sampled": 600, "second_solution/length_mean": 30.0,
-                "grader/second_solution_errors": 0}  # fmt: skip
+SECOND_TRIES = {"second_try/tokens_sampled": 600, "second_try/length_mean": 30.0,
+                "grader/second_try_errors": 0}  # fmt: skip
 
 
 def run_of(changes: dict, turns: int = 15) -> list[dict]:
@@ -86,8 +86,8 @@ CASES = [
      {"verifier/shortened_rate": 0.09}),
     ("verifier/shortened", {"verifier/teacher_silent": 0.11}, "11.0% of the tokens have no teacher",
      {"verifier/teacher_silent": 0.09}),
-    ("verifier/shortened", {"second_solution/shortened_rate": 0.2}, "20.0% of the second tries see a solution or",
-     {"second_solution/shortened_rate": 0.09}),
+    ("verifier/shortened", {"second_try/shortened_rate": 0.2}, "20.0% of the second tries see a solution or",
+     {"second_try/shortened_rate": 0.09}),
     ("generator/steps", {"generator/steps_mean": since(6, 6.1, 4.0)}, "from 4 to 6.1 steps (a factor of 1.5",
      {"generator/steps_mean": since(6, 5.9, 4.0)}),
     ("generator/steps", {"generator/steps_mean": since(6, 1.9, 4.0)}, "from 4 to 1.9 steps",
@@ -99,9 +99,9 @@ CASES = [
     ("grader/failures", {"grader/label_errors": since(13, 4, 0), "grader/label_timeouts": 0},
      "failed on 12 of 1000 answers (12 errors, 0 timeouts)",
      {"grader/label_errors": since(11, 2, 0), "grader/label_timeouts": 0}),
-    ("grader/failures", {**SECOND_TRIES, "grader/second_solution_timeouts": since(14, 4, 0)},
+    ("grader/failures", {**SECOND_TRIES, "grader/second_try_timeouts": since(14, 4, 0)},
      "failed on 8 of 600 answers (0 errors, 8 timeouts)",
-     {**SECOND_TRIES, "grader/second_solution_timeouts": since(14, 3, 0)}),
+     {**SECOND_TRIES, "grader/second_try_timeouts": since(14, 3, 0)}),
 ]  # fmt: skip
 
 

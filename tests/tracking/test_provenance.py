@@ -124,8 +124,8 @@ def test_a_config_file_that_only_sets_keys_may_change(config, tmp_path, monkeypa
     assert "my.py" not in started(b"a = 1")
     assert "/x/my.py has changed since this run began, and the settings are the same" in started(b"a = 2")
     assert "config" not in method_files(tmp_path / "run")
-    change, table = "tango_jax.rl.credit.CREDITS['mine']", {"mine": 3}
-    with pytest.raises(ValueError, match=r"\(config: /x/my\.py is new, and changes tango_jax\.rl\.credit\.CREDITS"):
+    change, table = "tango_jax.text.prompts.PROMPTS['mine']", {"mine": 3}
+    with pytest.raises(ValueError, match=r"\(config: /x/my\.py is new, and changes tango_jax\.text\.prompts\.PROMPTS"):
         started(b"a = 2", Change(change, table, "mine", 3))
     (tmp_path / "run" / "provenance.json").unlink()
     assert f"/x/my.py changes the package: {change}" in started(b"a = 2", Change(change, table, "mine", 3))
