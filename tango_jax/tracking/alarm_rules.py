@@ -16,7 +16,8 @@ from tango_jax.config import ROLES
 from tango_jax.runtime.typed_command import typed_command
 
 # Where the verifier is measured: the beginning of the metrics' names, and how a message names it.
-VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns"}
+VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
+            "verifier/judged_": "of the part that it judges in the generator's turns"}  # fmt: skip
 
 
 class Limits(NamedTuple):

@@ -41,6 +41,7 @@ def panels(run: Run, judged: list[quality.Judged]) -> list[dict]:
 
     said = noisy("says CORRECT, verifier's turns", rate("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
     said += noisy("says CORRECT, generator's turns", rate("verifier/live_rate_correct", {"generator"}), SKY, "--")
+    said += noisy("says CORRECT, of the part it judges", rate("verifier/judged_rate_correct", {"generator"}), SKY)
     if said:  # only meaningful next to the verifier's rates
         said += noisy("share of correct answers", rate("generator/reward/outcome", {"generator"}), GREY, ":")
     whose = _whose(judged)

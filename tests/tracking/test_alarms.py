@@ -127,14 +127,16 @@ def test_messages_name_limits_and_keys_that_exist():
             assert key in keys
 
 
-def test_verdicts_are_judged_where_they_are_given():
+@pytest.mark.parametrize("prefix, place", [("live_", "in the generator's turns"),
+                                           ("judged_", "of the part that it judges in the generator's turns")])
+def test_verdicts_are_judged_where_they_are_given(prefix, place):
     """A verifier that says CORRECT of everything in the generator's turns, and judges well in its own."""
     own = {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.0, "verifier/outcome_balanced_accuracy": 0.9}
-    live = {name.replace("/", "/live_"): value for name, value in ONE_VERDICT.items()}
+    live = {name.replace("/", f"/{prefix}"): value for name, value in ONE_VERDICT.items()}
     rows = [row | (own if row["step"] % 4 == 0 else WITHOUT_TURNS | live) for row in run_of({}, turns=40)]
     (alarm,) = alarms.check(rows)
     assert alarm.name == "verifier/one_verdict"
-    assert alarm.seen.startswith("96.0% of the verdicts are CORRECT in the generator's turns")
+    assert alarm.seen.startswith(f"96.0% of the verdicts are CORRECT {place}, with a balanced")
 
 
 def test_a_generator_that_step_rewards_teach_does_not_stand_still():
