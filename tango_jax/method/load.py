@@ -110,7 +110,9 @@ def load_method(config: ConfigDict, task: Task | None = None) -> Method:
         try:
             rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, own_reward)
         except ValueError as error:
-            raise ValueError(f"{error}; the responses were made up to try the method before the run") from error
+            place = f"arm={config.arm}, the {role}'s turn: "
+            raise ValueError(f"{place}{str(error).removeprefix(place)}; the responses were made up to try the method "
+                             "before the run") from error
     method = Method(arm, turns, algorithms, own_rewards, rehearsals)
     _check(config, method)
     return method

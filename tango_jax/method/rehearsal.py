@@ -124,7 +124,7 @@ def _run(
     t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward)
     lesson = turn_fn(t)
     adv_BT = advantages_of(lesson, role, config)
-    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *(name for one in t.sampled for name in one.metrics)]
+    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *{name for one in t.sampled for name in one.metrics}]
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that the "
             "turn returns")

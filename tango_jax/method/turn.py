@@ -249,6 +249,8 @@ def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
 
     `most_prompts`: the most responses that there can be in any turn, which the update is compiled for.
     """
+    roles = sorted({part.role for part in parts})
+    require(len(roles) == 1, f"joined responses are of {' and of '.join(roles)}: a turn trains one role")
     parts = [part for part in parts if len(part)]
     rollouts = [part.rollout for part in parts]
     rollout = Rollout(
