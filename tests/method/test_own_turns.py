@@ -190,7 +190,7 @@ MISTAKES = {
     "responses of both roles": (
         USUAL + "both = joined([solutions, judged], 8)\n"
         "return taught(t, both, Rewards(np.arange(len(both), dtype=np.float32), {}))",
-        "of the generator and of the verifier|must be responses of the generator"),
+        "joined responses are of generator and of verifier: a turn trains one role"),
     "a metric that is no number": (
         USUAL + "return taught(t, solutions, reward, metrics={'generator/mine': reward.reward_B})",
         r"its metric generator/mine is .*; it must be a number"),

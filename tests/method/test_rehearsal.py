@@ -119,3 +119,22 @@ def test_terms_of_a_reward_sum_to_it(arm, monkeypatch):
         assert total == pytest.approx(lesson.reward.reward_B, abs=1e-6)
     assert any(lesson.reward.reward_B.min() < lesson.reward.reward_B.max() for lesson in seen)
 
+
+
+def test_a_prompt_may_be_sampled_several_times_in_a_turn(config):
+    """The calls of a prompt are told apart by their number; what they log is put together."""
+    config.generator.reward = config.verifier.reward = ""
+    config.arm, config.generator.max_response = "own.py:mine", 40
+    config.rl.prompts_per_step, config.rl.samples_per_prompt = 3, 2
+    write("""
+import dataclasses
+from tango_jax.method import tango
+from tango_jax.method.arms import ARMS
+def solve(t):
+    t.sample("verifier", t.sample("generator", t.problems("verifier")))
+    return tango.solve(t)
+mine = dataclasses.replace(ARMS["tango"], label="mine", turns={"generator": solve})
+""")
+    calls = load_method(config, task()).rehearsals["generator"].calls
+    assert {key: call[1:3] for key, call in calls.items()} == {
+        ("generator", 0): (3, 1), ("verifier", 0): (3, 1), ("generator", 1): (3, 2), ("verifier", 1): (6, 1)}
