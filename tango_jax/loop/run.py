@@ -21,7 +21,7 @@ from tango_jax.loop.output import RunOutput
 from tango_jax.loop.problems_ahead import check_problems
 from tango_jax.loop.resume import RunState, check_start, fingerprints_of, peek, read_finished, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.loop.turn import RunContext, run_turn
+from tango_jax.loop.turn import RunContext, check_alike, run_turn
 from tango_jax.method.load import Method, check_task, load_method
 from tango_jax.method.own_arm import make_schedule, shares_policy
 from tango_jax.method.trust import turns_done
@@ -142,7 +142,10 @@ def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, 
     further = {role: method.further_prompts(role) for role in ROLES}
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)
     check_task(config, method, task)
-    return load_method(config, task), task
+    method = load_method(config, task)
+    for role, rehearsal in method.rehearsals.items():
+        check_alike(config, role, rehearsal.digests)
+    return method, task
 
 
 def run_turns(

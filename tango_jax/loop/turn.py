@@ -5,7 +5,7 @@ function of the method (method/tango.py); this file samples for it, and makes th
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
              method.own_rewards.get(role), method.rehearsals[role].calls)  # fmt: skip
     lesson = method.turns[role](t)
     adv_BT = advantages_of(lesson, role, context.config)
-    _check_alike(context, role, digest_of(lesson, adv_BT))
+    check_alike(context.config, role, digest_of(lesson, adv_BT))
     state, update_metrics = update_policy(context, states[role], lesson.responses, adv_BT)
     memory = (lesson.memory or memory).replace(
         turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, t.draws)
@@ -72,10 +72,10 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     return TurnResult(states, metrics, t.sampled, lesson, adv_BT, memory)
 
 
-def _check_alike(context: RunContext, role: str, digest: int) -> None:
-    digests = hosts.join_parts([digest])
-    require(len(set(digests)) == 1, f"arm={context.config.arm}, the {role}'s turn: processes have different advantages "
-            "for the same responses: a turn has to be a function of the Turn alone")
+def check_alike(config: ConfigDict, role: str, digest: Hashable) -> None:
+    """Raise ValueError, in every process, if what a turn made of the same responses differs between processes."""
+    require(len(set(hosts.join_parts([digest]))) == 1, f"arm={config.arm}, the {role}'s turn: processes have different "
+            "results for the same responses: a turn has to be a function of the Turn alone")
 
 
 @dataclasses.dataclass(frozen=True)
