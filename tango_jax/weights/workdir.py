@@ -78,7 +78,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             run started no longer exists.
     """
     config = read_config(workdir)
-    base = start_source(config, "generator" if shares_policy(config) else role, use_chat)
+    base = start_source(config, role, use_chat)
     directory, part = newest_checkpoints(workdir, role)
     saved = base.model_config
     plain = dataclasses.replace(saved, lora=None, param_dtype=config[role].model.param_dtype)
@@ -147,13 +147,14 @@ def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
 
 
 def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) -> Source:
-    """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's."""
+    """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's. Of a
+    run, one policy in both roles goes on from the generator."""
     role_config = config[role]
     numerics = fields_of(role_config)
     if role_config.checkpoint:
-        return open_checkpoint(
-            role_config.checkpoint, role, role_config.use_chat if use_chat is None else use_chat, **numerics
-        )
+        whose = "generator" if shares_policy(config) else role
+        use_chat = role_config.use_chat if use_chat is None else use_chat
+        return open_checkpoint(role_config.checkpoint, whose, use_chat, **numerics)
     model = tokenizer_model(config)
     tokenizer = load_sentencepiece(model)
     return Source(
