@@ -21,7 +21,20 @@ from tango_jax.weights.safetensors_files import shorten
 
 ARCHITECTURES = ("llama", "qwen2")
 _ROPE_FACTORS = "rope_freqs.weight"
-
+# Metadata of an architecture that is read here, or that changes nothing without what is refused.
+_KNOWN = {
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window", "attention.value_length", "block_count", "context_length", "embedding_length",
+    "expert_count", "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
+    "rope.scale_linear", "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "rope.scaling.type", "vocab_size",
+}
+# Other metadata may change what the model computes. These do not at this value; `_check_variant` adds attention.scale.
+_NEUTRAL = {
+    "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0, "attn_logit_softcapping": 0,
+    "embedding_scale": 1, "final_logit_softcapping": 0, "logit_scale": 1, "residual_scale": 1,
+    "rope.scaling.attn_factor": 1, "use_parallel_residual": False,
+}
 
 _NAMES = {  # of the tensors, by the path of their parameter; {} stands for the layer
     "embed": "token_embd.weight",
@@ -181,6 +194,14 @@ def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
         size = file.get(f"{arch}.{name}", head_dim)
         if size != head_dim:
             raise ValueError(f"{file.path} has {name}={size} and heads of size {head_dim}: they must be equal")
+    neutral = _NEUTRAL | {"attention.scale": float(np.float32(head_dim**-0.5))}
+    others = [key.removeprefix(f"{arch}.") for key in file.reader.fields if key.startswith(f"{arch}.")]
+    for name in sorted(set(others) - _KNOWN):
+        value = file.get(f"{arch}.{name}")
+        if name not in neutral or value != neutral[name]:
+            what = f"only {neutral[name]} is supported" if name in neutral else "this setting is not known here"
+            raise ValueError(f"{file.path} has {arch}.{name}={value}, which may change what the model computes: {what}; "
+                             "load the model from its Hugging Face folder, or choose another one")
 
 
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
