@@ -21,6 +21,7 @@ from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.typed_command import typed_command
 from tango_jax.text import hf_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights import safetensors_files
 from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
@@ -140,23 +141,35 @@ def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
     if kind == "gguf":
         return _open_gguf_source(open_gguf(Path(name).expanduser()), name, bool(use_chat), numerics)
     folder = resolve_folder(name)
+    _check_files(folder)
     if use_chat is None:
         prompting = read_prompting(folder)
         use_chat = prompting is not None and prompting.use_chat
     config = model_config_from_hf(folder, **numerics)
     tokenizer = hf_tokenizer.load_hf_tokenizer(folder, config.vocab_size, use_chat)
     file = folder / "generation_config.json"
-    own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    own, ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}, generation_of(tokenizer)
     return Source(
         name=name,
         model_config=config,
         tokenizer=tokenizer,
         load_params=lambda shardings=None: load_hf(folder, config, shardings),
         write_tokenizer=lambda target: copy_tokenizer(folder, target),
-        generation=generation_of(tokenizer) | own | {"eos_token_id": list(tokenizer.stop_ids)},
+        generation=ids | own | {"eos_token_id": ids["eos_token_id"]},
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
         base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
     )
+
+
+def _check_files(folder: Path) -> None:
+    """Raise ValueError with everything that a folder lacks of config, tokenizer and weights."""
+    lacking = [] if (folder / "config.json").is_file() else ["config.json"]
+    lacking += [] if hf_tokenizer.has_tokenizer(folder) else ["tokenizer.json (or tokenizer.model)"]
+    instead = safetensors_files.instead_of_weights(folder)
+    lacking += [] if instead is None else [safetensors_files.WEIGHT_FILES]
+    if lacking:
+        raise ValueError(f"{folder} lacks {', '.join(lacking)}: copy what is missing from the model's page"
+                         f"{instead or ''}")
 
 
 def published_model(name: str, **numerics) -> ModelConfig:
@@ -198,9 +211,10 @@ def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict)
 
 
 def generation_of(tokenizer: Tokenizer) -> dict:
-    """Return the token ids that a generation_config.json must contain."""
+    """The token ids that a generation_config.json must contain: one stop id as a number, several as a list."""
+    stop_ids = list(tokenizer.stop_ids)
     bos = {"bos_token_id": tokenizer.bos_ids[0]} if tokenizer.bos_ids else {}
-    return {"eos_token_id": list(tokenizer.stop_ids)} | bos
+    return {"eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0]} | bos
 
 
 def copy_tokenizer(folder: Path, target: Path) -> None:
