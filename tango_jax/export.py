@@ -101,8 +101,8 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
         raise ValueError(f"the {role}'s adapters in {workdir} belong to what a run trained ({base}), which is no "
                          "published checkpoint: export it without --adapter, merged")
     if kind_of(base) == "gguf":
-        raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a base: "
-                         "export it without --adapter, merged")
+        raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
+                         "base: export it without --adapter, merged")
     return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model)), base)
 
 
