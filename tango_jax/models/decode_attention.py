@@ -1,16 +1,11 @@
-"""Attention of one new token per row by a kernel that reads only that part of the cache which is there.
-
-In: a row's query, key and value, the cache in two parts (cache.py), and how much of each part is there. Out: what
-`cache.make_decode_attention` gives, to rounding. Stage: every layer of a decode step, if ModelConfig.decode_attention
-is cudnn (NVIDIA GPUs); xla, which runs anywhere and reads both buckets whole, is in cache.py.
+"""Attention of one new token per row by cuDNN on NVIDIA GPUs, which reads only that part of the cache which is there.
 
 Prefix and suffix are attended apart, as only the prefix is shared by the samples of a prompt, and `merge_parts` makes
-of both what one softmax over all columns gives. Keys lie as values do, [.., K, S, E], which the kernel takes.
+of both what one softmax over all columns gives. Plain attention, which runs anywhere and reads both buckets whole, is
+in cache.py (`model.decode_attention=xla`).
 
-A length does not tell the kernel where a window begins, so that models of which some layers have one use xla. And it
-tells what a row may see only if its new tokens are in the columns from 0 on. So they are in batches that follow each
-other (`cache_tokens` = 0): rows that are still alive have begun together. With a budget of cached tokens, a row begins
-in any column of the ring and may pass its end. There xla is used.
+The kernel is told how many columns a row sees, counted from the first. So it serves neither layers with a window nor a
+budget of cached tokens, with which a row begins in any column of a ring.
 """
 
 import math
@@ -41,9 +36,8 @@ def resolve_decode_attention(
     """What ModelConfig.decode_attention = `name` stands for: xla or cudnn. Looks at no device.
 
     Args:
-        platform: cpu, gpu or tpu, as jax names it.
+        platform, capability: see `attention.resolve_attention`.
         cache_tokens: the sampler's budget; 0: none.
-        capability: compute capability of an NVIDIA GPU, 8.0 for an A100; None: none.
         cache_dtype: of keys and values, if it is not compute_dtype.
         window: tokens that a query of some layers sees; 0: every layer sees all.
 
@@ -65,11 +59,7 @@ def resolve_decode_attention(
 
 
 def decode_attention_of(config: Any, cache_tokens: int, device: jax.Device) -> str:
-    """The implementation of a ModelConfig on a device, which may only be planned for; `cache_tokens` is the sampler's.
-
-    Raises:
-        ValueError: see `resolve_decode_attention`.
-    """
+    """The implementation of a ModelConfig on a device, which may only be planned for. Raises ValueError."""
     return resolve_decode_attention(
         config.decode_attention, device.platform, config.compute_dtype, config.head_dim, cache_tokens,
         capability_of(device), config.sample_cache_dtype, max(config.windows),
@@ -92,19 +82,13 @@ def columns_read(implementation: str, length: np.ndarray, bucket: int) -> np.nda
 def merge_parts(
     first_out: jax.Array, first_lse: jax.Array, second_out: jax.Array, second_lse: jax.Array
 ) -> jax.Array:
-    """Attention over the keys of two parts from attention over each: float32 of the shape of `first_out`, [.., E].
-
-    With a part's scores s_i, values v_i, lse = log sum exp(s_i) and out = sum exp(s_i - lse) v_i, both together give
+    """Attention over the keys of two parts from attention over each, float32: with a part's scores s_i and values v_i,
+    lse = log sum exp(s_i) and out = sum exp(s_i - lse) v_i, both together give
 
         out = (exp(lse_1) out_1 + exp(lse_2) out_2) / (exp(lse_1) + exp(lse_2))
 
     which is a weight of sigmoid(lse_1 - lse_2) for the first: never an exponential of a large number (section 3.1.1 of
-    FlashAttention-2, arXiv 2307.08691). A part without keys has lse = -inf and weight 0, if its `out` is finite; two
-    such parts are averaged.
-
-    Args:
-        first_lse: [..], of the scores that the softmax saw: scaled, with the natural logarithm. Wants float32, since
-            its rounding is a relative error of the weights.
+    FlashAttention-2, arXiv 2307.08691). A part without keys has lse = -inf and weight 0, if its `out` is finite.
     """
     first_lse, second_lse = (lse.astype(jnp.float32)[..., None] for lse in (first_lse, second_lse))
     # Equal ones apart: -inf minus itself is NaN.

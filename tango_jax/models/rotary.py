@@ -1,8 +1,7 @@
 """Rotary positions: angles of queries and keys that grow with a token's position.
 
-In: a ModelConfig and positions; out: sine and cosine tables, one pair for each kind of layer, and rotated queries and
-keys. Stage: every forward pass, once for all layers. `config` is a ModelConfig of transformer.py, which imports this
-file.
+A table of sines and cosines for each kind of layer is made once per forward pass. `config` is a ModelConfig of
+transformer.py, which imports this file.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Import of GGUF checkpoints of llama and qwen2 models.
 
-Takes a file; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built. llama.cpp
-rotates interleaved pairs, whereas this project rotates the two halves of a head. For llama models, its converter
-therefore reorders the rows of q and k, which is undone here; qwen2 models are stored unchanged.
+llama.cpp rotates interleaved pairs, whereas this project rotates the two halves of a head. For llama models, its
+converter therefore reorders the rows of q and k, which is undone here; qwen2 models are stored unchanged.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from tango_jax.models.rotary import RopeScaling, rope_frequencies
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.weights import hf_layout
 from tango_jax.weights.gguf_file import GgufFile, dequantize, open_gguf
-from tango_jax.weights.safetensors_files import shorten
+from tango_jax.weights.safetensors_files import tensor_problems
 
 ARCHITECTURES = ("llama", "qwen2")
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -57,10 +56,7 @@ _ROTATED = ("layers/q", "layers/k", "layers/q_bias", "layers/k_bias")  # whose r
 
 
 def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
-    """Return the architecture that a file's metadata describes.
-
-    Args:
-        numerics: fields of ModelConfig that no file determines: those of source.NUMERICS, and a shorter max_position.
+    """The architecture that a file's metadata describes; `numerics` are fields in source.NUMERICS, or max_position.
 
     Raises:
         ValueError: not a GGUF file, an unsupported architecture, or a variant that this decoder does not implement.
@@ -94,10 +90,9 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
 
 
 def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
-    """Load the parameters of a file in `config.param_dtype`, as the same tree as `transformer.init_params`.
+    """The parameters of a file in `config.param_dtype`, as the tree of `transformer.init_params`.
 
-    Every leaf is allocated once on the host and filled tensor by tensor, so the host needs memory for the largest leaf
-    in addition to its share of the result.
+    Each leaf is filled on the host tensor by tensor: the host needs memory for the largest one beside its share.
 
     Args:
         shardings: a tree of NamedSharding with the structure of the parameters, or None for the default device.
@@ -137,13 +132,9 @@ def _check_tensors(file: GgufFile, config: ModelConfig) -> None:
     found = {name: _shape(tensor) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
     wanted = {_NAMES[path].format(layer): shape
               for path, layer, shape in hf_layout.stored_tensors(config).values()}  # fmt: skip
-    missing, unexpected = (shorten(sorted(a.keys() - b.keys())) for a, b in ((wanted, found), (found, wanted)))
-    misshapen = shorten(f"{name} {found[name]} instead of {shape}" for name, shape in wanted.items()
-                        if found.get(name, shape) != shape)
-    problems = [f"{what}: {names}" for what, names in
-                (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)) if names]
+    _, problems = tensor_problems(found, wanted)
     if problems:
-        raise ValueError(f"{file.path} does not match the config ({'; '.join(problems)}): create the config with "
+        raise ValueError(f"{file.path} does not match the config ({problems}): create the config with "
                          "model_config_from_gguf from the same file")
 
 

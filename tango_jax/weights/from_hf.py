@@ -1,9 +1,10 @@
 """Import of Hugging Face checkpoints.
 
-Takes a folder or hub id; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built.
-Supports Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (text; of models
-that also read images, their text part). Weights are read part by part into the dtype and sharding of the training run,
-so host memory stays near one stacked parameter (or this process's share of it) plus the file that is open.
+Supports Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (of models that also
+read images, the text part).
+
+Weights are read part by part into the dtype and sharding of the training run, so host memory stays near one stacked
+parameter (or this process's share of it) plus the file that is open.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from tango_jax.runtime.finite import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, IMAGE_PART, LAYOUTS, TEXT_PARTS, TEXT_PREFIX, Layout
 from tango_jax.weights.prompting import TEMPLATE_FILE
-from tango_jax.weights.safetensors_files import StoredTensor, shorten
+from tango_jax.weights.safetensors_files import StoredTensor, tensor_problems
 
 HEAD_ROWS = 4096  # of a head and of the embedding that are in memory at once while they are compared
 _DOWNLOADED = ["*.json", TEMPLATE_FILE, "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
@@ -32,10 +33,8 @@ _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_f
 
 
 def resolve_folder(name: str) -> Path:
-    """Return the local folder of a checkpoint: `name` itself, or a download of the hub id (owner/name[@revision]).
-
-    Config, weights, tokenizer and generation config all come from that revision. Only data is fetched, as safetensors
-    and JSON: no pickled weights and no code.
+    """The local folder of a checkpoint: `name` itself, or a download of the hub id (owner/name[@revision]): safetensors
+    and JSON of that revision, no pickled weights and no code.
 
     Raises:
         ValueError: `name` is neither, or the files cannot be had from the hub.
@@ -62,10 +61,7 @@ def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
 
 
 def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
-    """Return the ModelConfig for the contents of a config.json; error messages name `file`.
-
-    Args and errors are those of `model_config_from_hf`.
-    """
+    """The ModelConfig for the contents of a config.json; error messages name `file`. See `model_config_from_hf`."""
     if raw.get("model_type") in TEXT_PARTS:
         raw = _text_part(file, raw)
     _check_architecture(file, raw)
@@ -276,20 +272,15 @@ def _pattern(hf) -> tuple[LayerKind, ...]:
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
     """Check that tensors and parameters correspond to each other and that their shapes agree."""
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
-    ignored = {name for name in tensors if _LEFTOVERS.fullmatch(name)}
-    if config.tied_head:
-        ignored.add(LAYOUTS["head"].name)  # a second copy of the embedding
-    missing = sorted(expected.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - expected.keys() - ignored)
-    misshapen = [f"{name} {list(tensors[name].shape)} instead of {list(shape)}" for name, shape in expected.items()
-                 if name in tensors and tensors[name].shape != shape]
-    problems = [f"{len(names)} {what}: {shorten(names)}" for what, names in
-                (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)) if names]
+    head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding
+    found = {name: tensor.shape for name, tensor in tensors.items()
+             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}  # fmt: skip
+    missing, problems = tensor_problems(found, expected)
     if problems:
         hint = "the weights and config.json do not belong together"
-        if missing == [LAYOUTS["head"].name]:
+        if missing == [head]:
             hint = "if the model's head is its embedding, set tie_word_embeddings to true in config.json"
-        raise ValueError(f"{folder}: tensors {'; '.join(problems)}. Check the folder: {hint}")
+        raise ValueError(f"{folder}: tensors {problems}. Check the folder: {hint}")
 
 
 def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:

@@ -1,8 +1,4 @@
-"""Adapters as folders of the `peft` library: adapter_config.json and adapter_model.safetensors.
-
-In: adapters of models/lora.py and where their base is; out: a folder that `PeftModel.from_pretrained` loads, or back.
-Stage: exports, and the start of runs (`ROLE.adapter`).
-"""
+"""Adapters as folders of the `peft` library: adapter_config.json and adapter_model.safetensors."""
 
 import json
 import shutil
@@ -11,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from tango_jax.models.lora import LORA_A, LORA_B, MATRICES, LoraConfig, init_adapters
 from tango_jax.models.transformer import ModelConfig
@@ -19,7 +15,7 @@ from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.hub import parse_hub_id
 from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.weights.hf_layout import LAYOUTS
-from tango_jax.weights.safetensors_files import shorten
+from tango_jax.weights.safetensors_files import shorten, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MODULES = {name: LAYOUTS[f"layers/{name}"].name.split(".")[-2] for name in MATRICES}  # {"q": "q_proj", ...}
@@ -66,11 +62,10 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
     saving.mkdir(parents=True)
     (saving / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     try:
-        save_file(tensors, saving / WEIGHTS_FILE, metadata={"format": "pt"})
-    except SafetensorError as error:  # safetensors reports every disk error as this one
+        write_tensors(tensors, saving / WEIGHTS_FILE, saving / CONFIG_FILE)
+    except OSError:
         shutil.rmtree(saving, ignore_errors=True)
-        raise OSError(f"{saving / WEIGHTS_FILE} cannot be written ({error})") from error
-    shutil.copymode(saving / CONFIG_FILE, saving / WEIGHTS_FILE)  # safetensors makes files private
+        raise
     commit(saving, folder)
     return folder
 

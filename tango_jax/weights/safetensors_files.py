@@ -1,17 +1,18 @@
 """Access to the tensors in a folder of safetensors files, either a single file or several with an index.
 
-Takes a folder in Hugging Face format; returns NumPy arrays in the stored dtype. Only headers are read until a part is
-requested, and a file is open only while it is being read, so memory stays near the size of what was requested.
+Only headers are read until a part is requested, so memory stays near the size of what was requested.
 """
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILES = f"{SINGLE_FILE} (or {INDEX_FILE})"
@@ -33,6 +34,24 @@ def shorten(names: Iterable[str]) -> str:
     names = list(names)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def tensor_problems(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> tuple[list[str], str]:
+    """(names that are missing, all that is wrong): shapes of a file's tensors against those that a model needs."""
+    missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    misshapen = [f"{name} {list(found[name])} instead of {list(shape)}" for name, shape in wanted.items()
+                 if found.get(name, shape) != shape]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+    return missing, "; ".join(f"{len(names)} {what}: {shorten(names)}" for what, names in kinds if names)
+
+
+def write_tensors(tensors: dict[str, np.ndarray], file: Path, like: Path) -> None:
+    """Write a file with the permissions of another. Raises OSError."""
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # safetensors reports every disk error as this one
+        raise OSError(f"{file} cannot be written ({error})") from error
+    shutil.copymode(like, file)  # safetensors makes files private
 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -1,9 +1,4 @@
-"""Opening of checkpoints by name: a Hugging Face folder, a hub id, a GGUF file, or the workdir of a run.
-
-Takes a name; returns one record with the architecture, the tokenizer, a function that loads the weights, and what an
-export needs. Opening a checkpoint reads no weights. Stage of the loop: before the policies are built, and at the start
-of `sample` and `export`.
-"""
+"""Opening of published checkpoints by name: a Hugging Face folder, a hub id or a GGUF file. It reads no weights."""
 
 import dataclasses
 import json
@@ -57,9 +52,6 @@ def sized_model(role: ConfigDict, vocab_size: int) -> ModelConfig:
     return ModelConfig(vocab_size=vocab_size, **sizes | fields_of(role))
 
 
-SHOWN = 5  # runs that an error lists
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """An opened checkpoint."""
@@ -111,8 +103,7 @@ def _runs_beside(path: Path) -> str:
         runs = sorted(str(other) for other in path.parent.iterdir() if is_workdir(other))
     except OSError:  # there is no such folder either, or it may not be read
         runs = []
-    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
-    return f" (runs beside it: {', '.join(runs[:SHOWN])}{more})" if runs else ""
+    return f" (runs beside it: {safetensors_files.shorten(runs)})" if runs else ""
 
 
 def is_workdir(path: Path) -> bool:
@@ -129,7 +120,7 @@ def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
 
     Args:
         use_chat: wrap every prompt in the model's chat template; None: as in the run that it was exported from, or no.
-        numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
+        numerics: fields in NUMERICS that differ from ModelConfig's defaults.
 
     Raises:
         ValueError: there is no checkpoint of that name, or this project cannot run it.
@@ -174,10 +165,7 @@ def _check_files(folder: Path) -> None:
 
 def published_model(name: str, **numerics) -> ModelConfig:
     """The sizes of a published checkpoint: a folder with its config.json, a .gguf file, or a hub id in the table of
-    presets. Nothing is downloaded, and neither weights nor tokenizers are read.
-
-    Args:
-        numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
+    presets. Nothing is downloaded, and neither weights nor tokenizers are read. `numerics`: see `open_source`.
 
     Raises:
         ValueError: there is no checkpoint of that name, its sizes are not known here, or this project cannot run it.

@@ -1,7 +1,6 @@
-"""Export to Hugging Face format.
+"""Export to a Hugging Face folder that transformers loads.
 
-Takes a ModelConfig and a parameter tree; writes a folder that transformers loads. Stage of the loop: after training.
-The folder is written beside its final location and renamed once it is complete, so no reader ever sees a partial one.
+It is written beside its final place and renamed once it is complete, so no reader ever sees a partial one.
 """
 
 import json
@@ -12,8 +11,6 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime.manifest import SAVING, commit
@@ -21,7 +18,7 @@ from tango_jax.runtime.model_text import markdown_cell, markdown_fence
 from tango_jax.weights import hf_layout
 from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, differences
 from tango_jax.weights.prompting import NO_EXAMPLE, TEMPLATE_FILE, Example, Prompting
-from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
+from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE, write_tensors
 
 MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
@@ -43,7 +40,7 @@ def family_of(config: ModelConfig) -> str:
 
 
 def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: dict | None = None) -> dict:
-    """Return the contents of config.json.
+    """The contents of config.json.
 
     Args:
         architecture: a model_type or class name.
@@ -278,11 +275,7 @@ def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype
     for file, shard in zip(names, shards, strict=True):
         tensors = {name: value.astype(dtype, copy=False) for name, value in _stored_values(config, params, shard)}
         if folder is not None:
-            try:
-                save_file(tensors, folder / file, metadata={"format": "pt"})
-            except SafetensorError as error:  # safetensors reports every disk error as this one
-                raise OSError(f"{folder / file} cannot be written ({error})") from error
-            shutil.copymode(folder / "config.json", folder / file)  # safetensors makes files private
+            write_tensors(tensors, folder / file, folder / "config.json")
     if folder is not None and len(shards) > 1:
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         metadata = {"total_parameters": count, "total_size": count * dtype.itemsize}

@@ -1,8 +1,4 @@
-"""Opening of a run's policies, either from its settings or from its workdir with whatever it has trained so far.
-
-Takes settings or a workdir; returns a Source. Stage of the loop: the start of every run, and wherever a policy that
-this project trained is used again: in another run, an export or `sample`.
-"""
+"""Opening of a run's policies, from its settings or from its workdir with whatever it has trained so far."""
 
 import dataclasses
 from pathlib import Path
@@ -47,12 +43,10 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
 
 
 def prompting_of(name: str, role: str, download: bool = False) -> Prompting | None:
-    """How the run prompted the role from which a checkpoint comes; None: it does not say.
+    """How the run prompted the role from which a checkpoint comes; None: it does not say. A hub id is asked only with
+    `download`, which downloads it.
 
     The template of a workdir is a name or a file, as in its settings: a file may be gone that nobody asks for.
-
-    Args:
-        download: also ask a hub id, which is downloaded.
 
     Raises:
         ValueError: there is no checkpoint of that name, or what it says is damaged.

@@ -279,8 +279,8 @@ IQ4_NL = (np.zeros((24, 18), np.uint8), gguf.GGMLQuantizationType.IQ4_NL)
     ({"blk.1.ffn_up.weight": None}, ["missing: blk.1.ffn_up.weight"]),
     ({"blk.1.ffn_up.bias": np.zeros(48, np.float32)}, ["blk.1.ffn_up.bias", "unexpected"]),
     ({"output.weight": ZEROS}, ["output.weight", "unexpected"]),
-    ({"blk.0.attn_k.weight": np.zeros((8, 32), np.float32)}, ["blk.0.attn_k.weight", "(8, 32)", "(16, 32)"]),
-    ({"token_embd.weight": ZEROS[:23]}, ["token_embd.weight", "(23, 32)", "(24, 32)"]),
+    ({"blk.0.attn_k.weight": np.zeros((8, 32), np.float32)}, ["blk.0.attn_k.weight", "[8, 32]", "[16, 32]"]),
+    ({"token_embd.weight": ZEROS[:23]}, ["token_embd.weight", "[23, 32]", "[24, 32]"]),
     ({"token_embd.weight": IQ4_NL}, ["token_embd.weight", "IQ4_NL", "Q8_0"]),
     ({"output_norm.weight": np.full(32, np.nan, np.float32)}, ["output_norm.weight", "NaN"]),
 ])  # fmt: skip
