@@ -115,11 +115,12 @@ def is_workdir(path: Path) -> bool:
     return isinstance(settings, dict) and "task.name" in settings and "model_type" not in settings
 
 
-def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
+def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = True, **numerics) -> Source:
     """Open a published checkpoint: a folder, a hub id (which is downloaded, see hub.py) or a .gguf file.
 
     Args:
         use_chat: wrap every prompt in the model's chat template; None: as in the run that it was exported from, or no.
+        reads_weights: they must be there; a plan needs sizes and tokenizer alone.
         numerics: fields in NUMERICS that differ from ModelConfig's defaults.
 
     Raises:
@@ -132,7 +133,7 @@ def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
     if kind == "gguf":
         return _open_gguf_source(open_gguf(Path(name).expanduser()), name, bool(use_chat), numerics)
     folder = resolve_folder(name)
-    _check_files(folder)
+    _check_files(folder, reads_weights)
     if use_chat is None:
         prompting = read_prompting(folder)
         use_chat = prompting is not None and prompting.use_chat
@@ -152,11 +153,11 @@ def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
     )
 
 
-def _check_files(folder: Path) -> None:
+def _check_files(folder: Path, reads_weights: bool) -> None:
     """Raise ValueError with everything that a folder lacks of config, tokenizer and weights."""
     lacking = [] if (folder / "config.json").is_file() else ["config.json"]
     lacking += [] if hf_tokenizer.has_tokenizer(folder) else ["tokenizer.json (or tokenizer.model)"]
-    instead = safetensors_files.instead_of_weights(folder)
+    instead = safetensors_files.instead_of_weights(folder) if reads_weights else None
     lacking += [] if instead is None else [safetensors_files.WEIGHT_FILES]
     if lacking:
         raise ValueError(f"{folder} lacks {', '.join(lacking)}: copy what is missing from the model's page"

@@ -120,6 +120,14 @@ def test_everything_that_a_folder_with_a_pickle_lacks_is_one_error(folder, tmp_p
         open_source(str(tmp_path))
 
 
+def test_a_plan_needs_no_weights(folder, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path / name)
+    assert open_source(str(tmp_path), reads_weights=False).model_config == MODEL
+    with pytest.raises(ValueError, match="lacks model.safetensors"):
+        open_source(str(tmp_path))
+
+
 @pytest.mark.parametrize("name, message", [
     ("none.gguf", "none.gguf does not exist"),
     ("a b/c", "'a b/c' is neither a .gguf file nor a folder nor a hub id"),
