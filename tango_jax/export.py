@@ -35,7 +35,7 @@ from tango_jax.weights.peft_folder import write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.to_hf import export_hf, model_card
-from tango_jax.weights.workdir import (
+from tango_jax.weights.workdir import has_one_policy, (
     full_stage_one,
     newest_checkpoints,
     open_workdir,
@@ -86,11 +86,10 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
     """Write the newest adapters of a role as a PEFT folder, and return its path.
 
     Raises:
-        ValueError: the run trains no adapters, or these belong to the result of a stage 1 or to another run, which are
-            no published checkpoints; or see `export`.
+        ValueError: the run trains no adapters, or their base is none that peft loads; or see `export`.
     """
     settings = read_config(workdir)
-    source = start_source(settings, role)
+    source = start_source(settings, role, is_one_policy=has_one_policy(workdir))
     model = source.model_config
     if not model.lora:
         raise ValueError(f"{workdir} trains all parameters of the {role}: export it without --adapter")
@@ -101,6 +100,9 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
     if isinstance(base, Path) or kind_of(base) == "workdir":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to what a run trained ({base}), which is no "
                          "published checkpoint: export it without --adapter, merged")
+    if kind_of(base) == "gguf":
+        raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
+                         "base: export it without --adapter, merged")
     return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model)), base)
 
 

@@ -1,11 +1,14 @@
 """What the README shows works as it stands there: its Python runs, its commands are understood, its files exist."""
 
+import ast
+import inspect
 import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +23,9 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.config_file import open_config
 from tango_jax.cli.validation import validate
-from tango_jax.loop.try_method import try_method
-from tango_jax.records import Solution
+from tango_jax.method import tango
+from tango_jax.method.load import load_method
+from tango_jax.records import Rollout, Solution, StepRewards
 from tango_jax.runtime.user_code import load_function
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
@@ -131,19 +135,35 @@ def test_the_readmes_python_program(tmp_path):
     assert turns == ["warmup", "generator", "generator"]
 
 
+def statements(source: str, name: str) -> list[str]:
+    """Those of a function, without its docstring, however they are laid out."""
+    [function] = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == name]
+    return [ast.unparse(one) for one in function.body if not isinstance(one, ast.Expr)]
+
+
+def test_the_turn_that_is_shown_is_the_real_one():
+    shown = [ast.unparse(one) for one in ast.parse(block("solutions, reward = t.until_full")).body]
+    assert len(shown) == 5
+    assert [text for text in statements(inspect.getsource(tango), "solve") if text in shown] == shown
+
+
 def test_the_readmes_own_arm(tmp_path, monkeypatch):
-    """Its record loads by name, its credit is tried, and by hand it gives the lowest step reward ahead."""
+    """Its arm loads by name; its turn is tried, and is tango.solve but for one statement; by hand it gives the lowest
+    step reward ahead."""
     monkeypatch.chdir(tmp_path)
     Path("my_method.py").write_text(block("import dataclasses"))
     assert "--config.arm=my_method.py:min_form" in README and "'my_method.py:min_form'" in README
-    config = load_config("tiny", {"arm": "my_method.py:min_form"})
+    config = load_config("tiny", {"arm": "my_method.py:min_form", "generator.max_response": 4})
     validate(config)
-    method = try_method(config, make_task(config, {}))
-    assert method.arm.label == "min form"
-    step_fn = load_function("step", "my_method.py:lowest_ahead_BT", ("r", "e", "a", "M", "loss")).function
-    reward_BT, is_action_BT = np.float32([[0, 0.5, 0, -0.5], [0, 0.5, 0, 0.5]]), np.ones((2, 4), bool)
-    is_action_BT[1, 3:] = False
-    found_BT = step_fn(reward_BT, reward_BT != 0, is_action_BT, 2, config.generator.loss)
+    method = load_method(config, make_task(config, {}))
+    assert method.arm.label == "min form" and method.stage_one_kind == ""
+    own, published = statements(block("import dataclasses"), "solve"), statements(inspect.getsource(tango), "solve")
+    assert [a == b for a, b in zip(own, published, strict=True)].count(False) == 1
+    step_fn = load_function("step", "my_method.py:lowest_ahead_BT", ("t", "steps", "solutions")).function
+    reward_BT = np.float32([[0, 0.5, 0, -0.5], [0, 0.5, 0, 0.5]])
+    rollout = Rollout((np.zeros(4, int), np.zeros(3, int)), (), np.zeros(2, bool), 0, 0)
+    found_BT = step_fn(SimpleNamespace(config=config), StepRewards(reward_BT, reward_BT != 0, []),
+                       SimpleNamespace(group_size=2, rollout=rollout))  # fmt: skip
     # Elements 0.5, -0.5, 0.5, 0.5: mean 0.25, deviation 0.5.
     np.testing.assert_allclose(found_BT, [[-1.5] * 4, [0.5, 0.5, 0.5, 0]], atol=1e-5)
 
@@ -276,7 +296,7 @@ def test_the_main_loop_is_as_long_as_it_says():
     files = re.findall(r"`([\w/]+\.py)`", text[: text.index("\n\n")])
     lines = sum(len((ROOT / "tango_jax" / name).read_text().splitlines()) for name in files)
     said = int(re.search(r"([\d,]+) lines in all", text)[1].replace(",", ""))
-    assert len(files) == 15 and said - 100 < lines <= said
+    assert len(files) == 12 and said <= 2300 and said - 100 < lines <= said
 
 
 def test_it_is_no_longer_than_a_page_should_be():

@@ -147,7 +147,7 @@ def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
 def _base_of(policy: Policy, bases: dict) -> dict:
     """The frozen checkpoint of a policy; `bases` holds those that are loaded."""
     model, checkpoint = policy.model_config, policy.config.checkpoint
-    own = policy.role if kind_of(checkpoint) == "workdir" else ""  # each role of a run has weights of its own
+    own = policy.roles[0] if kind_of(checkpoint) == "workdir" else ""  # each role of a run has its weights
     key = checkpoint, own, model.lora.base_dtype, model.compute_dtype, policy.placement.train
     if key not in bases:
         bases[key] = policy.freeze(policy.load_params())

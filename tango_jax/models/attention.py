@@ -1,18 +1,14 @@
 """Attention over whole sequences: packed rows, prompts, and packed rows that continue shared prompts.
 
-Stage: every layer of training, scoring and prefill. Masks come from segment ids and lengths, never from token ids.
-Attention of one new token against a growing cache is in `cache.py`.
-
-Three implementations of the same sums, chosen in Python before anything is traced (`attention_of`):
+Masks come from segment ids and lengths, never from token ids. One new token against a growing cache is in cache.py.
+Three implementations of the same sums are chosen in Python before anything is traced (`attention_of`):
 
     xla      plain products with softmax in float32: any platform, but a row's scores are an array [H, T, S]
     cudnn    NVIDIA GPUs, through `jax.nn.dot_product_attention`: scores stay on the chip
     splash   TPUs (splash.py): scores stay on the chip, blocks that no query may see are skipped
 
-What they give for padding is finite, differs between them, and reaches no real token.
-
-Layers may have a window: a query then sees no more than so many tokens of its sequence, of which it is the last. Masks
-are made for each window that a model has.
+Their results for padding are finite and differ, and reach no real token. In a layer with a window, a query sees the
+last so many tokens of its sequence, itself among them.
 """
 
 import functools
@@ -78,12 +74,9 @@ def unsupported_reason(name: str, platform: str, compute_dtype: str, head_dim: i
 
 
 def attention_of(config: Any, device: jax.Device | None = None) -> str:
-    """The implementation of a ModelConfig on a device, which may be one that is only planned for.
+    """The implementation of a ModelConfig on a device, which may only be planned for. Raises ValueError.
 
-    Without a device a name is taken at its word (it was checked when the policy was made), and auto means this machine.
-
-    Raises:
-        ValueError: see `resolve_attention`.
+Without a device, a name is taken as it is (it was checked when the policy was made), and auto means this machine.
     """
     if device is None and config.attention != "auto":
         return config.attention

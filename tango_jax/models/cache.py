@@ -1,13 +1,12 @@
-"""The key/value cache of decoding, in two parts: a prefix per prompt, shared by its samples, and a suffix per row.
+"""The key/value cache of decoding: a prefix per prompt, shared by its samples, and a suffix per row.
 
-The prefix is written once by prefill. The suffix holds the new tokens; all rows write the same of its columns, so a
-decode step writes one slice instead of scattering per row. Keys are stored [.., E, S] and values [.., S, E]: the
-layouts in which both products of attention read contiguous memory; the kernels of decode_attention.py take keys as
-values lie (`key_axis`). In a prefix, X takes the place of S: the prompt bucket, where S is the cache bucket. With
-`sample_cache_dtype` "int8" each array is an `int8.Quantized`: [.., K, S] has a scale for every token and head.
+Prefill writes the prefix. The suffix holds the new tokens; all rows write the same of its columns, so that a decode
+step writes one slice. Keys are stored [.., E, S] and values [.., S, E], which both products of attention read as they
+lie; cuDNN takes keys as values (`key_axis`). In a prefix, X (the prompt bucket) takes the place of S (the cache
+bucket). With `sample_cache_dtype` "int8" each array is an `int8.Quantized`.
 
-Layers with a window keep no more columns than it has: of a prompt its last ones, and of the new tokens a ring of that
-size. Where rows are put into slots (`cache_tokens`), they keep as many as the others, and masks leave out the rest.
+Layers with a window keep only its columns: of a prompt the last ones, and of the new tokens a ring of that size. With
+slots (`cache_tokens`), they keep as many as the others, and masks leave out the rest.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The decoder's layers as sampling runs them: weights in the decode layout, and a loop that returns each layer's cache.
-
-In: the parameters of training, once per phase; then the hidden states of new tokens. Out: the weights that sampling
-takes; then hidden states, keys and values. Stage: sampling. A layer is `transformer.Block`, as in training.
+"""The decoder's layers as sampling runs them. A layer is `transformer.Block`, as in training.
 
 Training scans over the stacked layers. Sampling loops over them in Python, since a scan would copy the cache at every
 step.

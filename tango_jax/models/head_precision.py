@@ -1,8 +1,4 @@
-"""How the products of a float32 head are made, by `model.head_precision`, and on which devices that is possible.
-
-In: a setting, or a device. Out: what XLA is asked for, or an error. Stage: wherever logits are made, and before a
-policy is built.
-"""
+"""How the products of a float32 head are made, by `model.head_precision`, and on which devices that is possible."""
 
 import jax
 from jax import lax

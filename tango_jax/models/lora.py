@@ -1,9 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): a frozen matrix W with a trained A and B, W x + (alpha / r) B A x.
 
-In: the frozen base, a parameter tree of `transformer.init_params`; out: the tree that forward passes take, with
-`<name>_lora_a` and `<name>_lora_b` beside the matrix `<name>` of the layers. Stage: wherever parameters are made,
-loaded, trained or laid out for sampling. Without adapters, everything is trained and the base is empty. `config` is a
-ModelConfig of transformer.py, which imports this file.
+Forward passes take the frozen base with `<name>_lora_a` and `<name>_lora_b` beside the matrix `<name>` of the layers.
+Without adapters, everything is trained and the base is empty. `config` is a ModelConfig of transformer.py, which
+imports this file.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Rotary positions: angles of queries and keys that grow with a token's position.
 
-In: a ModelConfig and positions; out: sine and cosine tables, one pair for each kind of layer, and rotated queries and
-keys. Stage: every forward pass, once for all layers. `config` is a ModelConfig of transformer.py, which imports this
-file.
+A table of sines and cosines for each kind of layer is made once per forward pass. `config` is a ModelConfig of
+transformer.py, which imports this file.
 """
 
 import dataclasses
@@ -30,14 +29,14 @@ class RopeScaling:
     original_max_position: int = 0
 
 
-def rope_frequencies(config: Any, own_base: float | None = None) -> np.ndarray:
-    """Angular frequencies of the rotary embedding, float32 [E/2]: the model's, or unscaled ones of another base."""
-    base = config.rope_base if own_base is None else own_base
+def rope_frequencies(config: Any, kind: Any = None) -> np.ndarray:
+    """Angular frequencies of the rotary embedding, float32 [E/2]: the model's, or those of a LayerKind."""
+    own = config if kind is None or kind.rope_base is None else kind
+    base, scaling = own.rope_base, own.rope_scaling
     # Rounded where PyTorch rounds: one unit in the last place is already 3e-4 radians at position 5000.
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequency = 1 / np.power(base, exponent.astype(np.float64)).astype(np.float32)
-    scaling = config.rope_scaling
-    if scaling is None or own_base is not None:
+    if scaling is None:
         return frequency
     if not scaling.original_max_position:
         return frequency / np.float32(scaling.factor)
@@ -51,16 +50,17 @@ def rope_frequencies(config: Any, own_base: float | None = None) -> np.ndarray:
 def rope_tables(config: Any, position_BT: jax.Array) -> Ropes:
     """Sine and cosine of every position, each float32[B, T, 1, E/2], for each kind of layer in `config.pattern`.
 
-    They are computed once and shared by all layers of a kind, and by kinds with the same base.
+    They are computed once and shared by all layers of a kind, and by kinds with the same base and scaling.
     """
     tables = {}
-    for base in dict.fromkeys(kind.rope_base for kind in config.pattern):
-        if base == 0:
-            tables[base] = None
-            continue
-        angle = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config, base)[None, None, :]
-        tables[base] = jnp.sin(angle)[:, :, None, :], jnp.cos(angle)[:, :, None, :]
-    return tuple(tables[kind.rope_base] for kind in config.pattern)
+    for kind in config.pattern:
+        key = kind.rope_base, kind.rope_scaling
+        if kind.rope_base == 0:
+            tables[key] = None
+        elif key not in tables:
+            angle = position_BT[..., None].astype(jnp.float32) * rope_frequencies(config, kind)[None, None, :]
+            tables[key] = jnp.sin(angle)[:, :, None, :], jnp.cos(angle)[:, :, None, :]
+    return tuple(tables[kind.rope_base, kind.rope_scaling] for kind in config.pattern)
 
 
 def apply_rope(x_BTHE: jax.Array, rope: Rope | None) -> jax.Array:

@@ -1,18 +1,13 @@
 """Attention on TPUs by jax's splash kernel: packed rows, and packed rows that continue a prefix, with gradients.
 
-In: queries, keys and values of whole rows, and what `mask_inputs` made of their segments. Out: what `attention.attend`
-gives, for real tokens. Stage: every layer of training, scoring and prefill, where `ModelConfig.attention` is splash.
-
-The kernel itself offers a mask that is fixed when it is built, and segment ids, which must be equal for a query to see
-a key. Equality cannot express that several segments of a row all see the row's prefix but not each other. What can is
-the function from which the kernel computes its mask block by block: it is given one number per query, by default the
-query's index. Where there is a prefix, that number here holds the first and the last token of the row that the query
-may see. Segment ids then only tell tokens from padding. The kernel still skips the blocks that causality rules out, and
-without a prefix those before a window. With one, a prefix that lies on the right of its columns makes the distance to
-its tokens follow from the same number.
+The kernel offers a mask that is fixed when it is built, and segment ids, which must be equal for a query to see a key.
+Equality cannot express that several segments of a row all see the row's prefix but not each other. The function that
+computes the mask block by block can: it is given one number per query, which with a prefix holds the first and the last
+token of the row that the query may see. Segment ids then only tell tokens from padding. The kernel still skips the
+blocks that causality rules out, and without a prefix those before a window.
 
 Training runs under a `shard_map` that checks which values vary over which mesh axes (vma). The kernel does not declare
-that, so it then runs without the check (`_without_vma_check`), with a gradient of its own.
+that, so it runs without the check (`_without_vma_check`), with a gradient of its own.
 """
 
 import dataclasses

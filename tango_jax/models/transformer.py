@@ -44,7 +44,8 @@ class LayerKind:
     """What the attention of a layer has of its own, where the layers of a model differ."""
 
     window: int = 0  # tokens that a query sees, of which it is the last; 0: all before it
-    rope_base: float | None = None  # an unscaled rotary base; 0: nothing is rotated; None: the model's
+    rope_base: float | None = None  # a rotary base; 0: nothing is rotated; None: base and scaling are the model's
+    rope_scaling: RopeScaling | None = None  # of a `rope_base`
 
 
 @dataclasses.dataclass(frozen=True)

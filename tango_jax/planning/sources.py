@@ -81,7 +81,7 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
             settings.put(f"{role}.use_chat", has_chat_template(own.checkpoint))
             key = (own.checkpoint, own.use_chat, *numerics.values())
             if key not in opened:
-                opened[key] = open_source(own.checkpoint, own.use_chat, **numerics)
+                opened[key] = open_source(own.checkpoint, own.use_chat, not is_planned, **numerics)
             sources[role] = opened[key]
     return sources
 

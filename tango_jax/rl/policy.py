@@ -168,12 +168,12 @@ def make_policy(
         sampler_config.with_row_multiple(placement.row_multiple).check_cache_tokens()
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
-        device, buckets = placement.train.devices.flat[0], sampler_config.buckets
+        device = placement.train.devices.flat[0]
         check_head_precision(model.head_precision, device)
         model = dataclasses.replace(
             model,
             attention=attention_of(model, device),
-            decode_attention=decode_attention_of(model, buckets, sampler_config.cache_tokens, device),
+            decode_attention=decode_attention_of(model, sampler_config.cache_tokens, device),
             grad_reduce_dtype=config.mesh.grad_reduce_dtype,
         )
     except ValueError as error:
@@ -214,7 +214,8 @@ def sampler_sizes(config: ConfigDict) -> SamplerConfig:
 def make_policies(config: ConfigDict, is_shared: bool) -> dict[str, Policy]:
     """Both policies; with `is_shared`, one policy has both roles. They do not depend on the seed, nor on the arm beside
     that: runs that differ in those alone can share them, and with them everything that is compiled."""
-    return {role: make_policy(role, config[role], start_source(config, role), is_shared=is_shared) for role in ROLES}
+    sources = {role: start_source(config, role, is_one_policy=is_shared) for role in ROLES}
+    return {role: make_policy(role, config[role], sources[role], is_shared=is_shared) for role in ROLES}
 
 
 def loss_config(role: str, config: ConfigDict) -> LossConfig:

@@ -1,7 +1,4 @@
-"""Byte-pair tokenizers for models without a tokenizer.json: GGUF files and bare SentencePiece models.
-
-Takes the contents of a model file, pieces with their merges or scores; returns objects of the `tokenizers` library.
-"""
+"""Byte-pair tokenizers for models without a tokenizer.json: GGUF files and bare SentencePiece models."""
 
 import enum
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Tokenizers for models trained from scratch: single characters, and symbols that stand for longer texts.
-
-Takes an alphabet and symbols; returns a SentencePiece model for the loop, or writes tokenizer files for an export.
-"""
+"""Tokenizers for models trained from scratch: single characters, and symbols that stand for longer texts."""
 
 import io
 import re

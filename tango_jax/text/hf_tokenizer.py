@@ -1,9 +1,8 @@
-"""Tokenizers of published models.
+"""Tokenizers of published models: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM, OLMo 2) and SentencePiece's BPE with
+byte fallback (Llama-2, Mistral, Gemma).
 
-Takes a Hugging Face folder; returns the loop's `Tokenizer`. Stage of the loop: once, at the start of a run. It supports
-two families: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM, OLMo 2) and SentencePiece's BPE with byte fallback
-(Llama-2, Mistral, Gemma). Special tokens that occur in a template become their ids, as in transformers with
-`add_special_tokens=False`; in problems and in what models wrote they stay text (`Tokenizer.as_text`).
+Special tokens that occur in a template become their ids, as in transformers with `add_special_tokens=False`; in
+problems and in what models wrote they stay text (`Tokenizer.as_text`).
 """
 
 import functools

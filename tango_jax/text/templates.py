@@ -1,8 +1,7 @@
 """Prompts of both roles.
 
-Takes a problem and, for the verifier, a solution; returns the token ids of the prompt. Stage of the loop: before
-sampling. A template is specified by one of the names below, by the path of a text file, or by its text. It may use
-{problem}, {solution} and {num_steps}, which are replaced literally, so LaTeX braces need no escaping.
+A template is one of the names below, the path of a text file, or its text. It may use {problem}, {solution} and
+{num_steps}, which are replaced literally, so LaTeX braces need no escaping.
 """
 
 import bisect

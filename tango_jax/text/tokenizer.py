@@ -1,8 +1,8 @@
 """Conversion of text to token ids and back, with the character span of every token.
 
-Stage of the loop: before sampling and right after it. The text of a response is the UTF-8 decoding of the bytes of its
-tokens. Spans therefore come from the sampled ids themselves, never from tokenizing the text again, and a character
-whose bytes are split across two tokens ends in the second one.
+The text of a response is the UTF-8 decoding of the bytes of its tokens. Spans therefore come from the sampled ids
+themselves, never from tokenizing the text again, and a character whose bytes are split across two tokens ends in the
+second one.
 """
 
 import bisect

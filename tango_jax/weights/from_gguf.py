@@ -1,8 +1,7 @@
 """Import of GGUF checkpoints of llama and qwen2 models.
 
-Takes a file; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built. llama.cpp
-rotates interleaved pairs, whereas this project rotates the two halves of a head. For llama models, its converter
-therefore reorders the rows of q and k, which is undone here; qwen2 models are stored unchanged.
+llama.cpp rotates interleaved pairs, whereas this project rotates the two halves of a head. For llama models, its
+converter therefore reorders the rows of q and k, which is undone here; qwen2 models are stored unchanged.
 """
 
 import dataclasses
@@ -17,11 +16,24 @@ from tango_jax.models.rotary import RopeScaling, rope_frequencies
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.weights import hf_layout
 from tango_jax.weights.gguf_file import GgufFile, dequantize, open_gguf
-from tango_jax.weights.safetensors_files import shorten
+from tango_jax.weights.safetensors_files import tensor_problems
 
 ARCHITECTURES = ("llama", "qwen2")
 _ROPE_FACTORS = "rope_freqs.weight"
-
+# Metadata of an architecture that is read here, or that changes nothing without what is refused.
+_KNOWN = {
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window", "attention.value_length", "block_count", "context_length", "embedding_length",
+    "expert_count", "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
+    "rope.scale_linear", "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "rope.scaling.type", "vocab_size",
+}
+# Other metadata may change what the model computes. These do not at this value; `_check_variant` adds attention.scale.
+_NEUTRAL = {
+    "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0, "attn_logit_softcapping": 0,
+    "embedding_scale": 1, "final_logit_softcapping": 0, "logit_scale": 1, "residual_scale": 1,
+    "rope.scaling.attn_factor": 1, "use_parallel_residual": False,
+}
 
 _NAMES = {  # of the tensors, by the path of their parameter; {} stands for the layer
     "embed": "token_embd.weight",
@@ -44,10 +56,7 @@ _ROTATED = ("layers/q", "layers/k", "layers/q_bias", "layers/k_bias")  # whose r
 
 
 def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
-    """Return the architecture that a file's metadata describes.
-
-    Args:
-        numerics: fields of ModelConfig that no file determines: those of source.NUMERICS, and a shorter max_position.
+    """The architecture that a file's metadata describes; `numerics` are fields in source.NUMERICS, or max_position.
 
     Raises:
         ValueError: not a GGUF file, an unsupported architecture, or a variant that this decoder does not implement.
@@ -81,10 +90,9 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
 
 
 def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
-    """Load the parameters of a file in `config.param_dtype`, as the same tree as `transformer.init_params`.
+    """The parameters of a file in `config.param_dtype`, as the tree of `transformer.init_params`.
 
-    Every leaf is allocated once on the host and filled tensor by tensor, so the host needs memory for the largest leaf
-    in addition to its share of the result.
+    Each leaf is filled on the host tensor by tensor: the host needs memory for the largest one beside its share.
 
     Args:
         shardings: a tree of NamedSharding with the structure of the parameters, or None for the default device.
@@ -124,13 +132,9 @@ def _check_tensors(file: GgufFile, config: ModelConfig) -> None:
     found = {name: _shape(tensor) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
     wanted = {_NAMES[path].format(layer): shape
               for path, layer, shape in hf_layout.stored_tensors(config).values()}  # fmt: skip
-    missing, unexpected = (shorten(sorted(a.keys() - b.keys())) for a, b in ((wanted, found), (found, wanted)))
-    misshapen = shorten(f"{name} {found[name]} instead of {shape}" for name, shape in wanted.items()
-                        if found.get(name, shape) != shape)
-    problems = [f"{what}: {names}" for what, names in
-                (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)) if names]
+    _, problems = tensor_problems(found, wanted)
     if problems:
-        raise ValueError(f"{file.path} does not match the config ({'; '.join(problems)}): create the config with "
+        raise ValueError(f"{file.path} does not match the config ({problems}): create the config with "
                          "model_config_from_gguf from the same file")
 
 
@@ -181,6 +185,14 @@ def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
         size = file.get(f"{arch}.{name}", head_dim)
         if size != head_dim:
             raise ValueError(f"{file.path} has {name}={size} and heads of size {head_dim}: they must be equal")
+    neutral = _NEUTRAL | {"attention.scale": float(np.float32(head_dim**-0.5))}
+    others = [key.removeprefix(f"{arch}.") for key in file.reader.fields if key.startswith(f"{arch}.")]
+    for name in sorted(set(others) - _KNOWN):
+        value = file.get(f"{arch}.{name}")
+        if name not in neutral or value != neutral[name]:
+            what = f"only {neutral[name]} is supported" if name in neutral else "this setting is not known here"
+            raise ValueError(f"{file.path} has {arch}.{name}={value}, which may change what the model computes: "
+                             f"{what}; load the model from its Hugging Face folder, or choose another one")
 
 
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:

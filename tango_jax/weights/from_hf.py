@@ -1,14 +1,17 @@
 """Import of Hugging Face checkpoints.
 
-Takes a folder or hub id; returns a ModelConfig and a parameter tree. Stage of the loop: before the policies are built.
-Supports Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (text; of models
-that also read images, their text part). Weights are read part by part into the dtype and sharding of the training run,
-so host memory stays near one stacked parameter (or this process's share of it) plus the file that is open.
+Supports Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (of models that also
+read images, the text part).
+
+Weights are read part by part into the dtype and sharding of the training run, so host memory stays near one stacked
+parameter (or this process's share of it) plus the file that is open.
 """
 
+import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,19 +24,17 @@ from tango_jax.runtime.finite import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, IMAGE_PART, LAYOUTS, TEXT_PARTS, TEXT_PREFIX, Layout
 from tango_jax.weights.prompting import TEMPLATE_FILE
-from tango_jax.weights.safetensors_files import StoredTensor, shorten
+from tango_jax.weights.safetensors_files import StoredTensor, tensor_problems
 
-HEAD_ROWS = 64  # that are compared of a head and the embedding
+HEAD_ROWS = 4096  # of a head and of the embedding that are in memory at once while they are compared
 _DOWNLOADED = ["*.json", TEMPLATE_FILE, "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
 # Old checkpoints store the rotary frequencies; they are ignored because the config determines them.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def resolve_folder(name: str) -> Path:
-    """Return the local folder of a checkpoint: `name` itself, or a download of the hub id (owner/name[@revision]).
-
-    Config, weights, tokenizer and generation config all come from that revision. Only data is fetched, as safetensors
-    and JSON: no pickled weights and no code.
+    """The local folder of a checkpoint: `name` itself, or a download of the hub id (owner/name[@revision]): safetensors
+    and JSON of that revision, no pickled weights and no code.
 
     Raises:
         ValueError: `name` is neither, or the files cannot be had from the hub.
@@ -60,10 +61,7 @@ def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
 
 
 def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
-    """Return the ModelConfig for the contents of a config.json; error messages name `file`.
-
-    Args and errors are those of `model_config_from_hf`.
-    """
+    """The ModelConfig for the contents of a config.json; error messages name `file`. See `model_config_from_hf`."""
     if raw.get("model_type") in TEXT_PARTS:
         raw = _text_part(file, raw)
     _check_architecture(file, raw)
@@ -72,7 +70,7 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
     from transformers import CONFIG_MAPPING
 
     try:  # transformers' classes know each family's defaults and both spellings of the rotary settings
-        hf = CONFIG_MAPPING[raw["model_type"]].from_dict(json.loads(json.dumps(raw)))
+        hf = _read_by_model(CONFIG_MAPPING[raw["model_type"]].from_dict(json.loads(json.dumps(raw))))
         _check_options(file, hf)
         return _model_config(hf, numerics)
     except (StrictDataclassError, KeyError, AttributeError) as error:
@@ -140,7 +138,7 @@ def _check_architecture(file: str, raw: dict) -> None:
         raise ValueError(f"{file}: quantization_config is set, and quantized weights are not supported; use the "
                          "original checkpoint in bfloat16, float16 or float32")
     rotates, layers = raw.get("no_rope_layers"), raw.get("num_hidden_layers")
-    if isinstance(rotates, list) and isinstance(layers, int) and len(rotates) < layers:
+    if kind == "smollm3" and isinstance(rotates, list) and isinstance(layers, int) and len(rotates) < layers:
         raise ValueError(f"{file}: no_rope_layers has {len(rotates)} entries for num_hidden_layers={layers}; it needs "
                          "one for each layer: correct config.json")
     for name in ("rope_parameters", "rope_scaling"):  # transformers merges them where a file has both
@@ -154,10 +152,21 @@ def _check_architecture(file: str, raw: dict) -> None:
                                  "config.json")
 
 
+def _read_by_model(hf) -> SimpleNamespace:
+    """The settings that transformers reads for a model of this family: those that its config class declares, and two
+    that it reads for any. A config object also holds whatever else its file has."""
+    names = {field.name for field in dataclasses.fields(hf)} | {"head_dim", "layer_types"}
+    read = {name: getattr(hf, name) for name in names if hasattr(hf, name)}
+    return SimpleNamespace(model_type=hf.model_type, **read)
+
+
 def _ropes(hf) -> dict[str, dict]:
-    """The rotary settings by kind of layer; where all layers have the same, under full_attention."""
+    """The rotary settings by kind of layer; where all layers have the same, under full_attention. Beside settings by
+    kind, Gemma 3's file may have others, which transformers does not use."""
     rope = hf.rope_parameters
-    return rope if "full_attention" in rope else {"full_attention": rope}
+    if "window" not in FAMILIES[hf.model_type].by_layer:
+        return {"full_attention": rope}
+    return {kind: rope[kind] for kind in ("full_attention", "sliding_attention")}
 
 
 def _check_options(file: str, hf) -> None:
@@ -181,7 +190,7 @@ def _check_options(file: str, hf) -> None:
         if not (hf.sliding_window or 0) >= 1:
             raise ValueError(f"{file}: sliding_window={hf.sliding_window} must be at least 1; correct config.json")
         return
-    window, layer_types = hf.sliding_window if hasattr(hf, "sliding_window") else None, getattr(hf, "layer_types", None)
+    window, layer_types = getattr(hf, "sliding_window", None), getattr(hf, "layer_types", None)
     in_use = "sliding_attention" in layer_types if layer_types else window is not None
     if in_use and window is None:
         raise ValueError(f"{file}: layer_types has sliding_attention, but there is no sliding_window: correct "
@@ -209,19 +218,24 @@ def _check_rope(file: str, rope: dict) -> None:
                              f"{low}; correct config.json")
 
 
+def _scaling(rope: dict) -> RopeScaling | None:
+    """The scaling of one kind of layer, of which `_check_rope` has seen the settings."""
+    if rope["rope_type"] == "default":
+        return None
+    if rope["rope_type"] == "linear":
+        return RopeScaling(float(rope["factor"]))
+    return RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_position=rope["original_max_position_embeddings"],
+    )
+
+
 def _model_config(hf, numerics: dict) -> ModelConfig:
-    rope, scaling, family = _ropes(hf)["full_attention"], None, FAMILIES[hf.model_type]
+    rope, family = _ropes(hf)["full_attention"], FAMILIES[hf.model_type]
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     query_width = float(getattr(hf, "query_pre_attn_scalar", head_dim))
-    if rope["rope_type"] == "linear":
-        scaling = RopeScaling(float(rope["factor"]))
-    if rope["rope_type"] == "llama3":
-        scaling = RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position=rope["original_max_position_embeddings"],
-        )
     return ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
@@ -231,7 +245,7 @@ def _model_config(hf, numerics: dict) -> ModelConfig:
         head_dim=head_dim,
         mlp_width=hf.intermediate_size,
         rope_base=float(rope["rope_theta"]),
-        rope_scaling=scaling,
+        rope_scaling=_scaling(rope),
         norm_eps=hf.rms_norm_eps,
         tied_head=hf.tie_word_embeddings,
         pattern=_pattern(hf),
@@ -245,10 +259,11 @@ def _model_config(hf, numerics: dict) -> ModelConfig:
 def _pattern(hf) -> tuple[LayerKind, ...]:
     """The kinds of the layers up to where they begin to repeat."""
     if "window" in FAMILIES[hf.model_type].by_layer:
-        local = LayerKind(hf.sliding_window, float(_ropes(hf)["sliding_attention"]["rope_theta"]))
+        rope = _ropes(hf)["sliding_attention"]
+        local = LayerKind(hf.sliding_window, float(rope["rope_theta"]), _scaling(rope))
         kinds = [local if name == "sliding_attention" else LayerKind() for name in hf.layer_types]
     else:
-        rotates = getattr(hf, "no_rope_layers", None) or [True] * hf.num_hidden_layers
+        rotates = getattr(hf, "no_rope_layers", [True] * hf.num_hidden_layers)
         kinds = [LayerKind(rope_base=None if rotates[i] else 0.0) for i in range(hf.num_hidden_layers)]
     period = next(size for size in range(1, len(kinds) + 1) if kinds[size:] == kinds[:-size])
     return tuple(kinds[:period])
@@ -257,37 +272,36 @@ def _pattern(hf) -> tuple[LayerKind, ...]:
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
     """Check that tensors and parameters correspond to each other and that their shapes agree."""
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
-    ignored = {name for name in tensors if _LEFTOVERS.fullmatch(name)}
-    if config.tied_head:
-        ignored.add(LAYOUTS["head"].name)  # a second copy of the embedding
-    missing = sorted(expected.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - expected.keys() - ignored)
-    misshapen = [f"{name} {list(tensors[name].shape)} instead of {list(shape)}" for name, shape in expected.items()
-                 if name in tensors and tensors[name].shape != shape]
-    problems = [f"{len(names)} {what}: {shorten(names)}" for what, names in
-                (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)) if names]
+    head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding
+    found = {name: tensor.shape for name, tensor in tensors.items()
+             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}  # fmt: skip
+    missing, problems = tensor_problems(found, expected)
     if problems:
         hint = "the weights and config.json do not belong together"
-        if missing == [LAYOUTS["head"].name]:
+        if missing == [head]:
             hint = "if the model's head is its embedding, set tie_word_embeddings to true in config.json"
-        raise ValueError(f"{folder}: tensors {'; '.join(problems)}. Check the folder: {hint}")
+        raise ValueError(f"{folder}: tensors {problems}. Check the folder: {hint}")
 
 
 def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
-    """A head beside the embedding that it is tied to must be a copy of it; HEAD_ROWS rows over the vocabulary tell."""
+    """A head beside the embedding that it is tied to must be a copy of it, row by row."""
     names = [LAYOUTS[name].name for name in ("head", "embed")]
     if not config.tied_head or names[0] not in tensors:
         return
-    head, embedding = (tensors[name] for name in names)
-    is_same = head.shape == embedding.shape
-    if is_same:
-        rows = slice(0, None, max(1, head.shape[0] // HEAD_ROWS))
-        parts = [(name, (rows, slice(None)), np.empty(0)) for name in names]
+    difference, (head, embedding) = "", (tensors[name] for name in names)
+    if head.shape != embedding.shape:
+        difference = f"its shape is {list(head.shape)}, and the embedding's {list(embedding.shape)}"
+    count = 0 if difference else head.shape[0]
+    for start in range(0, count, HEAD_ROWS):
+        rows = slice(start, min(start + HEAD_ROWS, count)), slice(None)
+        parts = [(name, rows, np.empty(0)) for name in names]
         first, second = (block for block, _ in safetensors_files.read_parts(tensors, parts))
-        is_same = bool(np.array_equal(first, second))
-    if not is_same:
-        raise ValueError(f"{folder}: {names[0]} is not the embedding that tie_word_embeddings=true says it is: set it "
-                         "to false in config.json, or fetch the checkpoint again")
+        if (is_other := (first != second).any(axis=1)).any():
+            difference = f"row {start + int(is_other.argmax())} of {count} differs"
+            break
+    if difference:
+        raise ValueError(f"{folder}: {names[0]} is not the embedding that tie_word_embeddings=true says it is "
+                         f"({difference}): set it to false in config.json, or fetch the checkpoint again")
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:

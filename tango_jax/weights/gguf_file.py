@@ -1,7 +1,4 @@
-"""Access to a GGUF file.
-
-Takes a path; returns the metadata and the tensors, still quantized. Stage of the loop: once, at the start of a run.
-"""
+"""Access to a GGUF file: its metadata, and its tensors, still quantized."""
 
 import dataclasses
 from pathlib import Path
@@ -38,10 +35,7 @@ class GgufFile:
 
 
 def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
-    """Open a GGUF file; a file that is already open is returned unchanged.
-
-    A large vocabulary takes seconds to read, so callers that need config, weights and tokenizer should open the file
-    once and pass the result to each function.
+    """Open a GGUF file, once: a large vocabulary takes seconds to read. A file that is already open is returned.
 
     Raises:
         ValueError: the file does not exist, is not GGUF, is truncated, or is one part of several.

@@ -38,12 +38,8 @@ def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Token
 
 
 def write_hf_tokenizer(path: str | Path | GgufFile, folder: str | Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into a folder.
-
-    Stop ids beyond the first are not part of these files: they belong in the model's generation_config.json.
-
-    Raises:
-        ValueError: see `gguf_tokenizer`.
+    """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into a folder. Stop ids beyond
+    the first belong in the model's generation_config.json. Raises ValueError, see `gguf_tokenizer`.
     """
     from transformers import PreTrainedTokenizerFast  # takes a second to import, and only exports need it
 

@@ -32,7 +32,7 @@ FAMILIES = {  # by config.json's `model_type`
         "Gemma3ForCausalLM",
         {"qk_norm": True, "norm_places": ("before", "after"), "norm_offset": 1.0, "activation": "gelu",
          "scaled_embedding": True},
-        by_layer=("rope_base", "window"),
+        by_layer=("rope_base", "rope_scaling", "window"),
     ),
     "olmo2": Family("Olmo2ForCausalLM", {"qk_norm_whole": True, "norm_places": ("after",), "norm_offset": 0.0}),
 }  # fmt: skip

@@ -1,8 +1,4 @@
-"""Adapters as folders of the `peft` library: adapter_config.json and adapter_model.safetensors.
-
-In: adapters of models/lora.py and where their base is; out: a folder that `PeftModel.from_pretrained` loads, or back.
-Stage: exports, and the start of runs (`ROLE.adapter`).
-"""
+"""Adapters as folders of the `peft` library: adapter_config.json and adapter_model.safetensors."""
 
 import json
 import shutil
@@ -11,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from tango_jax.models.lora import LORA_A, LORA_B, MATRICES, LoraConfig, init_adapters
 from tango_jax.models.transformer import ModelConfig
@@ -19,18 +15,20 @@ from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.hub import parse_hub_id
 from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.weights.hf_layout import LAYOUTS
-from tango_jax.weights.safetensors_files import shorten
+from tango_jax.weights.safetensors_files import shorten, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MODULES = {name: LAYOUTS[f"layers/{name}"].name.split(".")[-2] for name in MATRICES}  # {"q": "q_proj", ...}
-# Options that change what an adapter computes, with the only value of each that is done here.
+# Settings of the file that are read, or that change nothing once an adapter is trained.
+KNOWN = ("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "auto_mapping", "peft_version",
+         "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "layers_pattern",
+         "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_config", "megatron_core",
+         "runtime_config", "ensure_weight_tying", "qalora_group_size")  # fmt: skip
+# Any other may change what an adapter computes. In files of peft, those that all its releases have are at these values.
 PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
          "bias": "none", "fan_in_fan_out": False, "layers_to_transform": None, "lora_bias": False,
          "trainable_token_indices": None, "layer_replication": None}  # fmt: skip
 
-
-# The same of options that newer releases of peft have.
-PLAIN_SINCE = {"alora_invocation_tokens": None, "use_qalora": False}
 # Ways to begin training that leave the base as it is; others take a part out of it, which the adapter adds again.
 INIT_WEIGHTS = (True, False, None, "gaussian", "eva")
 
@@ -51,8 +49,8 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
             stem = _stem(name, layer)
             tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(wide.reshape(-1, lora.rank).T)
             tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(narrow.reshape(lora.rank, -1).T)
-    hub_id = None if Path(base).exists() else parse_hub_id(base)
-    name, revision = hub_id or (base, None)
+    local = Path(base).expanduser().absolute()  # readable from any folder
+    name, revision = (str(local), None) if local.exists() else parse_hub_id(base) or (base, None)
     settings = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": name, "revision": revision,
         "inference_mode": True,
@@ -64,11 +62,10 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
     saving.mkdir(parents=True)
     (saving / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     try:
-        save_file(tensors, saving / WEIGHTS_FILE, metadata={"format": "pt"})
-    except SafetensorError as error:  # safetensors reports every disk error as this one
+        write_tensors(tensors, saving / WEIGHTS_FILE, saving / CONFIG_FILE)
+    except OSError:
         shutil.rmtree(saving, ignore_errors=True)
-        raise OSError(f"{saving / WEIGHTS_FILE} cannot be written ({error})") from error
-    shutil.copymode(saving / CONFIG_FILE, saving / WEIGHTS_FILE)  # safetensors makes files private
+        raise
     commit(saving, folder)
     return folder
 
@@ -83,7 +80,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
     settings = read_json_object(path, "an adapter's folder needs it")
     if settings.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type={settings.get('peft_type')!r} is not supported: only LORA is")
-    other = [name for name, plain in (PLAIN | PLAIN_SINCE).items() if (settings.get(name) or plain) != plain]
+    other = [name for name in settings if name not in KNOWN and (settings[name] or PLAIN.get(name)) != PLAIN.get(name)]
     other += ["init_lora_weights"] if settings.get("init_lora_weights") not in INIT_WEIGHTS else []
     if other:
         raise ValueError(f"{path}: {other[0]}={settings[other[0]]!r} is not supported: merge this adapter into its "

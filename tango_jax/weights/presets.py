@@ -1,7 +1,4 @@
-"""Contents of the config.json of known checkpoints, so that `tango_jax.plan` can plan a run without downloading them.
-
-Takes a hub id; returns a ModelConfig. The values are those published with each model.
-"""
+"""Contents of the config.json of known checkpoints, as published, so that `tango_jax.plan` downloads nothing."""
 
 import re
 

@@ -1,8 +1,4 @@
-"""How an exported policy was prompted, in two files beside its weights.
-
-In: the settings of a run that is exported; later, a folder that an export wrote. Out: a Prompting. Stage: exports, and
-commands that ask a checkpoint again (`sample`, `evaluate`): a policy answers the prompt that it was trained on.
-"""
+"""How an exported policy was prompted, in two files beside its weights: it answers the prompt it was trained on."""
 
 import json
 from pathlib import Path

@@ -1,19 +1,21 @@
 """Access to the tensors in a folder of safetensors files, either a single file or several with an index.
 
-Takes a folder in Hugging Face format; returns NumPy arrays in the stored dtype. Only headers are read until a part is
-requested, and a file is open only while it is being read, so memory stays near the size of what was requested.
+Only headers are read until a part is requested, so memory stays near the size of what was requested.
 """
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+WEIGHT_FILES = f"{SINGLE_FILE} (or {INDEX_FILE})"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHOWN = 5  # number of names that an error message lists before it abbreviates
 
@@ -34,6 +36,24 @@ def shorten(names: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+def tensor_problems(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> tuple[list[str], str]:
+    """(names that are missing, all that is wrong): shapes of a file's tensors against those that a model needs."""
+    missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    misshapen = [f"{name} {list(found[name])} instead of {list(shape)}" for name, shape in wanted.items()
+                 if found.get(name, shape) != shape]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+    return missing, "; ".join(f"{len(names)} {what}: {shorten(names)}" for what, names in kinds if names)
+
+
+def write_tensors(tensors: dict[str, np.ndarray], file: Path, like: Path) -> None:
+    """Write a file with the permissions of another. Raises OSError."""
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # safetensors reports every disk error as this one
+        raise OSError(f"{file} cannot be written ({error})") from error
+    shutil.copymode(like, file)  # safetensors makes files private
+
+
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Find every tensor in the folder's files by reading their headers.
 
@@ -41,14 +61,12 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
         ValueError: a file is missing, truncated or corrupt, the index disagrees with the files, or tensors are not
             floating-point numbers.
     """
-    index = None
-    if (folder / SINGLE_FILE).is_file():
-        files = [folder / SINGLE_FILE]
-    elif (folder / INDEX_FILE).is_file():
+    if (instead := instead_of_weights(folder)) is not None:
+        raise ValueError(f"{folder} lacks {WEIGHT_FILES}: copy them from the model's page{instead}")
+    index, files = None, [folder / SINGLE_FILE]
+    if not files[0].is_file():
         index = _read_index(folder / INDEX_FILE)
         files = [folder / name for name in sorted(set(index.values()))]
-    else:
-        raise ValueError(_nothing_to_read(folder))
     absent = [file.name for file in files if not file.is_file()]
     if absent:
         raise ValueError(f"{folder}: {INDEX_FILE} names {shorten(absent)}, which {_is(absent)} not there: "
@@ -117,11 +135,13 @@ def _read_index(file: Path) -> dict[str, str]:
     return index
 
 
-def _nothing_to_read(folder: Path) -> str:
+def instead_of_weights(folder: Path) -> str | None:
+    """What to do, beside copying the weights, with a folder that has none; None: it has them."""
+    if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
+        return None
     here = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pth", ".gguf"))
-    message = f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}" + (f", only {shorten(here)}" if here else "")
     if "adapter_model.safetensors" in here:
-        return f"{message}: merge the adapter into its base model first"
+        return ", or merge the adapter that is here into its base model"
     if any(name.endswith((".bin", ".pth")) for name in here):
-        return f"{message}: convert it with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
-    return message
+        return f", or convert {shorten(here)} with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+    return f", or name {here[0]} in it" if here else ""

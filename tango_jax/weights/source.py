@@ -1,9 +1,4 @@
-"""Opening of checkpoints by name: a Hugging Face folder, a hub id, a GGUF file, or the workdir of a run.
-
-Takes a name; returns one record with the architecture, the tokenizer, a function that loads the weights, and what an
-export needs. Opening a checkpoint reads no weights. Stage of the loop: before the policies are built, and at the start
-of `sample` and `export`.
-"""
+"""Opening of published checkpoints by name: a Hugging Face folder, a hub id or a GGUF file. It reads no weights."""
 
 import dataclasses
 import json
@@ -21,6 +16,7 @@ from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.typed_command import typed_command
 from tango_jax.text import hf_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.weights import safetensors_files
 from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
@@ -54,9 +50,6 @@ def sized_model(role: ConfigDict, vocab_size: int) -> ModelConfig:
     """The model of a role without a checkpoint. Raises ValueError, see ModelConfig."""
     sizes = {name: value for name, value in role.model.items() if name != "lora"}
     return ModelConfig(vocab_size=vocab_size, **sizes | fields_of(role))
-
-
-SHOWN = 5  # runs that an error lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +103,7 @@ def _runs_beside(path: Path) -> str:
         runs = sorted(str(other) for other in path.parent.iterdir() if is_workdir(other))
     except OSError:  # there is no such folder either, or it may not be read
         runs = []
-    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
-    return f" (runs beside it: {', '.join(runs[:SHOWN])}{more})" if runs else ""
+    return f" (runs beside it: {safetensors_files.shorten(runs)})" if runs else ""
 
 
 def is_workdir(path: Path) -> bool:
@@ -123,12 +115,13 @@ def is_workdir(path: Path) -> bool:
     return isinstance(settings, dict) and "task.name" in settings and "model_type" not in settings
 
 
-def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
+def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = True, **numerics) -> Source:
     """Open a published checkpoint: a folder, a hub id (which is downloaded, see hub.py) or a .gguf file.
 
     Args:
         use_chat: wrap every prompt in the model's chat template; None: as in the run that it was exported from, or no.
-        numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
+        reads_weights: they must be there; a plan needs sizes and tokenizer alone.
+        numerics: fields in NUMERICS that differ from ModelConfig's defaults.
 
     Raises:
         ValueError: there is no checkpoint of that name, or this project cannot run it.
@@ -140,31 +133,40 @@ def open_source(name: str, use_chat: bool | None = False, **numerics) -> Source:
     if kind == "gguf":
         return _open_gguf_source(open_gguf(Path(name).expanduser()), name, bool(use_chat), numerics)
     folder = resolve_folder(name)
+    _check_files(folder, reads_weights)
     if use_chat is None:
         prompting = read_prompting(folder)
         use_chat = prompting is not None and prompting.use_chat
     config = model_config_from_hf(folder, **numerics)
     tokenizer = hf_tokenizer.load_hf_tokenizer(folder, config.vocab_size, use_chat)
     file = folder / "generation_config.json"
-    own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    own, ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}, generation_of(tokenizer)
     return Source(
         name=name,
         model_config=config,
         tokenizer=tokenizer,
         load_params=lambda shardings=None: load_hf(folder, config, shardings),
         write_tokenizer=lambda target: copy_tokenizer(folder, target),
-        generation=generation_of(tokenizer) | own | {"eos_token_id": list(tokenizer.stop_ids)},
+        generation=ids | own | {"eos_token_id": ids["eos_token_id"]},
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
         base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
     )
 
 
+def _check_files(folder: Path, reads_weights: bool) -> None:
+    """Raise ValueError with everything that a folder lacks of config, tokenizer and weights."""
+    lacking = [] if (folder / "config.json").is_file() else ["config.json"]
+    lacking += [] if hf_tokenizer.has_tokenizer(folder) else ["tokenizer.json (or tokenizer.model)"]
+    instead = safetensors_files.instead_of_weights(folder) if reads_weights else None
+    lacking += [] if instead is None else [safetensors_files.WEIGHT_FILES]
+    if lacking:
+        raise ValueError(f"{folder} lacks {', '.join(lacking)}: copy what is missing from the model's page"
+                         f"{instead or ''}")
+
+
 def published_model(name: str, **numerics) -> ModelConfig:
     """The sizes of a published checkpoint: a folder with its config.json, a .gguf file, or a hub id in the table of
-    presets. Nothing is downloaded, and neither weights nor tokenizers are read.
-
-    Args:
-        numerics: fields in NUMERICS that should differ from ModelConfig's defaults.
+    presets. Nothing is downloaded, and neither weights nor tokenizers are read. `numerics`: see `open_source`.
 
     Raises:
         ValueError: there is no checkpoint of that name, its sizes are not known here, or this project cannot run it.
@@ -198,9 +200,10 @@ def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict)
 
 
 def generation_of(tokenizer: Tokenizer) -> dict:
-    """Return the token ids that a generation_config.json must contain."""
+    """The token ids that a generation_config.json must contain: one stop id as a number, several as a list."""
+    stop_ids = list(tokenizer.stop_ids)
     bos = {"bos_token_id": tokenizer.bos_ids[0]} if tokenizer.bos_ids else {}
-    return {"eos_token_id": list(tokenizer.stop_ids)} | bos
+    return {"eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0]} | bos
 
 
 def copy_tokenizer(folder: Path, target: Path) -> None:

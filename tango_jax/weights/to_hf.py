@@ -1,7 +1,6 @@
-"""Export to Hugging Face format.
+"""Export to a Hugging Face folder that transformers loads.
 
-Takes a ModelConfig and a parameter tree; writes a folder that transformers loads. Stage of the loop: after training.
-The folder is written beside its final location and renamed once it is complete, so no reader ever sees a partial one.
+It is written beside its final place and renamed once it is complete, so no reader ever sees a partial one.
 """
 
 import json
@@ -12,16 +11,14 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
-from tango_jax.models.transformer import ModelConfig
+from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime.manifest import SAVING, commit
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
 from tango_jax.weights import hf_layout
 from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, differences
 from tango_jax.weights.prompting import NO_EXAMPLE, TEMPLATE_FILE, Example, Prompting
-from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
+from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE, write_tensors
 
 MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
@@ -43,7 +40,7 @@ def family_of(config: ModelConfig) -> str:
 
 
 def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: dict | None = None) -> dict:
-    """Return the contents of config.json.
+    """The contents of config.json.
 
     Args:
         architecture: a model_type or class name.
@@ -62,16 +59,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         theirs = " and ".join(f"{name}={value}" for name, value in other.items())
         ours = " and ".join(f"{name}={getattr(config, name)}" for name in other)
         raise ValueError(f"a {kind} has {theirs}, but this model has {ours}: export it as {family_of(config)}")
-    rope = {"rope_type": "default", "rope_theta": config.rope_base}
-    if scaling := config.rope_scaling:
-        rope |= {"rope_type": "linear", "factor": scaling.factor}
-        if scaling.original_max_position:
-            rope |= {
-                "rope_type": "llama3",
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_position,
-            }
+    rope = _rope_parameters(config)
     # Imported here because the import takes a second and only an export needs it.
     from transformers import CONFIG_MAPPING
 
@@ -83,7 +71,6 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "intermediate_size": config.mlp_width,
-        "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.tied_head,
         "max_position_embeddings": config.max_position,
@@ -97,8 +84,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         fields["sliding_window"] = None  # its default is 4096
     if kind == "smollm3":
         fields["no_rope_layers"] = [int(layer.rope_base != 0) for layer in config.layer_kinds]
-    if kind == "gemma3_text":
-        fields |= _gemma3_fields(config, rope)
+    fields |= _gemma3_fields(config, rope) if kind == "gemma3_text" else {"hidden_act": "silu"}
     out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string())
     # transformers 4 and tools built on it read these names; without them they silently fall back to a base of 10000.
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
@@ -106,6 +92,21 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
     local = [layer.rope_base for layer in config.pattern if layer.window]
     legacy |= {"rope_local_base_freq": local[0]} if local else {}
     return out | legacy | ({"rope_scaling": scaling} if config.rope_scaling is not None else {})
+
+
+def _rope_parameters(own: ModelConfig | LayerKind) -> dict:
+    """The rotary settings of a model, or those of a kind of layer."""
+    rope = {"rope_type": "default", "rope_theta": own.rope_base}
+    if scaling := own.rope_scaling:
+        rope |= {"rope_type": "linear", "factor": scaling.factor}
+        if scaling.original_max_position:
+            rope |= {
+                "rope_type": "llama3",
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+            }
+    return rope
 
 
 def _gemma3_fields(config: ModelConfig, rope: dict) -> dict:
@@ -119,7 +120,7 @@ def _gemma3_fields(config: ModelConfig, rope: dict) -> dict:
         "hidden_activation": "gelu_pytorch_tanh",
     }
     if local is not None:
-        fields["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": local.rope_base}
+        fields["rope_parameters"]["sliding_attention"] = _rope_parameters(local)
         fields["sliding_window"] = local.window
     return fields
 
@@ -274,11 +275,7 @@ def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype
     for file, shard in zip(names, shards, strict=True):
         tensors = {name: value.astype(dtype, copy=False) for name, value in _stored_values(config, params, shard)}
         if folder is not None:
-            try:
-                save_file(tensors, folder / file, metadata={"format": "pt"})
-            except SafetensorError as error:  # safetensors reports every disk error as this one
-                raise OSError(f"{folder / file} cannot be written ({error})") from error
-            shutil.copymode(folder / "config.json", folder / file)  # safetensors makes files private
+            write_tensors(tensors, folder / file, folder / "config.json")
     if folder is not None and len(shards) > 1:
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         metadata = {"total_parameters": count, "total_size": count * dtype.itemsize}

@@ -1,8 +1,4 @@
-"""Opening of a run's policies, either from its settings or from its workdir with whatever it has trained so far.
-
-Takes settings or a workdir; returns a Source. Stage of the loop: the start of every run, and wherever a policy that
-this project trained is used again: in another run, an export or `sample`.
-"""
+"""Opening of a run's policies, from its settings or from its workdir with whatever it has trained so far."""
 
 import dataclasses
 import json
@@ -47,12 +43,10 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
 
 
 def prompting_of(name: str, role: str, download: bool = False) -> Prompting | None:
-    """How the run prompted the role from which a checkpoint comes; None: it does not say.
+    """How the run prompted the role from which a checkpoint comes; None: it does not say. A hub id is asked only with
+    `download`, which downloads it.
 
     The template of a workdir is a name or a file, as in its settings: a file may be gone that nobody asks for.
-
-    Args:
-        download: also ask a hub id, which is downloaded.
 
     Raises:
         ValueError: there is no checkpoint of that name, or what it says is damaged.
@@ -78,7 +72,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             run started no longer exists.
     """
     config = read_config(workdir)
-    base = start_source(config, "generator" if has_one_policy(workdir) else role, use_chat)
+    base = start_source(config, role, use_chat, has_one_policy(workdir))
     directory, part = newest_checkpoints(workdir, role)
     saved = base.model_config
     plain = dataclasses.replace(saved, lora=None, param_dtype=config[role].model.param_dtype)
@@ -146,14 +140,17 @@ def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
     return directory if found.meta["is_full"] else None
 
 
-def start_source(config: ConfigDict, role: str, use_chat: bool | None = None) -> Source:
-    """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's."""
+def start_source(
+    config: ConfigDict, role: str, use_chat: bool | None = None, is_one_policy: bool = False
+) -> Source:
+    """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's. Of a
+    run, one policy in both roles goes on from the generator."""
     role_config = config[role]
     numerics = fields_of(role_config)
     if role_config.checkpoint:
-        return open_checkpoint(
-            role_config.checkpoint, role, role_config.use_chat if use_chat is None else use_chat, **numerics
-        )
+        whose = "generator" if is_one_policy else role
+        use_chat = role_config.use_chat if use_chat is None else use_chat
+        return open_checkpoint(role_config.checkpoint, whose, use_chat, **numerics)
     model = tokenizer_model(config)
     tokenizer = load_sentencepiece(model)
     return Source(

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from support.paths import CONFIGS
 from support.policies import policies_of
-from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
+from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder, write_tiny_gguf
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax import export
 from tango_jax.cli.command_line import load_config
@@ -139,19 +139,55 @@ def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, 
                       hosts.Preemption(is_watching=False))  # fmt: skip
 
 
-def test_the_bases_of_roles_that_go_on_from_a_run_are_those_of_its_roles(tmp_path):
-    first = load_config(str(CONFIGS / "tiny.py"), ["generator.mesh.fsdp=1", "verifier.mesh.fsdp=1"])
-    save_config(first, tmp_path / "first/config.json")
-    policies = policies_of(first)
-    task = make_task(first, {role: policy.tokenizer for role, policy in policies.items()})
-    made = run_stage_one(policies, first, task, tmp_path / "first", SILENT, hosts.Preemption(is_watching=False))
-    settings = (f"checkpoint={tmp_path / 'first'}", "sft.steps=0", f"model.lora.rank={RANK}", "mesh.fsdp=1")
-    config = load_config(str(CONFIGS / "tiny.py"), [f"{role}.{setting}" for role in ROLES for setting in settings])
+@pytest.fixture(scope="module")
+def two_policies(tmp_path_factory):
+    """A run of two policies up to the end of stage 1, and the weights that it has then."""
+    workdir = tmp_path_factory.mktemp("runs") / "first"
+    config = load_config(str(CONFIGS / "tiny.py"), ["generator.mesh.fsdp=1", "verifier.mesh.fsdp=1"])
+    save_config(config, workdir / "config.json")
     policies = policies_of(config)
-    weights = run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
-    for role in ROLES:
-        np.testing.assert_array_equal(weights[role]["embed"], made[role]["embed"], err_msg=role)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    made = run_stage_one(policies, config, task, workdir, SILENT, hosts.Preemption(is_watching=False))
     assert np.abs(made["generator"]["embed"] - made["verifier"]["embed"]).max() > 0
+    return workdir, made
+
+
+@pytest.mark.parametrize("said, rank, base_dtype, sources", [
+    ("verifier.adapter=", RANK, "", ROLES),
+    ("verifier.adapter=generator", RANK, "", ("generator", "generator")),
+    ("arm=self_verify", RANK, "int8", ("generator", "generator")),
+    ("verifier.adapter=generator", 0, "", ("generator", "generator")),
+])  # fmt: skip
+def test_roles_that_go_on_from_a_run_start_from_its_roles_and_one_policy_from_its_generator(
+    two_policies, tmp_path, said, rank, base_dtype, sources
+):
+    workdir, made = two_policies
+    own = (f"checkpoint={workdir}", "sft.steps=0", f"model.lora.rank={rank}", f"model.lora.base_dtype={base_dtype}",
+           "mesh.fsdp=1")  # fmt: skip
+    config = load_config(str(CONFIGS / "tiny.py"), [*(f"{role}.{setting}" for role in ROLES for setting in own), said])
+    policies = policies_of(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    weights = run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
+    for role, source in zip(ROLES, sources, strict=True):
+        np.testing.assert_array_equal(weights[role]["embed"], made[source]["embed"], err_msg=role)
+        np.testing.assert_array_equal(start_source(config, role).load_params()["embed"], made[source]["embed"])
+    if len(set(sources)) == 1:
+        bases = [jax.tree.leaves(weights[role]) for role in ROLES]
+        assert all(ours is theirs for ours, theirs in zip(*bases, strict=True))
+
+
+def test_the_export_of_one_policy_that_went_on_from_a_run_is_the_policy(two_policies, tmp_path):
+    """The adapters of stage 1 are merged into the base that they were trained on."""
+    own = (f"checkpoint={two_policies[0]}", f"model.lora.rank={RANK}", "mesh.fsdp=1", "sft.checkpoint_every=100")
+    config = load_config(str(CONFIGS / "tiny.py"), [*(f"{role}.{setting}" for role in ROLES for setting in own),
+                                                    "verifier.adapter=generator"])  # fmt: skip
+    save_config(config, tmp_path / "run/config.json")
+    policies = policies_of(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    weights = run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
+    expected = lora.merge(policies["generator"].model_config, weights["generator"])
+    merged = open_workdir(tmp_path / "run", "verifier").load_params()
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7), merged, expected)
 
 
 def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
@@ -242,11 +278,27 @@ def test_an_exported_adapter_is_read_back_to_the_bit(model, whole, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["verifier"])[0], adapters)
 
 
-def test_an_adapter_names_its_base_as_peft_loads_it(model, whole, tmp_path):
+def test_an_adapter_names_its_base_as_peft_loads_it(model, whole, tmp_path, monkeypatch):
     policy = policies_of(config_of(model))["generator"]
     out = write_adapter(tmp_path / "out", policy.model_config, adapters_in(whole), f"owner/name@{'a' * 40}")
     settings = json.loads((out / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["revision"]) == ("owner/name", "a" * 40)
+    (tmp_path / "base").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("~/base", "base")):
+        out = write_adapter(tmp_path / str(number), policy.model_config, adapters_in(whole), name)
+        settings = json.loads((out / "adapter_config.json").read_text())
+        assert (settings["base_model_name_or_path"], settings["revision"]) == (str(tmp_path / "base"), None)
+
+
+def test_adapters_of_a_gguf_file_are_no_folder_for_peft(tmp_path):
+    gguf = write_tiny_gguf(tmp_path / "model.gguf")
+    save_config(config_of(gguf), tmp_path / "run/config.json")
+    with pytest.raises(ValueError, match=r"belong to .*model\.gguf, and peft loads no \.gguf file as a base: export it "
+                                         "without --adapter"):
+        export.export_adapter(tmp_path / "run", "generator", tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
 
 
 def test_the_text_part_of_a_model_of_text_and_images_has_no_adapter_for_peft(whole, tmp_path, monkeypatch):
@@ -292,6 +344,9 @@ def changed(folder, **settings):
     ({"target_modules": ["q_proj", "lm_head"]}, r"target_modules has lm_head, and an adapter here belongs to q_proj"),
     ({"init_lora_weights": "pissa"}, r"init_lora_weights='pissa' is not supported: merge this adapter into its base"),
     ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens=\[1, 2\] is not supported"),
+    ({"exclude_modules": ["layers.0.q_proj"]}, r"exclude_modules=\['layers\.0\.q_proj'\] is not supported: merge"),
+    ({"target_parameters": ["mlp.experts"]}, r"target_parameters=\['mlp\.experts'\] is not supported: merge this"),
+    ({"an_option_of_tomorrow": {"a": 1}}, r"an_option_of_tomorrow=\{'a': 1\} is not supported: merge this adapter"),
     ({"lora_alpha": None}, r"lora_alpha=None must be a number above 0"),
     ({"target_modules": ["q_proj", 1]}, r"target_modules has \['q_proj', 1\], and an adapter here belongs to"),
     ({"r": 0}, r"r=0 must be a whole number of at least 1"),

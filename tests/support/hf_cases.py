@@ -86,6 +86,16 @@ CASES = {
              sliding_window_pattern=3, rope_scaling=dict(factor=8.0, rope_type="linear"), query_pre_attn_scalar=12,
              hidden_activation="gelu_pytorch_tanh", attention_bias=False, pad_token_id=0, tie_word_embeddings=True),
         head_dim=16, norms=True, after=True, norm_mean=0.0),
+    "gemma3_scaled": Case(  # rotary scaling in layers with a window, too
+        dict(_COMMON, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], hidden_size=32,
+             intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+             rms_norm_eps=1e-6, sliding_window=4, sliding_window_pattern=3, query_pre_attn_scalar=16,
+             rope_parameters=dict(
+                 full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                 sliding_attention=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                        original_max_position_embeddings=64, rope_theta=10000.0)),
+             hidden_activation="gelu_pytorch_tanh", attention_bias=False, pad_token_id=0, tie_word_embeddings=True),
+        head_dim=16, norms=True, after=True, norm_mean=0.0),
     "olmo2": Case(
         dict(_COMMON, model_type="olmo2", architectures=["Olmo2ForCausalLM"], hidden_size=32, intermediate_size=48,
              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=500000,

@@ -254,6 +254,13 @@ def test_divisors_of_one_change_nothing(tmp_path):
     assert model_config_from_gguf(tmp_path / "m.gguf") == CONFIG
 
 
+def test_scales_that_change_nothing_are_accepted(tmp_path):
+    scales = dict(llama__rope__scaling__attn_factor=1.0, llama__attention__scale=CONFIG.head_dim**-0.5,
+                  llama__logit_scale=1.0, llama__final_logit_softcapping=0.0, llama__attention__causal=True)
+    write_changed(tmp_path / "m.gguf", **scales, llama__vocab_size=24)
+    assert model_config_from_gguf(tmp_path / "m.gguf") == CONFIG
+
+
 # --------------------------------------------------------------------------------------------------- broken files
 
 
@@ -272,8 +279,8 @@ IQ4_NL = (np.zeros((24, 18), np.uint8), gguf.GGMLQuantizationType.IQ4_NL)
     ({"blk.1.ffn_up.weight": None}, ["missing: blk.1.ffn_up.weight"]),
     ({"blk.1.ffn_up.bias": np.zeros(48, np.float32)}, ["blk.1.ffn_up.bias", "unexpected"]),
     ({"output.weight": ZEROS}, ["output.weight", "unexpected"]),
-    ({"blk.0.attn_k.weight": np.zeros((8, 32), np.float32)}, ["blk.0.attn_k.weight", "(8, 32)", "(16, 32)"]),
-    ({"token_embd.weight": ZEROS[:23]}, ["token_embd.weight", "(23, 32)", "(24, 32)"]),
+    ({"blk.0.attn_k.weight": np.zeros((8, 32), np.float32)}, ["blk.0.attn_k.weight", "[8, 32]", "[16, 32]"]),
+    ({"token_embd.weight": ZEROS[:23]}, ["token_embd.weight", "[23, 32]", "[24, 32]"]),
     ({"token_embd.weight": IQ4_NL}, ["token_embd.weight", "IQ4_NL", "Q8_0"]),
     ({"output_norm.weight": np.full(32, np.nan, np.float32)}, ["output_norm.weight", "NaN"]),
 ])  # fmt: skip
@@ -294,6 +301,14 @@ def test_wrong_tensors_are_named(tmp_path, tensors, words):
     ({"llama__rope__dimension_count": 4}, ["rope.dimension_count=4", "8"]),
     ({"llama__attention__value_length": 16}, ["value_length=16", "8"]),
     ({"llama__attention__head_count_kv": [2, 1]}, ["head_count_kv", "[2, 1]"]),
+    ({"llama__rope__scaling__attn_factor": 0.5}, ["attn_factor=0.5", "only 1 is supported", "Hugging Face"]),
+    ({"llama__attention__scale": 0.5}, ["llama.attention.scale=0.5", "only 0.35355"]),
+    ({"llama__logit_scale": 0.25}, ["llama.logit_scale=0.25", "only 1 is supported"]),
+    ({"llama__embedding_scale": 12.0}, ["llama.embedding_scale=12.0", "only 1 is supported"]),
+    ({"llama__residual_scale": 0.5}, ["llama.residual_scale=0.5", "only 1 is supported"]),
+    ({"llama__attn_logit_softcapping": 50.0}, ["llama.attn_logit_softcapping=50.0", "only 0 is supported"]),
+    ({"llama__final_logit_softcapping": 30.0}, ["llama.final_logit_softcapping=30.0", "only 0 is supported"]),
+    ({"llama__something__new": 3}, ["llama.something.new=3", "not known here"]),
     ({"split__count": 3}, ["3 parts", "merge"]),
     ({"tensors": {"rope_freqs.weight": np.array([1, 2, 1, 3], np.float32)}}, ["rope_freqs.weight", "4 factors"]),
     ({"tensors": {"rope_freqs.weight": np.full(4, 0.5, np.float32)}}, ["rope_freqs.weight", "0.5"]),

@@ -15,7 +15,7 @@ from support.hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from support.hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
 from tango_jax.models.rotary import RopeScaling
 from tango_jax.models.transformer import LayerKind
-from tango_jax.weights import hf_layout, safetensors_files
+from tango_jax.weights import from_hf, hf_layout, safetensors_files
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
 from tango_jax.weights.to_hf import hf_config
 
@@ -85,7 +85,36 @@ def test_config_of_every_family(tmp_path):
         assert config.norm_eps == case.config["rms_norm_eps"]
         assert (config.compute_dtype, config.remat, config.max_position) == ("bfloat16", "dots", 8192)
         own = case.config.get("rope_parameters", case.config)
-        assert config.rope_base == own["rope_theta"]
+        assert config.rope_base == own.get("full_attention", own)["rope_theta"]
+
+
+# By family, settings of other families, which transformers' model of this one does not read.
+STRAYS = [
+    ("llama2", dict(no_rope_layers=[0, 1], query_pre_attn_scalar=3, final_logit_softcapping=1.0)),
+    ("mistral", dict(no_rope_layers=[0], attention_bias=True)),
+    ("qwen2", dict(query_pre_attn_scalar=3, attention_bias=True)),
+    ("smollm3", dict(query_pre_attn_scalar=3)),
+    ("olmo2", dict(no_rope_layers=[0, 0], mlp_bias=True)),
+    ("gemma3", dict(no_rope_layers=[0], rope_scaling=None,
+                    rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=5e5))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, strays", STRAYS)
+def test_settings_that_transformers_does_not_read_change_nothing(name, strays, tmp_path):
+    case = CASES[name]
+    plain = {key: None for key in strays if key == "rope_scaling"}
+    expected = model_config_from_hf(write_checkpoint(tmp_path / "plain", case, **plain))
+    assert model_config_from_hf(write_checkpoint(tmp_path / "strays", case, **strays)) == expected
+
+
+@pytest.mark.parametrize("name, strays", STRAYS)
+def test_settings_that_transformers_does_not_read_change_nothing_live(name, strays, tmp_path):
+    pytest.importorskip("torch")
+    from support.make_hf_golden import torch_logits
+
+    folder = write_checkpoint(tmp_path, CASES[name], **strays)
+    assert_parity(folder, {kind: torch_logits(folder, inputs) for kind, inputs in INPUTS.items()})
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model"])
@@ -178,6 +207,20 @@ def test_harmless_leftovers_are_accepted(tmp_path):
     folder = write_checkpoint(tmp_path / "other", CASES["llama3_2"], tensors=tensors)
     with pytest.raises(ValueError, match=r"lm_head\.weight is not the embedding that tie_word_embeddings=true says"):
         load_hf(folder, config)
+
+
+def test_one_odd_row_of_a_tied_head_is_found(tmp_path):
+    """A few added tokens may be all that differs: in a larger vocabulary than is read at once, next to its end."""
+    case, rows = CASES["llama3_2"], 2 * from_hf.HEAD_ROWS + 9
+    case = case._replace(config=case.config | dict(vocab_size=rows))
+    tensors = make_tensors(case) | {"model.embed_tokens.weight": np.ones((rows, 32), np.float32)}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    folder = write_checkpoint(tmp_path, case, tensors=tensors)
+    load(folder)
+    tensors["lm_head.weight"][rows - 2, 5] = 2.0
+    write_checkpoint(tmp_path, case, tensors=tensors)
+    with pytest.raises(ValueError, match=rf"is not the embedding .* \(row {rows - 2} of {rows} differs\): set it to"):
+        load(folder)
 
 
 def test_a_sharded_load_equals_the_plain_one_and_reads_every_number_once(tmp_path, monkeypatch):

@@ -142,14 +142,15 @@ def test_quantized_tensors_are_refused(tmp_path):
         load_hf(tmp_path, config)
 
 
-@pytest.mark.parametrize("name, fix", [("pytorch_model.bin", "save_pretrained"), ("adapter_model.safetensors", "merge"),
-                                       (None, "has neither")])  # fmt: skip
+@pytest.mark.parametrize("name, fix", [
+    ("pytorch_model.bin", "or convert pytorch_model.bin with .*save_pretrained"), ("model.gguf", "or name model.gguf"),
+    ("adapter_model.safetensors", "or merge the adapter"), (None, "page$")])  # fmt: skip
 def test_a_folder_without_weights(name, fix, tmp_path):
     config = model_config_from_hf(write_checkpoint(tmp_path, LLAMA))
     (tmp_path / "model.safetensors").unlink()
     if name:
         (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=f"has neither model.safetensors.*{fix}" if name else fix):
+    with pytest.raises(ValueError, match=rf"lacks model\.safetensors \(or .*: copy them from the model's .*{fix}"):
         load_hf(tmp_path, config)
 
 

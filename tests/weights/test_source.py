@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -43,7 +44,9 @@ def test_published_checkpoints(kind, folder, gguf, tmp_path):
     assert tokenizer.vocab_size == MODEL.vocab_size and tokenizer.chat_fn is None
     assert tokenizer.decode(tokenizer.encode_fn(TEXT)) == TEXT
     assert source.architecture == "llama"
-    assert source.generation["eos_token_id"] == list(tokenizer.stop_ids)
+    several = list(tokenizer.stop_ids)
+    assert source.generation["eos_token_id"] == (several if len(several) > 1 else several[0])
+    assert (len(several) > 1) == (kind == "gguf")
     assert ("temperature" in source.generation) == (kind == "folder")
     source.write_tokenizer(tmp_path)
     again = load_hf_tokenizer(tmp_path, MODEL.vocab_size)
@@ -102,6 +105,27 @@ def test_policies_start_from_their_checkpoints(folder, gguf):
     assert_equal_trees(policies["generator"].load_params(), policies["verifier"].load_params())
     config.verifier.checkpoint = ""
     assert policies_of(config)["verifier"].load_params is None
+
+
+@pytest.mark.parametrize("kept, message", [
+    ((), r"lacks config\.json, tokenizer\.json \(or tokenizer\.model\), model\.safetensors \(or"),
+    (("config.json",), r"lacks tokenizer\.json \(or tokenizer\.model\), model\.safetensors \(or"),
+    (("config.json", "tokenizer.json"), r"lacks model\.safetensors \(or"),
+])  # fmt: skip
+def test_everything_that_a_folder_with_a_pickle_lacks_is_one_error(folder, tmp_path, kept, message):
+    (tmp_path / "pytorch_model.bin").touch()
+    for name in kept:
+        shutil.copy(folder / name, tmp_path / name)
+    with pytest.raises(ValueError, match=f"{message}.*: copy what is missing .*, or convert pytorch_model.bin with"):
+        open_source(str(tmp_path))
+
+
+def test_a_plan_needs_no_weights(folder, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path / name)
+    assert open_source(str(tmp_path), reads_weights=False).model_config == MODEL
+    with pytest.raises(ValueError, match="lacks model.safetensors"):
+        open_source(str(tmp_path))
 
 
 @pytest.mark.parametrize("name, message", [
