@@ -35,8 +35,9 @@ from tango_jax.weights.peft_folder import write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.to_hf import export_hf, model_card
-from tango_jax.weights.workdir import has_one_policy, (
+from tango_jax.weights.workdir import (
     full_stage_one,
+    has_one_policy,
     newest_checkpoints,
     open_workdir,
     read_adapters,

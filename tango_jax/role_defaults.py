@@ -86,10 +86,11 @@ MODEL: Group = {
     "attention": Key("auto", OneOf(("auto", "xla", "cudnn", "splash")), "Attention over whole sequences: xla, cudnn "
                      "(NVIDIA GPUs, 16-bit compute_dtype) or splash (TPUs); auto: what the devices support, otherwise "
                      "xla.", Change.HARDWARE),
-    "decode_attention": Key("xla", OneOf(("auto", "xla", "cudnn")), "Attention of decode steps: xla reads both "
-                            "buckets of the cache whole; cudnn (NVIDIA GPUs, 16-bit compute_dtype, cache_tokens=0) "
-                            "reads no more than is there. It has not been timed, so that xla is the default. auto: "
-                            "cudnn where the devices support it, otherwise xla.", Change.HARDWARE),
+    "decode_attention": Key("xla", OneOf(("auto", "xla", "cudnn", "paged")), "Attention of decode steps: xla reads "
+                            "both buckets of the cache whole; cudnn (NVIDIA GPUs, 16-bit compute_dtype) and paged "
+                            "(TPUs, bfloat16, a head_dim in steps of 128, buckets in steps of 16) read no more than is "
+                            "there. Neither has ever run on its device, so that xla is the default. They need "
+                            "cache_tokens=0. auto: what the devices support, otherwise xla.", Change.HARDWARE),
     "sample_cache_dtype": Key("", SAMPLE_DTYPE, "Of the KV cache, in runs and tango_jax.generate: int8, with a scale "
                               "for each token and head, or empty for compute_dtype. The log-probs of sampler and "
                               "trainer then differ, for which loss.importance_cap must be above 0."),

@@ -1,14 +1,24 @@
-"""Attention of one new token per row by cuDNN on NVIDIA GPUs, which reads only that part of the cache which is there.
+"""Attention of one new token per row by kernels that read only that part of the cache which is there.
+
+In: a row's query, key and value, the cache in two parts (cache.py), and how much of each part is there. Out: what
+`cache.make_decode_attention` gives, to rounding. Stage: every layer of a decode step, if ModelConfig.decode_attention
+is not xla.
+
+    xla      `cache.make_decode_attention`: any platform; reads both buckets whole
+    cudnn    NVIDIA GPUs
+    paged    TPUs (paged.py)
 
 Prefix and suffix are attended apart, as only the prefix is shared by the samples of a prompt, and `merge_parts` makes
-of both what one softmax over all columns gives. Plain attention, which runs anywhere and reads both buckets whole, is
-in cache.py (`model.decode_attention=xla`).
+of both what one softmax over all columns gives. Keys lie as values do, [.., K, S, E], which both kernels take.
 
-The kernel is told how many columns a row sees, counted from the first. So it serves neither layers with a window nor a
-budget of cached tokens, with which a row begins in any column of a ring.
+A length tells neither kernel where a window begins, so that models of which some layers have one use xla. And it tells
+what a row may see only if its new tokens are in the columns from 0 on. So they are in batches that follow each other
+(`cache_tokens` = 0): rows that are still alive have begun together. With a budget of cached tokens, a row begins in any
+column of the ring and may pass its end, which neither kernel can be told. There xla is used.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,8 +29,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tango_jax.models.attention import AttendFn, capability_of, unsupported_reason
 
-DECODE_ATTENTION_KINDS = ("auto", "xla", "cudnn")  # values of ModelConfig.decode_attention
-TILE = 128  # columns that cuDNN is taken to read at a time, which it does not publish
+DECODE_ATTENTION_KINDS = ("auto", "xla", "cudnn", "paged")  # values of ModelConfig.decode_attention
+PAGES = (256, 128, 64, 32, 16)  # columns that paged reads at a time: the largest of these that divides the bucket
+LANES = 128  # numbers in a row of a TPU's registers: head_dim must fill them
+CUDNN_TILE = 128  # columns that cuDNN is taken to read at a time, which it does not publish
 
 
 def resolve_decode_attention(
@@ -28,40 +40,68 @@ def resolve_decode_attention(
     platform: str,
     compute_dtype: str,
     head_dim: int,
+    buckets: Sequence[int],
     cache_tokens: int,
     capability: float | None = None,
     cache_dtype: str = "",
     window: int = 0,
 ) -> str:
-    """What ModelConfig.decode_attention = `name` stands for: xla or cudnn. Looks at no device.
+    """What ModelConfig.decode_attention = `name` stands for: xla, cudnn or paged. Looks at no device.
 
     Args:
-        platform, capability: see `attention.resolve_attention`.
+        platform: cpu, gpu or tpu, as jax names it.
+        buckets: of prompts and of the cache of new tokens, all of them.
         cache_tokens: the sampler's budget; 0: none.
+        capability: compute capability of an NVIDIA GPU, 8.0 for an A100; None: none.
         cache_dtype: of keys and values, if it is not compute_dtype.
         window: tokens that a query of some layers sees; 0: every layer sees all.
 
     Raises:
-        ValueError: cudnn is named and cannot run there.
+        ValueError: an implementation is asked for by name and cannot run there.
     """
-    reason = unsupported_reason("cudnn", platform, compute_dtype, head_dim, capability)
-    if cache_tokens and not reason:
+    is_auto = name == "auto"
+    if is_auto:
+        name = {"gpu": "cudnn", "tpu": "paged"}.get(platform, "xla")
+    reason = ""
+    if name == "cudnn":
+        reason = unsupported_reason(name, platform, compute_dtype, head_dim, capability)
+    elif name == "paged":
+        reason = _unsupported_by_paged(platform, compute_dtype, head_dim, buckets)
+    if name != "xla" and cache_tokens and not reason:
         reason = f"needs rows that begin together, and cache_tokens={cache_tokens} refills a batch as rows end"
-    if cache_dtype and not reason:
+    if name != "xla" and cache_dtype and not reason:
         reason = f"reads keys and values of compute_dtype, and sample_cache_dtype={cache_dtype}"
-    if window and not reason:
+    if name != "xla" and window and not reason:
         reason = f"reads a cache from its first column on, and some layers see only the last {window} tokens"
-    if name == "cudnn" and reason:
+    if reason and not is_auto:
         raise ValueError(
             f"model.decode_attention={name} {reason}: use auto (what the machine has) or xla (runs everywhere)"
         )
-    return "xla" if name == "xla" or reason else "cudnn"
+    return "xla" if reason else name
 
 
-def decode_attention_of(config: Any, cache_tokens: int, device: jax.Device) -> str:
-    """The implementation of a ModelConfig on a device, which may only be planned for. Raises ValueError."""
+def _unsupported_by_paged(platform: str, compute_dtype: str, head_dim: int, buckets: Sequence[int]) -> str:
+    """Why it cannot run; empty where it can."""
+    if platform != "tpu":
+        return f"runs on a tpu, and the devices are of platform {platform}"
+    if compute_dtype != "bfloat16":
+        return f"computes in bfloat16, and compute_dtype is {compute_dtype}"
+    if head_dim % LANES:
+        return f"takes a head_dim that is a multiple of {LANES}, and it is {head_dim}"
+    odd = [bucket for bucket in buckets if bucket % PAGES[-1]]
+    if odd:
+        return f"takes prompt and cache buckets that are multiples of {PAGES[-1]}, and one is {odd[0]}"
+    return ""
+
+
+def decode_attention_of(config: Any, buckets: Sequence[int], cache_tokens: int, device: jax.Device) -> str:
+    """The implementation of a ModelConfig for a sampler of these sizes on a device, which may only be planned for.
+
+    Raises:
+        ValueError: see `resolve_decode_attention`.
+    """
     return resolve_decode_attention(
-        config.decode_attention, device.platform, config.compute_dtype, config.head_dim, cache_tokens,
+        config.decode_attention, device.platform, config.compute_dtype, config.head_dim, buckets, cache_tokens,
         capability_of(device), config.sample_cache_dtype, max(config.windows),
     )  # fmt: skip
 
@@ -72,23 +112,35 @@ def attention_names(config: Any) -> str:
     return f"{config.attention}{decoding}"
 
 
+def page_size(bucket: int) -> int:
+    """Columns that paged reads at a time of a cache of `bucket` columns."""
+    return next(page for page in PAGES if bucket % page == 0)
+
+
 def columns_read(implementation: str, length: np.ndarray, bucket: int) -> np.ndarray:
-    """Columns of the cache that are read where `length` of `bucket` are there: all of them, or whole tiles."""
+    """Columns of the cache that are read where `length` of `bucket` are there: whole pages or tiles."""
     if implementation == "xla":
         return np.full_like(length, bucket)
-    return np.minimum(bucket, -(-np.maximum(length, 1) // TILE) * TILE)
+    step = page_size(bucket) if implementation == "paged" else CUDNN_TILE
+    return np.minimum(bucket, -(-np.maximum(length, 1) // step) * step)
 
 
 def merge_parts(
     first_out: jax.Array, first_lse: jax.Array, second_out: jax.Array, second_lse: jax.Array
 ) -> jax.Array:
-    """Attention over the keys of two parts from attention over each, float32: with a part's scores s_i and values v_i,
-    lse = log sum exp(s_i) and out = sum exp(s_i - lse) v_i, both together give
+    """Attention over the keys of two parts from attention over each: float32 of the shape of `first_out`, [.., E].
+
+    With a part's scores s_i, values v_i, lse = log sum exp(s_i) and out = sum exp(s_i - lse) v_i, both together give
 
         out = (exp(lse_1) out_1 + exp(lse_2) out_2) / (exp(lse_1) + exp(lse_2))
 
     which is a weight of sigmoid(lse_1 - lse_2) for the first: never an exponential of a large number (section 3.1.1 of
-    FlashAttention-2, arXiv 2307.08691). A part without keys has lse = -inf and weight 0, if its `out` is finite.
+    FlashAttention-2, arXiv 2307.08691). A part without keys has lse = -inf and weight 0, if its `out` is finite; two
+    such parts are averaged.
+
+    Args:
+        first_lse: [..], of the scores that the softmax saw: scaled, with the natural logarithm. Wants float32, since
+            its rounding is a relative error of the weights.
     """
     first_lse, second_lse = (lse.astype(jnp.float32)[..., None] for lse in (first_lse, second_lse))
     # Equal ones apart: -inf minus itself is NaN.
@@ -96,10 +148,34 @@ def merge_parts(
     return jax.nn.sigmoid(gap) * first_out.astype(jnp.float32) + jax.nn.sigmoid(-gap) * second_out.astype(jnp.float32)
 
 
-def attend_part(
+def make_part_attention(implementation: str, mesh: Mesh | None) -> Any:
+    """(q_BKWE, k_BKSE, v_BKSE, length_B) -> (out_BKWE, lse_BKW): W queries of each key head over its first columns.
+
+    Every length is at least 1. The log-sum-exp is float32.
+
+    Args:
+        mesh: of arrays that XLA splits over devices, as it cannot do with a kernel.
+    """
+    if implementation == "cudnn":
+        part_fn = _cudnn_part
+    elif implementation == "paged":
+        from tango_jax.models import paged  # here, because no other platform needs Pallas
+
+        def part_fn(q_BKWE: jax.Array, k_BKSE: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return paged.attend_part(q_BKWE, k_BKSE, *rest, page_size(k_BKSE.shape[2]))
+
+    else:
+        raise ValueError(f"decode attention {implementation!r} is none of {', '.join(DECODE_ATTENTION_KINDS[2:])}")
+    if mesh is None or mesh.size == 1:
+        return part_fn
+    heads, rows = PartitionSpec("rows", "tensor"), PartitionSpec("rows")
+    # Without a check of what varies over which axes, since kernels do not say.
+    return jax.shard_map(part_fn, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)
+
+
+def _cudnn_part(
     q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """(out_BKWE, float32 log-sum-exp_BKW): W queries of each key head over its first columns, at least one."""
     # `jax.nn.dot_product_attention` rounds the log-sum-exp to the dtype of its result. In bfloat16 that is an error of
     # up to 3 % of a weight, and the compiled program was seen to keep it: so what it calls is called here.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
@@ -124,6 +200,7 @@ def make_skipping_decode_attention(
     suffix_v_BKSE: jax.Array,
     column: jax.Array,
     length_B: jax.Array,
+    implementation: str,
     mesh: Mesh | None = None,
 ) -> AttendFn:
     """`attend_fn` for one new token per row; its cache result is the updated suffix pair.
@@ -132,13 +209,10 @@ def make_skipping_decode_attention(
         prompt_length_P: columns of the prefix that are read; at least 1.
         column: of the suffix, where every row's new key and value are written.
         length_B: columns of the suffix that a row attends to, from 0 on, the new one among them; at least 1.
-        mesh: of arrays that XLA splits over devices, as it cannot do with a kernel.
+        implementation: cudnn or paged.
+        mesh: see `make_part_attention`.
     """
-    part_fn = attend_part
-    if mesh is not None and mesh.size > 1:
-        heads, rows = PartitionSpec("rows", "tensor"), PartitionSpec("rows")
-        # Without a check of what varies over which axes, since kernels do not say.
-        part_fn = jax.shard_map(part_fn, mesh=mesh, in_specs=(heads,) * 3 + (rows,), out_specs=heads, check_vma=False)
+    part_fn = make_part_attention(implementation, mesh)
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape

@@ -118,7 +118,7 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
     for kind in DECODE_ATTENTION_KINDS[1:]:
         name = f"decode attention {kind}"
         try:
-            resolve_decode_attention(kind, *numerics, 0, capability_of(device))
+            resolve_decode_attention(kind, *numerics, (sizes.prompt, sizes.new), 0, capability_of(device))
         except ValueError as error:
             yield left_out(name, error)
             continue
@@ -229,7 +229,7 @@ def decode_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
         prefix_k, prefix_v, suffix_k, suffix_v = cached
         attend_fn = make_skipping_decode_attention(
             prefix_k, prefix_v, jnp.asarray(length_P, jnp.int32), suffix_k, suffix_v, jnp.int32(column),
-            jnp.asarray(length_B, jnp.int32),
+            jnp.asarray(length_B, jnp.int32), kind,
         )  # fmt: skip
         return attend_fn(*new)[0]
 

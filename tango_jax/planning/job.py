@@ -235,7 +235,7 @@ def _sized_policy(
             model,
             attention=resolve_attention(model.attention, *numerics, machine.capability),
             decode_attention=resolve_decode_attention(
-                model.decode_attention, *numerics, sizes.cache_tokens, machine.capability,
+                model.decode_attention, *numerics, sizes.buckets, sizes.cache_tokens, machine.capability,
                 model.sample_cache_dtype, max(model.windows),
             ),
             grad_reduce_dtype=own.mesh.grad_reduce_dtype,

@@ -168,12 +168,12 @@ def make_policy(
         sampler_config.with_row_multiple(placement.row_multiple).check_cache_tokens()
         if config.mesh.offload and devices is None:
             check_host_memory(placement)
-        device = placement.train.devices.flat[0]
+        device, buckets = placement.train.devices.flat[0], sampler_config.buckets
         check_head_precision(model.head_precision, device)
         model = dataclasses.replace(
             model,
             attention=attention_of(model, device),
-            decode_attention=decode_attention_of(model, sampler_config.cache_tokens, device),
+            decode_attention=decode_attention_of(model, buckets, sampler_config.cache_tokens, device),
             grad_reduce_dtype=config.mesh.grad_reduce_dtype,
         )
     except ValueError as error:

@@ -256,7 +256,7 @@ def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keep
     prompt_length_P = jnp.where(is_asked_P, prefix.length_P, 1)
     length_B = jnp.where(state.is_alive_B, column + 1, 1)
     return [
-        make_skipping_decode_attention(pk, pv, prompt_length_P, sk, sv, column, length_B, mesh)
+        make_skipping_decode_attention(pk, pv, prompt_length_P, sk, sv, column, length_B, config.decode_attention, mesh)
         for pk, pv, sk, sv in layers
     ]
 

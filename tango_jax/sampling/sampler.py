@@ -87,7 +87,7 @@ def make_sampler(
         weight_shardings = decode_shardings(placement.decode, jax.eval_shape(split, params))
     config.check_cache_tokens()
     device = mesh.devices.flat[0] if placement else jax.local_devices()[0]
-    implementation = decode_attention_of(model_config, config.cache_tokens, device)
+    implementation = decode_attention_of(model_config, config.buckets, config.cache_tokens, device)
     model_config = dataclasses.replace(model_config, decode_attention=implementation)
     # Pinned, so that each function takes what any other one has made without compiling once more.
     specs, max_new = state_specs(), config.cache_buckets[-1]

@@ -191,8 +191,8 @@ def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
         value = file.get(f"{arch}.{name}")
         if name not in neutral or value != neutral[name]:
             what = f"only {neutral[name]} is supported" if name in neutral else "this setting is not known here"
-            raise ValueError(f"{file.path} has {arch}.{name}={value}, which may change what the model computes: "
-                             f"{what}; load the model from its Hugging Face folder, or choose another one")
+            raise ValueError(f"{file.path} has {arch}.{name}={value}, which may change what the model computes: {what};"
+                             " load the model from its Hugging Face folder, or choose another one")
 
 
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:

@@ -196,7 +196,7 @@ MISTAKES = [
     ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
     ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
     ("verifier.model.decode_attention=splash",
-     r"verifier\.model\.decode_attention='splash' is not one of auto, xla, cudnn"),
+     r"verifier\.model\.decode_attention='splash' is not one of auto, xla, cudnn, paged"),
     ("verifier.model.head_precision=high", r"model\.head_precision='high' is not one of highest, bfloat16_x3$"),
     ("verifier.model.head_dtype=int8", r"verifier\.model\.head_dtype='int8' is not one of float32, bfloat16: "),
     ("generator.model.sample_cache_dtype=int4",

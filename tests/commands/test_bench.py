@@ -167,7 +167,7 @@ def test_mistakes_end_in_one_line(model, capsys, monkeypatch):
         ([tiny, "--mesh=fsdp:16"], "--mesh=fsdp:16: mesh axes data=1, fsdp=16, tensor=1 need 16 devices"),
         ([tiny, "--mesh=fsdp:1,tensor:2"], "does not divide the model's num_kv_heads=1"),
         ([tiny, "--mesh=fsdp:1", "--attention=splash"], "runs on a tpu, and the devices are of platform cpu"),
-        ([tiny, "--mesh=fsdp:1", "--decode_attention=cudnn"], "runs on a gpu, and the devices are of platform cpu"),
+        ([tiny, "--mesh=fsdp:1", "--decode_attention=paged"], "runs on a tpu, and the devices are of platform cpu"),
         ([tiny, "--mesh=fsdp:1", "--lora_rank=7"], "--lora_rank=7: lora.rank=7 is above 2, the narrowest side of a "),
         ([tiny, "--base_dtype=int8"], "--base_dtype=int8 is that of a base with adapters: add --lora_rank=N"),
         ([big, "--mesh=fsdp:1"], "an update takes at least 23.0 GiB of each device (17.3 of parameters and moments, "),

@@ -1,7 +1,7 @@
-"""Attention of decode steps by a kernel: merging of two parts, the kernel against plain attention, what runs where.
+"""Attention of decode steps by kernels: merging of two parts, both kernels against plain attention, what runs where.
 
-cuDNN needs an NVIDIA GPU: here XLA does its sums, and what is tested is what it is told; test_decode_attention_aot.py
-compiles it for its targets.
+The TPU kernel runs in Pallas's interpreter. cuDNN needs an NVIDIA GPU: here XLA does its sums, and what is tested is
+what it is told; test_decode_attention_aot.py compiles both for their targets.
 """
 import dataclasses
 import types
@@ -11,16 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.experimental.pallas import tpu as pltpu
 
 from support.policies import policies_of
 from tango_jax.config import default_config
-from tango_jax.models import transformer
+from tango_jax.models import decode_attention, transformer
 from tango_jax.models.cache import make_decode_attention
 from tango_jax.models.decode_attention import (
     columns_read,
     decode_attention_of,
     make_skipping_decode_attention,
     merge_parts,
+    page_size,
     resolve_decode_attention,
 )
 from tango_jax.models.transformer import ModelConfig
@@ -32,7 +34,7 @@ from tango_jax.sharding.placement import make_placement
 INF = np.inf
 P, M, H, K, E = 2, 3, 6, 2, 128
 B, G = P * M, H // K
-PREFIX, SUFFIX = 32, 48
+PREFIX, SUFFIX = 32, 48  # pages of 32 and of 16
 PROMPT_LENGTH_P = np.array([32, 5])
 LENGTH_B = np.array([20, 20, 1, 20, 20, 1])  # two rows have ended
 COLUMN = 19
@@ -88,7 +90,7 @@ def test_two_parts_are_one_softmax(scale, border):
     np.testing.assert_allclose(got, attended(slice(None))[0], atol=2e-6)
 
 
-def both_attentions(dtype):
+def both_attentions(implementation, dtype):
     """(kernel, plain) results for the same numbers: attention, and keys and values of the suffix."""
     rng = np.random.default_rng(0)
 
@@ -100,7 +102,7 @@ def both_attentions(dtype):
     q, k, v = random(B, 1, H, E), random(B, 1, K, E), random(B, 1, K, E)
     kernel_fn = make_skipping_decode_attention(
         prefix_k, prefix_v, jnp.asarray(PROMPT_LENGTH_P, jnp.int32), suffix_k, suffix_v, jnp.int32(COLUMN),
-        jnp.asarray(LENGTH_B, jnp.int32),
+        jnp.asarray(LENGTH_B, jnp.int32), implementation,
     )  # fmt: skip
     plain_fn = make_decode_attention(
         *(x.astype(jnp.float32) for x in (prefix_k.swapaxes(2, 3), prefix_v)),
@@ -113,10 +115,35 @@ def both_attentions(dtype):
 
 
 def test_cudnn_attends_as_the_plain_one(xla_instead_of_cudnn):
-    (out, (new_k, new_v)), (plain_out, (plain_k, plain_v)) = both_attentions(jnp.float32)
+    (out, (new_k, new_v)), (plain_out, (plain_k, plain_v)) = both_attentions("cudnn", jnp.float32)
     np.testing.assert_allclose(out, plain_out, atol=2e-6)
     np.testing.assert_array_equal(new_k, plain_k.swapaxes(2, 3))
     np.testing.assert_array_equal(new_v, plain_v)
+
+
+def test_paged_attends_as_the_plain_one():
+    with pltpu.force_tpu_interpret_mode():
+        (out, _), (plain_out, _) = both_attentions("paged", jnp.bfloat16)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(jnp.float32), plain_out, rtol=2**-8, atol=1e-4)  # rounded to bfloat16
+
+
+def test_paged_reads_no_page_beyond_a_length():
+    lengths, page, S = np.array([1, 16, 17, 48], np.int32), 16, 48
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(4, 2, size, E)), jnp.bfloat16) for size in (3, S, S))
+    is_there = np.arange(S) < lengths[:, None]
+    is_read = np.arange(S) < columns_read("paged", lengths, S)[:, None]
+    assert is_read.sum(axis=1).tolist() == [16, 16, 32, 48]
+    k, v = (jnp.where(is_read[:, None, :, None], x, jnp.nan) for x in (k, v))
+    with pltpu.force_tpu_interpret_mode():
+        out, lse = decode_attention.make_part_attention("paged", None)(q, k, v, jnp.asarray(lengths))
+    k, v = (jnp.where(is_there[:, None, :, None], x, 0).astype(jnp.float32) for x in (k, v))
+    score = jnp.einsum("bkxe,bkse->bkxs", q.astype(jnp.float32) * E**-0.5, k)
+    score = jnp.where(is_there[:, None, None, :], score, -jnp.inf)
+    assert page_size(S) == page
+    np.testing.assert_allclose(lse, jax.nn.logsumexp(score, axis=-1), atol=1e-5)
+    np.testing.assert_allclose(out, jnp.einsum("bkxs,bkse->bkxe", jax.nn.softmax(score), v), atol=1e-5)
 
 
 def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn):
@@ -139,28 +166,41 @@ def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn):
     assert max(map(len, got.tokens)) > 4 and got.row_steps == wanted.row_steps
 
 
-@pytest.mark.parametrize("name, platform, dtype, head_dim, cache_tokens, capability, wanted", [
-    ("auto", "cpu", "bfloat16", 128, 0, None, "xla"),
-    ("auto", "gpu", "bfloat16", 128, 0, 8.0, "cudnn"),
-    ("auto", "gpu", "bfloat16", 64, 0, 9.0, "cudnn"),
-    ("auto", "gpu", "bfloat16", 128, 4096, 8.0, "xla"),
-    ("auto", "gpu", "float32", 128, 0, 8.0, "xla"),
-    ("auto", "gpu", "bfloat16", 128, 0, None, "xla"),
-    ("auto", "tpu", "bfloat16", 128, 0, None, "xla"),
-    ("xla", "gpu", "bfloat16", 128, 4096, 8.0, "xla"),
-    ("cudnn", "gpu", "bfloat16", 128, 0, 9.0, "cudnn"),
+BUCKETS = (256, 2048)
+
+
+@pytest.mark.parametrize("name, platform, dtype, head_dim, buckets, cache_tokens, capability, wanted", [
+    ("auto", "cpu", "bfloat16", 128, BUCKETS, 0, None, "xla"),
+    ("auto", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "cudnn"),
+    ("auto", "gpu", "bfloat16", 64, (100,), 0, 9.0, "cudnn"),
+    ("auto", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0, "xla"),
+    ("auto", "gpu", "float32", 128, BUCKETS, 0, 8.0, "xla"),
+    ("auto", "gpu", "bfloat16", 128, BUCKETS, 0, None, "xla"),
+    ("auto", "tpu", "bfloat16", 128, BUCKETS, 0, None, "paged"),
+    ("auto", "tpu", "float32", 128, BUCKETS, 0, None, "xla"),
+    ("auto", "tpu", "bfloat16", 64, BUCKETS, 0, None, "xla"),
+    ("auto", "tpu", "bfloat16", 128, (256, 1000), 0, None, "xla"),
+    ("xla", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0, "xla"),
+    ("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 9.0, "cudnn"),
+    ("paged", "tpu", "bfloat16", 256, BUCKETS, 0, None, "paged"),
 ])  # fmt: skip
-def test_what_runs_where(name, platform, dtype, head_dim, cache_tokens, capability, wanted):
-    assert resolve_decode_attention(name, platform, dtype, head_dim, cache_tokens, capability) == wanted
+def test_what_runs_where(name, platform, dtype, head_dim, buckets, cache_tokens, capability, wanted):
+    got = resolve_decode_attention(name, platform, dtype, head_dim, buckets, cache_tokens, capability)
+    assert got == wanted
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("cudnn", "cpu", "bfloat16", 128, 0), "model.decode_attention=cudnn runs on a gpu, and the devices are"),
-    (("cudnn", "gpu", "bfloat16", 128, 0, 7.5), "compute capability 8.0 or more, and this one has 7.5"),
-    (("cudnn", "gpu", "float32", 128, 0, 8.0), "compute_dtype is float32: use auto"),
-    (("cudnn", "gpu", "bfloat16", 128, 4096, 8.0), "rows that begin together, and cache_tokens=4096 refills"),
-    (("cudnn", "gpu", "bfloat16", 128, 0, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
-    (("cudnn", "gpu", "bfloat16", 128, 0, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
+    (("cudnn", "cpu", "bfloat16", 128, BUCKETS, 0), "model.decode_attention=cudnn runs on a gpu, and the devices are"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 7.5), "compute capability 8.0 or more, and this one has 7.5"),
+    (("cudnn", "gpu", "float32", 128, BUCKETS, 0, 8.0), "compute_dtype is float32: use auto"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0), "rows that begin together, and cache_tokens=4096 refills"),
+    (("paged", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0), "runs on a tpu, and the devices are of platform gpu"),
+    (("paged", "tpu", "float32", 128, BUCKETS, 0), "computes in bfloat16, and compute_dtype is float32"),
+    (("paged", "tpu", "bfloat16", 64, BUCKETS, 0), "multiple of 128, and it is 64"),
+    (("paged", "tpu", "bfloat16", 128, (256, 1000), 0), "multiples of 16, and one is 1000"),
+    (("paged", "tpu", "bfloat16", 128, BUCKETS, 4096), "cache_tokens=4096 refills a batch as rows end: use auto"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -172,8 +212,9 @@ def test_devices_decide():
     devices = {
         "cudnn": types.SimpleNamespace(platform="gpu", compute_capability="8.0"),
         "xla": types.SimpleNamespace(platform="gpu", compute_capability="gfx942"),
+        "paged": types.SimpleNamespace(platform="tpu"),
     }
-    assert {name: decode_attention_of(model, 0, device) for name, device in devices.items()} == {
+    assert {name: decode_attention_of(model, BUCKETS, 0, device) for name, device in devices.items()} == {
         name: name for name in devices
     }
     assert ModelConfig(20, 32, 2, 4, 2, 8, 16).decode_attention == "xla"  # nothing else runs unless it is asked for
@@ -181,11 +222,15 @@ def test_devices_decide():
     config.verifier.model.decode_attention = "cudnn"
     with pytest.raises(ValueError, match="verifier: model.decode_attention=cudnn runs on a gpu, and the device"):
         policies_of(config)
-    with pytest.raises(ValueError, match="decode_attention='flash' is not one of auto, xla, cudnn"):
+    with pytest.raises(ValueError, match="decode_attention='flash' is not one of auto, xla, cudnn, paged"):
         dataclasses.replace(MODEL, decode_attention="flash")
+    with pytest.raises(ValueError, match="'xla' is none of cudnn, paged"):
+        decode_attention.make_part_attention("xla", None)
 
 
 def test_columns_read():
     lengths = np.array([0, 1, 128, 129, 300])
     assert columns_read("xla", lengths, 384).tolist() == [384] * 5
     assert columns_read("cudnn", lengths, 300).tolist() == [128, 128, 128, 256, 300]
+    assert columns_read("paged", lengths, 384).tolist() == [128, 128, 128, 256, 384]  # 384 = 3 x 128
+    assert [page_size(bucket) for bucket in (2048, 384, 1008)] == [256, 128, 16]
