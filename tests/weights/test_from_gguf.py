@@ -256,7 +256,8 @@ def test_divisors_of_one_change_nothing(tmp_path):
 
 def test_scales_that_change_nothing_are_accepted(tmp_path):
     scales = dict(llama__rope__scaling__attn_factor=1.0, llama__attention__scale=CONFIG.head_dim**-0.5,
-                  llama__logit_scale=1.0, llama__final_logit_softcapping=0.0, llama__attention__causal=True)  # fmt: skip
+                  llama__logit_scale=1.0, llama__final_logit_softcapping=0.0,
+                  llama__attention__causal=True)  # fmt: skip
     write_changed(tmp_path / "m.gguf", **scales, llama__vocab_size=24)
     assert model_config_from_gguf(tmp_path / "m.gguf") == CONFIG
 
@@ -301,7 +302,8 @@ def test_wrong_tensors_are_named(tmp_path, tensors, words):
     ({"llama__rope__dimension_count": 4}, ["rope.dimension_count=4", "8"]),
     ({"llama__attention__value_length": 16}, ["value_length=16", "8"]),
     ({"llama__attention__head_count_kv": [2, 1]}, ["head_count_kv", "[2, 1]"]),
-    ({"llama__rope__scaling__attn_factor": 0.5}, ["llama.rope.scaling.attn_factor=0.5", "only 1 is supported", "Hugging Face"]),
+    ({"llama__rope__scaling__attn_factor": 0.5},
+     ["llama.rope.scaling.attn_factor=0.5", "only 1 is supported", "Hugging Face"]),
     ({"llama__attention__scale": 0.5}, ["llama.attention.scale=0.5", "only 0.35355"]),
     ({"llama__logit_scale": 0.25}, ["llama.logit_scale=0.25", "only 1 is supported"]),
     ({"llama__embedding_scale": 12.0}, ["llama.embedding_scale=12.0", "only 1 is supported"]),
