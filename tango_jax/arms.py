@@ -5,7 +5,8 @@ and plans read its fields; no other code in the package refers to an arm by name
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 # Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
@@ -76,10 +77,14 @@ class Arm:
     help: str  # one line for --help, logs and reports
     label: str  # for legends
     look: Look
-    turns: dict[str, TurnPlan]  # role -> TurnPlan
+    turns: Mapping[str, TurnPlan]  # role -> TurnPlan; frozen, so that no built-in arm can be changed in place
     is_interleaved: bool = True  # False: the verifier is trained only in its warm-up
     needs_gold_steps: bool = False  # the task must provide step labels
     is_one_policy: bool = False  # both roles are one policy, as with verifier.adapter=generator
+
+    def __post_init__(self):
+        if isinstance(self.turns, Mapping):  # tasks/own_arm.py names the mistake of a user otherwise
+            object.__setattr__(self, "turns", MappingProxyType(dict(self.turns)))
 
     @property
     def asks_verifier(self) -> bool:
@@ -132,7 +137,7 @@ JUDGE_AND_BE_JUDGED = dataclasses.replace(
     JUDGE, calls=(*JUDGE.calls, Call("verifier", "", text="second_judgement")), reward="twice_judged_reward"
 )
 
-ARMS = {
+ARMS: Mapping[str, Arm] = MappingProxyType({
     "tango": Arm(
         "generator and verifier take turns (the method)", "Tango (trained together)", Look(VERMILION, "-", "circle"),
         {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE},
@@ -191,5 +196,5 @@ ARMS = {
         "a verifier whose verifications are judged as well", "judged verifications",
         Look(BLUE, "-.", "triangle-down"), {"generator": SOLVE_AND_BE_JUDGED, "verifier": JUDGE_AND_BE_JUDGED},
     ),
-}  # fmt: skip
+})  # fmt: skip
 DEFAULT_ARM = next(iter(ARMS))

@@ -6,6 +6,8 @@ import dataclasses
 import gzip
 import json
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,7 @@ def own_arm(monkeypatch) -> Arm:
     look = Look("#123456", "--", "cross")
     arm = Arm(help="an arm of one's own", label="own label", look=look, is_interleaved=False, needs_gold_steps=True,
               turns={"generator": SOLVE_WITH_GOLD_STEPS, "verifier": JUDGE})  # fmt: skip
-    monkeypatch.setitem(ARMS, "own", arm)
+    monkeypatch.setitem(sys.modules, "arms_under_test", types.SimpleNamespace(own=arm))
     return arm
 
 
@@ -46,7 +48,7 @@ def config(own_arm):
     # The roles are of one shape, and start as they are: fewer programs.
     settings = ("mesh.fsdp=1", "sft.steps=0", "max_prompt=64", "max_response=48")
     overrides = [*SMALL, *(f"{role}.{setting}" for role in ROLES for setting in settings)]
-    config = load_config(str(CONFIGS / "tiny.py"), [*overrides, "arm=own", "compile_cache="])
+    config = load_config(str(CONFIGS / "tiny.py"), [*overrides, "arm=arms_under_test:own", "compile_cache="])
     validate(config)
     return config
 

@@ -5,6 +5,7 @@ Takes the rewards of a batch; returns an advantage for every token. A role's `lo
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import chex
@@ -84,7 +85,7 @@ def _reinforce_pp_step_BT(
     return advantages.reinforce_pp_step_BT(step_reward_BT, is_step_end_BT, is_action_BT)
 
 
-ALGORITHMS: Mapping[str, Algorithm] = {
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
     "grpo": Algorithm(_grpo_outcome_BT, _grpo_step_BT, formula="(reward - mean) / std of the group, or without the std "
                       "where use_std is off",
                       normalise_fn=lambda rewards, loss: advantages.standardise(rewards, loss.use_std)),
@@ -92,7 +93,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
                       normalise_fn=lambda rewards, loss: advantages.leave_one_out(rewards)),
     "reinforce_pp": Algorithm(_reinforce_pp_outcome_BT, _reinforce_pp_step_BT, differs_within_batch_P,
                               "reward, whitened over all tokens of the batch"),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:

@@ -8,6 +8,7 @@ is the token axis of a response.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import chex
@@ -281,7 +282,7 @@ def steps_credit(
     return Credit(adv_BT, so_far.counters, metrics, terms, labels)
 
 
-REWARDS = {function.__name__: function for function in (outcome_reward, verdict_reward)}
-CREDITS = {function.__name__: function for function in (
+REWARDS = MappingProxyType({function.__name__: function for function in (outcome_reward, verdict_reward)})
+CREDITS = MappingProxyType({function.__name__: function for function in (
     outcome_credit, verified_majority_credit, judged_steps_credit, strict_steps_credit, gold_steps_credit,
-    class_balanced_credit)}  # fmt: skip
+    class_balanced_credit)})  # fmt: skip

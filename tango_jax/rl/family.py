@@ -5,6 +5,7 @@ prompt-major, and then those of the second tries, in the order of the solutions 
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -148,5 +149,5 @@ def informed_credit(so_far: TurnSoFar) -> Credit:
     return credit._replace(adv_BT=adv_BT, metrics=metrics, terms=terms)
 
 
-REWARDS = {function.__name__: function for function in (second_try_reward, twice_judged_reward)}
-CREDITS = {function.__name__: function for function in (second_try_credit, informed_credit)}
+REWARDS = MappingProxyType({function.__name__: function for function in (second_try_reward, twice_judged_reward)})
+CREDITS = MappingProxyType({function.__name__: function for function in (second_try_credit, informed_credit)})
