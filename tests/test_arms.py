@@ -1,4 +1,4 @@
-"""Arms are data: an arm of one's own needs nothing but its entry, and no other file knows an arm by its name."""
+"""Arms are data: an arm of one's own needs nothing but its record, and no other file knows an arm by its name."""
 
 import ast
 import base64
@@ -21,6 +21,7 @@ from tango_jax.loop.run import run_or_resume
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
+from tango_jax.tracking.known_arms import arms_of_runs, known
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.plots import plot_ablation, save_figure
 from tango_jax.viewer import comparison
@@ -67,10 +68,11 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, own_arm, tmp_p
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     runs = find_runs([workdir])
-    drawn = comparison.comparison(lines_of(runs))
-    assert own_arm.label in json.dumps(drawn) and own_arm.look.colour in json.dumps(drawn)
-    assert drawn["table"]["rows"][0][0] == own_arm.label
-    build_page(runs, tmp_path / "report.html")
+    with known(arms_of_runs([workdir])):
+        drawn = comparison.comparison(lines_of(runs))
+        assert own_arm.label in json.dumps(drawn) and own_arm.look.colour in json.dumps(drawn)
+        assert drawn["table"]["rows"][0][0] == own_arm.label
+        build_page(runs, tmp_path / "report.html")
     payload = re.search(r'id="data-facts">(.*?)</script>', (tmp_path / "report.html").read_text("utf-8"))[1]
     [facts] = json.loads(gzip.decompress(base64.b64decode(payload)))["runs"]
     assert (facts["arm"], facts["is_default_arm"]) == ("own", False)
