@@ -16,7 +16,7 @@ from tango_jax.records import Credit, Term
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.credit import TurnSoFar
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.tracking.token_codes import ALPHABET
+from tango_jax.tracking.rollout_rows import ALPHABET
 from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.pack import FLAGS, flags_of
 from tango_jax.viewer.runs import find_runs
