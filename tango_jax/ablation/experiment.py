@@ -15,9 +15,8 @@ from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.method.own_arm import make_schedule, shares_policy
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checks import cut, require
+from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.package_changes import executed_configs
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.tracking.evaluations import Evaluation, evaluations_of, sources_of, write_table
 from tango_jax.tracking.metrics import read_metrics
@@ -41,10 +40,6 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
         Preempted: SIGTERM was received; all states are saved.
     """
     workers, results = plan.config.ablation.workers, Results(plan)
-    changes = [change.name for source in executed_configs() for change in source.changes]
-    require(workers == 1 or not changes, f"ablation.workers={workers}: each run would have a process of its own, which "
-            f"reads settings alone, without what the config file changes in the package ({cut(', '.join(changes))}): "
-            "set it to 1")
     check_plan(plan)
     if workers == 1:
         _run_in_process(plan, results, console)

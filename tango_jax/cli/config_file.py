@@ -10,12 +10,13 @@ Anything can go wrong in Python, and every mistake becomes one line. The config.
 be given instead, to repeat that run. Stage: the start of every command that takes --config.
 """
 
+import contextlib
 import difflib
 import functools
-import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +26,7 @@ from tango_jax.config import default_config, flatten, read_settings
 from tango_jax.defaults import KEYS, NAMES_A_FUNCTION
 from tango_jax.runtime.checks import Mistakes, cut, local_path, require, shortened
 from tango_jax.runtime.keys import Range
-from tango_jax.runtime.package_changes import watched
 from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
-from tango_jax.tracking.provenance import check_stored_changes
-
-# What a config file may change in the package. Loaded before one is executed, so that its changes are seen.
-METHOD = ("method.arms", "rl.advantages", "rl.losses", "rl.schedule")
 
 
 class ConfigFile(NamedTuple):
@@ -64,13 +60,10 @@ class ConfigFile(NamedTuple):
         mistakes.require(self.takes_argument or not argument, f"{self.path} takes no argument, and was given "
                          f":{shortened(argument)}: leave it out, and set keys with --config.key=value")
         mistakes.raise_all()
-        try:
-            with watched(self.path):
-                config = self.get_config(*([argument] * self.takes_argument), **given)
+        with _executed(self.path):
+            config = self.get_config(*([argument] * self.takes_argument), **given)
             if isinstance(config, ConfigDict):
                 flatten(config)  # a file can make one that cannot be read
-        except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
-            raise ValueError(what_failed(self.path, None, error)) from error
         if not isinstance(config, ConfigDict):
             raise ValueError(f"{self.path}: get_config returned {shortened(config)}, and not a ConfigDict: start it "
                              "with config = default_config() and end it with return config")
@@ -88,14 +81,9 @@ class ConfigFile(NamedTuple):
         """
         if self.complete is None:
             return config
-        try:
-            with watched(self.path):
-                self.complete(config, given)
+        with _executed(self.path, told=ValueError):
+            self.complete(config, given)
             flatten(config)
-        except ValueError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ValueError(what_failed(self.path, None, error)) from error
         self._check(config)
         return config
 
@@ -149,16 +137,8 @@ def open_config(file: str) -> ConfigFile:
         file = str(_shipped_file(file))
     elif not local_path("--config", file).is_file():
         raise ValueError(_no_config(file))
-    path = local_path("--config", file)
-    is_shipped = path.resolve() in {shipped.resolve() for shipped in shipped_configs().values()}
-    for name in () if is_shipped else METHOD:
-        importlib.import_module(f"tango_jax.{name}")
-    try:
-        content = path.read_bytes()
-        with watched(file, content, is_shipped):
-            functions = vars(run_file(file, content))
-    except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
-        raise ValueError(what_failed(file, None, error)) from error
+    with _executed(file):
+        functions = vars(run_file(file))
     get_config, complete = functions.get("get_config"), functions.get("complete")
     if not callable(get_config):
         raise ValueError(f"{file} has no function get_config()")
@@ -174,17 +154,50 @@ def open_config(file: str) -> ConfigFile:
     return ConfigFile(file, get_config, complete, named, takes_argument, meanings)
 
 
+@contextlib.contextmanager
+def _executed(file: str, told: type[Exception] | tuple = ()) -> Iterator[None]:
+    """Execute code of a config file in the block.
+
+    It may replace nothing in this package: no record of the run would show it, and the workers of an experiment would
+    not have it. What a module has gained, or a class, is not noticed.
+
+    Args:
+        told: the errors that are passed on as they are.
+
+    Raises:
+        ValueError: the code has raised an error, or replaced a function, a constant or an entry of a table.
+    """
+    before = _contents()
+    try:
+        yield
+    except told:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a file can raise is a mistake in that file
+        raise ValueError(what_failed(file, None, error)) from error
+    after = _contents()
+    replaced = [name for name, value in before.items() if after.get(name) is not value]
+    require(not replaced, f"{file} replaces {cut(', '.join(replaced))} in the package, which no record of a run would "
+            f"show; {NAMES_A_FUNCTION}, or edit a copy of the package")
+
+
+def _contents() -> dict[str, Any]:
+    """{name: value} of all that the modules of the package and their tables hold, by dotted names."""
+    modules = {name: vars(module) for name, module in list(sys.modules.items()) if name.startswith("tango_jax.")}
+    tables = {f"{name}.{key}": value for name, names in modules.items() for key, value in names.items()
+              if isinstance(value, dict) and not key.startswith("__")}  # fmt: skip
+    return {f"{name}.{key}": value for name, held in (modules | tables).items() for key, value in held.items()
+            if callable(value) or not str(key).startswith("_")}  # fmt: skip
+
+
 def stored_config(file: str) -> ConfigDict:
     """The settings that a run keeps in its workdir as config.json; keys that it does not have are at their defaults.
 
     Raises:
-        ValueError: no such file, or it holds something else than settings; or the run was made with a config file that
-            changes the package, and these changes are not in force.
+        ValueError: no such file, or it holds something else than settings.
     """
     path = local_path("--config", file)
     require(os.path.exists(path), _no_config(file))
     settings = read_settings(path)
-    check_stored_changes(path)
     try:
         return with_settings(default_config(), settings)
     except ValueError as error:

@@ -77,8 +77,9 @@ class Advantages:
         is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
         if not responses.is_joined:
             return equation(*rows, is_action_BT, responses.group_size, loss)
-        require(self.algorithm.compares_groups_alone, "it compares groups of different sizes, which loss.algorithm="
-                f"{loss.algorithm} does not: choose one that compares each group alone, such as grpo")
+        setting = f"{responses.role}.loss.algorithm={loss.algorithm}"
+        require(self.algorithm.compares_groups_alone, f"it compares groups of different sizes, which {setting} does "
+                "not: choose one that compares each group alone, such as grpo")
         adv_BT = np.zeros(is_action_BT.shape, np.float32)
         for group in responses.groups():
             adv_BT[group] = equation(*(values[group] for values in rows), is_action_BT[group], len(group), loss)

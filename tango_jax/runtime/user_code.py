@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.object_text import text_of
 
 MAX_PATH, MAX_TEXT = 300, 500  # characters of a path, and of the text of an error, in a message
 _numbers = itertools.count()  # for the names of modules
@@ -158,24 +159,28 @@ class Source(NamedTuple):
 
 def source_digest(text: str) -> str:
     """Return the SHA-256, in hexadecimal, of the sources of what `text` names. Raises as `sources`."""
-    return hashlib.sha256(b"".join(source.content for source in sources(text))).hexdigest()
+    return hashlib.sha256(b"".join(source.content for source in sources("function", text))).hexdigest()
 
 
-def sources(text: str) -> list[Source]:
+def sources(key: str, text: str) -> list[Source]:
     """The file that a setting names, and the files of the functions in what it names, if they are others.
 
-    Other files that they import do not count. Of an object that this process was handed, the text of its functions
-    counts, under NAME.txt, which is no path; all other paths are absolute. Empty for a module without a file, such as
-    `sys`.
+    Other files that they import do not count. Of an object that this process was handed, all that it is made of counts,
+    as text under NAME.txt, which is no path (runtime/object_text.py); all other paths are absolute. Empty for a module
+    without a file, such as `sys`.
 
     Raises:
-        ValueError: no such file, module or name, or an error while loading it.
+        ValueError: no such file, module or name, or an error while loading it; or an object whose content cannot be
+            written out.
     """
-    value, (place, _, name) = _find("function", text), text.rpartition(":")
+    value, (place, _, name) = _find(key, text), text.rpartition(":")
     if place == GIVEN:
-        return [Source(Path(f"{name}.txt"), _text_of(value).encode())]
+        try:
+            return [Source(Path(f"{name}.txt"), text_of(value, name).encode())]
+        except ValueError as error:
+            raise ValueError(f"{key}={text}: {error}") from error
     named = place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) or place
-    written = [_file_of(function) for function in _functions_in(value)]
+    written = [UserFunction(key, "", function).place[0] for function in _functions_in(value)]
     paths = [local_path("path", one) for one in dict.fromkeys([named, *filter(None, written)])]
     package = Path(__file__).parents[1]  # whose source the commit tells
     return [Source(path.absolute(), path.read_bytes()) for path in paths
@@ -185,38 +190,14 @@ def sources(text: str) -> list[Source]:
 def _functions_in(value: Any) -> Iterator[Callable]:
     """The functions of a record, or the function itself."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _functions_in(getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        for item in value.values():
+        value = vars(value)
+    if isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, (Mapping, tuple, list)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _functions_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _functions_in(item)
-    elif isinstance(value, functools.partial):
-        yield from _functions_in(value.func)
     elif callable(value):
         yield value
-
-
-def _file_of(function: Callable) -> str:
-    """The file in which a function is written; empty for what is not written in Python."""
-    return UserFunction("function", "", function).place[0]
-
-
-def _text_of(value: Any) -> str:
-    """What an object that was handed over is made of: its values, and the source of its functions."""
-    # The repr has the numbers and names in a record, and what a partial function is called with.
-    parts = [repr(value)] if not callable(value) or isinstance(value, functools.partial) else []
-    for function in _functions_in(value):
-        function = inspect.unwrap(function)
-        is_instance = not hasattr(function, "__code__") and hasattr(type(function).__call__, "__code__")
-        try:
-            parts.append(inspect.getsource(type(function) if is_instance else function))
-        except (OSError, TypeError):  # typed into an interpreter, or not written in Python
-            code = getattr(type(function).__call__ if is_instance else function, "__code__", None)
-            parts.append(f"{code.co_code.hex()} {code.co_consts!r}" if code else repr(function))
-    return re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
 
 
 def _find_function(key: str, text: str) -> UserFunction:

@@ -1,7 +1,7 @@
 """The table of an experiment: one row for every evaluation of every run, as CSV.
 
 Figures, statistics and summaries are made from these rows alone, so a committed file reproduces them. Tables of several
-experiments can be read together. Five columns hold digests that say which runs compare; an empty one is of a table that
+experiments can be read together. Six columns hold digests that say which runs compare; an empty one is of a table that
 did not record it, and compares with all.
 """
 
@@ -23,7 +23,7 @@ from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.metrics import TURN_PHASES
-from tango_jax.tracking.provenance import method_files
+from tango_jax.tracking.provenance import method_digests, read_provenance, weights_digest
 from tango_jax.tracking.run_config import changes_results
 from tango_jax.tracking.turn_metrics import tokens_sampled
 from tango_jax.weights.source import NUMERICS
@@ -56,6 +56,7 @@ class Evaluation(NamedTuple):
     problems: str = ""  # what is in the files of problems and of prompts
     generator_start: str = ""  # the weights that the generator starts from
     verifier_start: str = ""
+    weights: str = ""  # the checkpoints and adapters that both roles start from, before stage 1
 
 
 class Sources(NamedTuple):
@@ -63,10 +64,11 @@ class Sources(NamedTuple):
 
     start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
     files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
+    weights: str = ""  # digest of the checkpoints and adapters (tracking/provenance.py weights_digest)
 
 
 _NO_SOURCES = Sources()
-_DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start")
+_DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
 _TEXTS = ("task", "setting", "arm", *_DIGESTS)
 # Settings that have columns of their own.
 _COLUMNS = ("arm", "seed", "task.data_seed")
@@ -95,7 +97,7 @@ def evaluations_of(
     found, tokens, seconds = [], 0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
-               *(sources.start.get(role, "")[:12] for role in ROLES))  # fmt: skip
+               *(sources.start.get(role, "")[:12] for role in ROLES), sources.weights)  # fmt: skip
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
             tokens += tokens_sampled(row)
@@ -116,7 +118,8 @@ def evaluations_of(
 def sources_of(workdir: Path) -> Sources:
     """What a finished run was made of, from the files in its workdir."""
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
-    return Sources(summary.get("provenance", {}).get("start", {}), method_files(workdir))
+    stored = read_provenance(workdir)
+    return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored))
 
 
 def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
@@ -140,7 +143,7 @@ def beside_the_arm(method: str) -> str:
 
 
 def _is_of_arm(key: str) -> bool:
-    return key == "arm" or key.startswith(("arm ", "arm,"))  # see user_files.py
+    return key == "arm" or key.startswith(("arm ", "arm,"))  # see provenance.py
 
 
 def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: bool) -> str:
@@ -154,8 +157,11 @@ def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: 
 
 
 def _is_used(config: ConfigDict, key: str) -> bool:
-    """Whether a setting counts: the sizes of a model are read from its checkpoint, if it has one."""
+    """Whether a setting counts: a model's sizes are read from its checkpoint, if it has one, and adapters have a
+    rank."""
     role, _, field = key.partition(".model.")
+    if field.startswith("lora."):
+        return config[role].model.lora.rank > 0
     return not field or field in NUMERICS or not config[role].checkpoint
 
 
@@ -222,6 +228,8 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
         (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} had other settings beside the seed, such "
          "as a schedule, a reward, a loss or a learning rate, or another version of a user's function"),
+        (("weights", *side_by_side), row.weights, "started from other weights: the checkpoints or adapters that they "
+         "name have other contents"),
         (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with other contents"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with other "
          "weights of the generator, and are no pair"),

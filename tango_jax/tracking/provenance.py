@@ -1,10 +1,10 @@
-"""Where a run comes from: provenance.json in its workdir, and copies of the user's files that take part in it.
+"""Where a run comes from: provenance.json in its workdir, and copies of the files that its settings name.
 
-    {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process_facts.py)],
-     "files": {key: {"path", "sha256", "copy", "changes"}},
-     "arm": the record of the arm (method/own_arm.py)}
-
-`files` are those of the user (user_files.py), whose copies lie in WORKDIR/user_files.
+    {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process_facts.py),
+                  "files": {key: sha256}, "weights": {key: digest}],
+     "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
+     "arm": the record of the arm (method/own_arm.py),
+     "earlier": {key: digest} of the files of a method that was given up for the one of now}
 
 Takes the configuration and the workdir; returns a record for the run to keep when it writes its config.json, or raises
 one error where the method is no longer the one that the run began with. Runs before any long work.
@@ -21,20 +21,29 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import ROLES
+from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import stored_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.checks import cut
+from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.manifest import sampled_digest
 from tango_jax.runtime.process_facts import LIBRARIES, process_facts
-from tango_jax.tracking.user_files import CONFIG, TEMPLATES, UserFile, config_files, user_files
+from tango_jax.runtime.user_code import Source, is_user_code, sources
+from tango_jax.text.templates import is_template_file
+from tango_jax.weights.from_hf import resolve_folder
+from tango_jax.weights.source import kind_of
+from tango_jax.weights.workdir import identify_weights
 
 PROVENANCE = "provenance.json"
+COPIES = "user_files"  # folder in the workdir
+FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
+                                                  for name in ("reward", "loss.algorithm", "loss.term")))  # fmt: skip
+TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 # What is told when it differs from the start before.
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
-
+_CONFIG = "config"  # an earlier version's key of the config file
 _RESTORE = "restore it, or delete it: what the run was made with is then unknown, and changes of it go unnoticed"
 
 
@@ -43,21 +52,25 @@ class Provenance:
     """One start of a run. `begin` makes it; the run's log (loggers.py) writes it into the workdir."""
 
     facts: dict[str, Any]  # see process_facts.py
-    files: dict[str, UserFile]  # in the first process, which writes them
+    files: dict[str, Source]  # in the first process, which writes them
+    weights: dict[str, str] = dataclasses.field(default_factory=dict)  # see `_weights`
     arm: dict[str, Any] | None = None  # see `stored_arm`
 
     def keep(self, workdir: Path) -> None:
         """Write it into the workdir, unless it is there. For the first process. Raises OSError."""
-        stored, entries = read_provenance(workdir), {key: file.entry for key, file in self.files.items()}
-        attempt = self.facts | {"files": {key: entry["sha256"] for key, entry in entries.items()}}
-        attempts = stored.get("attempts", [])
+        entries, stored = _entries(self.files), read_provenance(workdir)
+        attempt = self.facts | {"files": _digests(entries), "weights": self.weights}
+        attempts, earlier = stored.get("attempts", []), stored.get("earlier", {})
         if attempts and attempts[-1] == json.loads(json.dumps(attempt)):
             return
+        if not stored and (given_up := _set_aside(workdir)):
+            before = _read(given_up[-1])
+            attempts, earlier = before["attempts"], method_digests(before)
         for key, file in self.files.items():
             if not (copy := workdir / entries[key]["copy"]).exists():
                 write_atomically(copy, file.content)
-        files = stored.get("files", {}) | entries
-        write_json_atomic(workdir / PROVENANCE, {"attempts": [*attempts, attempt], "files": files, "arm": self.arm})
+        write_json_atomic(workdir / PROVENANCE, {"attempts": [*attempts, attempt], "files": entries, "arm": self.arm,
+                                                 "earlier": earlier})  # fmt: skip
 
 
 def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
@@ -66,18 +79,17 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     All processes must call this.
 
     Raises:
-        ValueError: see `check_method`.
+        ValueError: see `check_method`; or there are no weights to start from.
     """
     check_method(config, workdir)
     files = {}
-    hosts.in_first(lambda: files.update(user_files(config)))
-    provenance = Provenance(process_facts(), files, _arm_record(config))
-    for file in provenance.files.values():
-        if file.changes:
-            console.log(f"{file.path} changes the package: {_listed(file.changes)}")
-    if hosts.is_first() and _is_begun(workdir):
-        for line in _told(read_provenance(workdir), provenance):
-            console.log(line)
+    hosts.in_first(lambda: files.update(_user_files(config)))
+    provenance = Provenance(process_facts(), files, _weights(config), _arm_record(config))
+    if hosts.is_first() and _is_begun(workdir) and (stored := read_provenance(workdir)):
+        last, now = stored["attempts"][-1], provenance.facts
+        if changed := [key for key in _TOLD if key in last and last[key] != now[key]]:
+            then, this = (", ".join(f"{key} {_shown(facts[key])}" for key in changed) for facts in (last, now))
+            console.log(f"the last start of this run had {then}; it goes on with {this}")
     return provenance
 
 
@@ -89,7 +101,7 @@ def _arm_record(config: ConfigDict) -> dict[str, Any]:
 
 
 def check_method(config: ConfigDict, workdir: Path) -> None:
-    """Check that the functions of the user, and what config files change in the package, are as they were.
+    """Check that the user's functions are as they were.
 
     Templates are compared by their text, where the checkpoint is read (loop/resume.py). All processes must call this.
 
@@ -103,26 +115,24 @@ def _check_method(config: ConfigDict, workdir: Path) -> None:
     stored = read_provenance(workdir)
     if not stored or not _is_begun(workdir):
         return
-    entries = {key: file.entry for key, file in user_files(config).items()}
-    then, now = (_digests(files) for files in (stored["files"], entries))
+    before, files = stored["files"], _entries(_user_files(config))
+    then, now = _digests(before), _digests(files)
     differing = [key for key in sorted(then | now) if then.get(key) != now.get(key) and key not in TEMPLATES]
     if differing:
-        places = (workdir / f"provenance.{number}.json" for number in itertools.count(1))
-        free = next(path for path in places if not path.exists())
-        accept = shlex.join(["mv", str(workdir / PROVENANCE), str(free)])
-        told = "; ".join(_difference(key, stored["files"].get(key) if key in then else None,
-                                     entries.get(key) if key in now else None, workdir) for key in differing)
+        aside = workdir / f"provenance.{len(_set_aside(workdir)) + 1}.json"
+        accept = shlex.join(["mv", str(workdir / PROVENANCE), str(aside)])
+        told = "; ".join(_difference(key, before.get(key), files.get(key), workdir) for key in differing)
         raise ValueError(f"{workdir} holds a run that was begun with another method ({told}): put back what was there, "
-                         f"choose another --workdir, or accept the change with `{accept}`")
+                         f"choose another --workdir, or accept the change with `{accept}`, after which the run "
+                         "compares with none that was made by one method alone")
 
 
 def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) -> str:
     """What differs in one file; None: it takes no part."""
     if then is None:
-        return f"{key}: {now['path']} is new" + (f", and changes {_listed(now['changes'])}" if "changes" in now else "")
+        return f"{key}: {now['path']} is new"
     if now is None:
-        what = f", which changes {_listed(then['changes'])}: give --config={then['path']}" if "changes" in then else ""
-        return f"{key}: this start lacks {then['path']}{what}"
+        return f"{key}: this start lacks {then['path']}"
     path = Path(now["path"])
     # An object that a Python program hands over has no file: its path is its name alone (runtime/user_code.py).
     if not path.is_absolute():
@@ -130,30 +140,41 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
     return f"{key}: {path} has changed; {workdir / then['copy']} is a copy of what it was"
 
 
-def check_stored_changes(settings_file: Path) -> None:
-    """Check that the settings of a run are all that it was made with: they execute nothing.
-
-    Args:
-        settings_file: its config.json.
-
-    Raises:
-        ValueError: the run was made with a config file that changes the package, and these changes are not in force in
-            this process.
-    """
-    stored = read_provenance(settings_file.parent).get("files", {})
-    now = _digests({key: file.entry for key, file in config_files().items()})
-    for key, entry in stored.items():
-        if "changes" in entry and key not in now:  # a file that has changed is the business of `check_method`
-            raise ValueError(f"{settings_file} has the settings of the run alone, which was made with {entry['path']}, "
-                             f"and this file changes {_listed(entry['changes'])}: give --config={entry['path']}")
+def _user_files(config: ConfigDict) -> dict[str, Source]:
+    """{key: file} of the functions and templates that settings name. A function's other files, and those that an own
+    arm names, have keys that begin with the setting's."""
+    settings, found = flatten(config), {}
+    named = {key: settings[key] for key in FUNCTIONS if is_user_code(settings[key])}
+    for key, text in named.items():
+        for number, source in enumerate(sources(key, text)):
+            found[f"{key} ({source.path.name})" if number else key] = source
+    for role, key in zip(ROLES, TEMPLATES, strict=True):
+        if is_template_file(role, settings[key]):
+            path = local_path(key, settings[key]).absolute()
+            found[key] = Source(path, path.read_bytes())
+    return found
 
 
-def same_settings_hint(settings_file: Path) -> str:
-    """What to give to have the settings of a run again."""
-    for entry in read_provenance(settings_file.parent).get("files", {}).values():
-        if "changes" in entry:
-            return f"--config={entry['path']} with them, since it also changes the package: {settings_file} lists them"
-    return f"--config={settings_file} has them"
+def _entries(files: Mapping[str, Source]) -> dict[str, dict[str, str]]:
+    """What provenance.json has of each file."""
+    digests = {key: hashlib.sha256(file.content).hexdigest() for key, file in files.items()}
+    return {key: {"path": str(file.path), "sha256": digests[key],
+                  "copy": f"{COPIES}/{digests[key][:12]}-{file.path.name}"}
+            for key, file in files.items()}  # fmt: skip
+
+
+def _weights(config: ConfigDict) -> dict[str, str]:
+    """{key: digest of its files} of the checkpoints and adapters that roles start from, before stage 1."""
+    found = {}
+    for role in ROLES:
+        checkpoint, adapter = config[role].checkpoint, config[role].adapter
+        if checkpoint:
+            # The commit that a hub id has now is downloaded, as the run needs it anyway.
+            place = str(resolve_folder(checkpoint)) if kind_of(checkpoint) == "hub" else checkpoint
+            found[f"{role}.checkpoint"] = identify_weights(place, role)[1]
+        if adapter not in ("", "generator"):
+            found[f"{role}.adapter"] = sampled_digest(sorted(Path(adapter).expanduser().glob("*.safetensors")))
+    return found
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:
@@ -162,7 +183,10 @@ def read_provenance(workdir: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is damaged.
     """
-    path = workdir / PROVENANCE
+    return _read(workdir / PROVENANCE)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -174,63 +198,56 @@ def read_provenance(workdir: Path) -> dict[str, Any]:
     return stored
 
 
-def method_files(workdir: Path) -> dict[str, str]:
-    """{key: sha256} of every file that changes the method of the run in a workdir; empty where nothing is stored.
-
-    These are the functions and templates of the user, and config files that change the package: the digest of such a
-    file is over its changes, too.
-
-    Raises:
-        ValueError: see `read_provenance`.
-    """
-    return method_digests(read_provenance(workdir))
+def _set_aside(workdir: Path) -> list[Path]:
+    """The files of methods that were given up for another one, in their order."""
+    numbered = (workdir / f"provenance.{number}.json" for number in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, numbered))
 
 
 def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:
-    """`method_files` of what `read_provenance` returned."""
-    return _digests(stored.get("files", {}))
+    """{key: digest} of the functions and templates that a run was made with, given what `read_provenance` returned. A
+    run that has changed its method compares with none that has not."""
+    earlier = {f"{key} before": digest for key, digest in stored.get("earlier", {}).items()}
+    return _digests(stored.get("files", {})) | earlier
+
+
+def weights_digest(stored: Mapping[str, Any]) -> str:
+    """A digest of the checkpoints and adapters that both roles start from, before stage 1; empty where there are none,
+    or an earlier version has not recorded it."""
+    found = dict.fromkeys(json.dumps(weights) for attempt in stored.get("attempts", ())
+                          if (weights := attempt.get("weights")))  # fmt: skip
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()[:12] if found else ""
 
 
 def _digests(files: Mapping[str, Mapping]) -> dict[str, str]:
-    digests = {}
-    for key, entry in files.items():
-        if "changes" in entry:
-            text = json.dumps([entry["sha256"], entry["changes"]], sort_keys=True)
-            digests[key] = hashlib.sha256(text.encode()).hexdigest()
-        elif key != CONFIG:
-            digests[key] = entry["sha256"]
-    return digests
-
-
-def package_changes(stored: Mapping[str, Any]) -> list[str]:
-    """What config files have changed in the package, given what `read_provenance` returned for a run."""
-    return [name for entry in stored.get("files", {}).values() for name in entry.get("changes", ())]
+    """{key: sha256}. Earlier versions also stored the config file, which counts where it changed the package."""
+    return {key: entry["sha256"] for key, entry in files.items() if key != _CONFIG or "changes" in entry}
 
 
 def describe(stored: Mapping[str, Any]) -> list[str]:
-    """Lines about the last start of a run, given its provenance: code, machine, files, changes."""
-    if not stored:
-        return []
-    last = stored["attempts"][-1]
-    commit = f", commit {last['commit'][:12]}{' with local changes' * bool(last['dirty'])}" if last["commit"] else ""
-    lines = [f"tango_jax {last['tango_jax']}{commit}, source {last['source']}; jax {last['jax']}, Python "
-             f"{last['python']}; {_shown(last['devices'])} ({last['platform']}), {last['cpu']}"]  # fmt: skip
-    lines += [f"{key}: {Path(entry['path']).name}, sha256 {entry['sha256'][:12]}"
-              for key, entry in stored["files"].items()]  # fmt: skip
-    if changes := package_changes(stored):
-        lines.append(f"changed in the package: {_listed(changes)}")
-    return lines
+    """Lines about the starts of a run, given its provenance: code, machine and files, once for those that agree."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for number, attempt in enumerate(stored.get("attempts", ()), 1):
+        alike.setdefault(_lines_about(attempt, stored["files"]), []).append(str(number))
+    if len(alike) == 1:
+        return list(*alike)
+    return [f"start {', '.join(numbers)}: {line}" for lines, numbers in alike.items() for line in lines]
+
+
+def _lines_about(attempt: Mapping[str, Any], files: Mapping[str, Mapping]) -> tuple[str, ...]:
+    commit = attempt["commit"] and f", commit {attempt['commit'][:12]}{' with local changes' * bool(attempt['dirty'])}"
+    names = {key: f"{Path(entry['path']).name}, " for key, entry in files.items()}
+    return (f"tango_jax {attempt['tango_jax']}{commit or ''}, source {attempt['source']}; jax {attempt['jax']}, Python "
+            f"{attempt['python']}; {_shown(attempt['devices'])} ({attempt['platform']}), {attempt['cpu']}",
+            *(f"{key}: {names.get(key, '')}sha256 {digest[:12]}"
+              for key, digest in attempt.get("files", {}).items()))  # fmt: skip
 
 
 def summary_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The part of summary.json about the last start of a run, given its provenance."""
-    if not stored:
-        return {}
     names = ("tango_jax", "commit", "dirty", "source", "jax", "platform", "devices")
-    files = {key: entry["sha256"] for key, entry in stored["files"].items()}
-    return {name: stored["attempts"][-1][name] for name in names} | {
-        "files": files, "changes": package_changes(stored)
-    }  # fmt: skip
+    last = {name: attempt[name] for attempt in stored.get("attempts", [])[-1:] for name in names}
+    return last | {"files": method_digests(stored)}
 
 
 def _is_begun(workdir: Path) -> bool:
@@ -238,26 +255,7 @@ def _is_begun(workdir: Path) -> bool:
     return (workdir / "config.json").is_file()
 
 
-def _told(stored: Mapping[str, Any], provenance: Provenance) -> list[str]:
-    """What has changed since the last start and may."""
-    if not stored:
-        return []
-    lines, last, now = [], stored["attempts"][-1], provenance.facts
-    changed = [key for key in _TOLD if key in last and last[key] != now[key]]
-    if changed:
-        then, this = (", ".join(f"{key} {_shown(facts[key])}" for key in changed) for facts in (last, now))
-        lines.append(f"the last start of this run had {then}; it goes on with {this}")
-    before, file = stored["files"].get(CONFIG), provenance.files.get(CONFIG)
-    if before and file and not file.changes and before["sha256"] != file.entry["sha256"]:
-        lines.append(f"{file.path} has changed since this run began, and the settings are the same")
-    return lines
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return " and ".join(f"{count} x {kind}" for kind, count in value.items())
     return cut(str(value), 40)
-
-
-def _listed(names: Mapping[str, str] | list[str]) -> str:
-    return cut(", ".join(names), 300)

@@ -5,6 +5,7 @@ evaluation, one dict per problem. Runs after a turn, before rollout_dump.py writ
 `tango_jax.report` reads.
 """
 
+import string
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,10 +17,11 @@ from tango_jax.grading.steps import find_blocks
 from tango_jax.records import Lesson, Problem, Rewards, Solution, TurnResult, Verification, problem_of
 from tango_jax.rl.rewards import STEP_FORMULA
 from tango_jax.rl.schedule import Place
-from tango_jax.tracking.token_codes import lengths_code, surprise_code
 
 # (problem, steps) -> the kind of each step, see Task.step_kinds; None: the task names none.
 StepKinds = Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None
+# A character stands for its place, 0 to 63, in the codes that the report's page reads (viewer/paint.js).
+ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
 
 def turn_rows(
@@ -219,6 +221,19 @@ def _runs(values_T: np.ndarray) -> list[list]:
     """Run-length encode: step advantages change only at step ends, so a few pairs replace T numbers."""
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
+
+
+def surprise_code(logp_T: np.ndarray) -> str:
+    """The `token_surprise` of log-probs: a character a token, -log p in tenths of a nat, at most 63."""
+    levels = np.clip(np.rint(-np.asarray(logp_T, float) / 0.1), 0, len(ALPHABET) - 1).astype(int)
+    return "".join(ALPHABET[level] for level in levels)
+
+
+def lengths_code(token_ends: Sequence[int]) -> str:
+    """The `token_lengths` of a response, from the number of characters complete after each token: a character a token;
+    63 is followed by a further one, to which it is added."""
+    lengths, most = np.diff(token_ends, prepend=0).tolist(), len(ALPHABET) - 1
+    return "".join(ALPHABET[most] * (length // most) + ALPHABET[length % most] for length in lengths)
 
 
 def _number(value: float) -> float:

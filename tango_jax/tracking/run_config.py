@@ -15,7 +15,6 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.keys import Change
 from tango_jax.runtime.manifest import complete_steps
-from tango_jax.tracking.provenance import same_settings_hint
 
 # What a run that is resumed may have otherwise; see runtime/keys.py.
 ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
@@ -108,7 +107,7 @@ def check_same_settings(
     if changed:
         raise ValueError(
             f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
-            f"resume with the same ones ({same_settings_hint(path)}), or choose another --workdir"
+            f"resume with the same ones (--config={path} has them), or choose another --workdir"
             f"{_LONGER if any(line.startswith('rl.generator_steps:') for line in changed) else ''}"
         )
 

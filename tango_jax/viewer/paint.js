@@ -4,7 +4,7 @@
 
 const COLOURINGS = { "": "advantage", logp: "log-prob" };
 const MOST_SURPRISE = 4; // nats that get the strongest colour
-const CODES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"; // see tracking/token_codes.py
+const CODES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"; // see tracking/rollout_rows.py
 
 // Characters start..end of a text, split where the value of a paint changes, with each part shaded accordingly.
 function shaded(text, start, end, paint) {

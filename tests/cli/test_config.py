@@ -297,7 +297,7 @@ MISTAKES = [
     ("arm=taught_verifier verifier.loss.kl_coef=0",
      r"has the reference policy of the verifier as its teacher, and with verifier\.loss\.kl_coef=0 there is none: set"),
     ("arm=taught_verifier verifier.top_p=0.9", r"verifier\.top_p=0\.9 and verifier\.top_k=0 leave tokens out: set"),
-    ("arm=taught_verifier rl.prompts_per_step=2048 rl.samples_per_prompt=256 verifier.row_buckets=(256,)",
+    ("arm=taught_verifier verifier.max_response=2097152 verifier.pack_length=2100000",
      r"arm=taught_verifier has a teacher for up to \d+ tokens of a turn, more than 16777215: lower rl\.prompts_"),
     ("rl.judge=silent rl.dynamic_sampling=1", r"judge=silent judges groups whose answers are all right or all wr"),
     ("arm=second_try generator.loss.algorithm=reinforce_pp",
@@ -478,8 +478,7 @@ def test_roles_have_the_same_keys():
 
 
 def test_every_key_is_read_by_the_program():
-    """By attribute, by a subscript with an f-string, or by the calls of an arm (`config.rl[call.samples]`); a name in a
-    list of names to check is not enough."""
+    """By attribute, or by a subscript with an f-string; a name in a list of names to check is not enough."""
     names, patterns = set(), []
     for path in (ROOT / "tango_jax").rglob("*.py"):
         if path.name in ("config.py", "defaults.py"):
@@ -491,7 +490,6 @@ def test_every_key_is_read_by_the_program():
                 parts = [re.escape(p.value) if isinstance(p, ast.Constant) else "[a-z]+" for p in node.slice.values]
                 patterns.append(re.compile("".join(parts)))
     names |= {f"{split}_{size}" for module in SYNTHETIC.values() for size in module.SIZES for split in SPLITS}
-    names |= {call.samples for arm in ARMS.values() for plan in arm.turns.values() for call in plan.calls}
     leaves = [key.split(".")[-1] for key in flatten(default_config())]
     unread = {leaf for leaf in leaves if leaf not in names and not any(p.fullmatch(leaf) for p in patterns)}
     assert not unread

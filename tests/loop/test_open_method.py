@@ -1,11 +1,11 @@
 """An arm, a credit, an algorithm and a loss term of the user's own: by file and by object, resumed, and mistaken."""
 
 import dataclasses
-import functools
 import inspect
 import json
 import re
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -22,9 +22,9 @@ from tango_jax.rl import algorithms, credit
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.user_code import given
 from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.provenance import read_provenance
-from tango_jax.tracking.user_files import user_files
+from tango_jax.tracking.provenance import begin, read_provenance
 from tango_jax.train import load_config, train
 from torture.runs import ROLES, SMALL
 
@@ -341,33 +341,36 @@ def test_a_metric_that_another_part_of_the_turn_has_is_found_before_the_run():
 # --------------------------------------------------------------------------------------------------------- the pieces
 
 
-def weighted_credit(so_far, weights):
-    return credit.outcome_credit(so_far)
+def scaled(scale):
+    def scaled_credit(so_far):
+        return credit.outcome_credit(so_far)._replace(metrics={"generator/scale": scale})
+
+    return scaled_credit
 
 
-class CreditObject:
-    def __call__(self, so_far):
-        return credit.outcome_credit(so_far)
+def test_what_a_closure_holds_is_part_of_the_method(tmp_path):
+    def started(scale):
+        plan = dataclasses.replace(GRPO.turns["generator"], credit=scaled(scale))
+        with given({"arm": dataclasses.replace(MINE, turns={"generator": plan})}) as named:
+            config = settings(f"arm={named['arm']}")
+            with RunLog(tmp_path, config, SILENT, resume_at=0, provenance=begin(config, tmp_path, SILENT)) as log:
+                log.write(0, "eval", {})
 
-
-@pytest.mark.parametrize("function, written", [
-    (functools.partial(weighted_credit, weights={"a": 5}), ["def weighted_credit", "weights={'a': 5}"]),
-    (CreditObject(), ["class CreditObject"]),
-])  # fmt: skip
-def test_of_a_function_in_an_object_the_source_is_stored(function, written):
-    plan = dataclasses.replace(GRPO.turns["generator"], credit=function)
-    with given({"arm": dataclasses.replace(MINE, turns={"generator": plan})}) as named:
-        found = user_files(settings(f"arm={named['arm']}"))
-    assert list(found) == ["arm"]
-    text = found["arm"].content.decode()
-    assert [part for part in written if part not in text] == [] and " at 0x" not in text
+    started(0.5)
+    started(0.5)
+    with pytest.raises(ValueError, match="another method .arm: the text of the object mine differs from the one"):
+        started(0.9)
+    with pytest.raises(ValueError, match=r"arm=python:mine: mine\.turns\['generator'\]\.credit with scale is of type "
+                       r"lock, whose content cannot be compared .*: hand over numbers, texts and functions instead"):
+        started(threading.Lock())
 
 
 def test_the_record_of_an_arm_is_stored_whole():
     assert stored_arm("tango") is None
-    for name, arm in ARMS.items():
-        stored = {"name": name} | json.loads(json.dumps(dataclasses.asdict(arm)))
-        assert read_arm(stored) == arm
+    for built_in in ARMS.values():
+        arm = dataclasses.replace(built_in, label="mine")
+        with given({"arm": arm}) as named:
+            assert read_arm(json.loads(json.dumps(stored_arm(named["arm"])))) == arm
     with pytest.raises(ValueError, match=r"the stored record of an arm is damaged \(KeyError"):
         read_arm({"turns": {}})
     with pytest.raises(ValueError, match="arm='tangoo' is not one of tango, grpo, .*; one of your own is FILE.py:name"):

@@ -3,7 +3,7 @@
 import pytest
 
 from support.ablation_cases import evaluation, run_rows
-from tango_jax.config import default_config, flatten
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.tracking.evaluations import (
     Evaluation,
     Sources,
@@ -134,9 +134,10 @@ def test_what_changes_no_result_but_for_rounding_is_in_no_digest(key, value):
 
 def test_every_key_is_in_one_digest_or_in_none_on_purpose():
     """A key that is forgotten would let runs stand side by side that do not compare."""
-    default = default_config()
+    adapters = {f"{role}.model.lora.rank": 4 for role in ROLES}
+    default = with_values(**adapters)
     unseen = [key for key, value in flatten(default).items()
-              if all(digest_of(with_values(**{key: changed(value)})) == digest_of(default)
+              if all(digest_of(with_values(**adapters | {key: changed(value)})) == digest_of(default)
                      for digest_of in (setup_of, method_of))]  # fmt: skip
     assert {key.split(".", 1)[-1] if key.startswith(("generator.", "verifier.")) else key.split(".")[0]
             for key in unseen} == {
@@ -173,6 +174,17 @@ def test_a_path_counts_by_its_last_part_and_a_model_by_its_checkpoint():
     assert setup(generator__template=one_line) != setup(generator__template="Solve 3/2: {problem}")
 
 
+@pytest.mark.parametrize("key, value", [("rank", 8), ("alpha", 7.0), ("targets", ("q",)), ("base_dtype", "int8")])
+def test_adapters_on_a_checkpoint_are_in_the_setup(key, value):
+    on_a_checkpoint = {"generator__checkpoint": "models/SmolLM2"}
+    adapters = on_a_checkpoint | {"generator__model__lora__rank": 4}
+    changed = {f"generator__model__lora__{key}": value}
+    setups = {setup_of(with_values(**values)) for values in (on_a_checkpoint, adapters, adapters | changed)}
+    assert len(setups) == 3
+    if key != "rank":  # without adapters it changes nothing
+        assert setup_of(with_values(**on_a_checkpoint | changed)) == setup_of(with_values(**on_a_checkpoint))
+
+
 def test_an_edited_function_makes_other_digests():
     config = with_values(generator__reward="my.py:reward", task__grader="my.py:grade")
     files = [{"generator.reward": reward, "task.grader": grader}
@@ -203,6 +215,7 @@ def test_what_a_run_started_from_is_in_its_rows():
     ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with other contents"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
      "of start 3 and seed 0 began with other weights of the generator"),
+    ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from other weights: the checkpoints or adapters that"),
     ({"arm": "fixed_verifier", "verifier_start": "1"}, {"arm": "tango", "verifier_start": "2"},
      "began with other weights of the verifier"),
 ])  # fmt: skip
@@ -212,7 +225,7 @@ def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, other
     both = r"b.csv, line 2 and .*a.csv, line 2 are both of task last_letter and .*"
     with pytest.raises(ValueError, match=both + message):
         read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])
-    unknown = {name: "" for name in ("setup", "method", "problems", "generator_start", "verifier_start")}
+    unknown = {name: "" for name in ("setup", "method", "problems", "generator_start", "verifier_start", "weights")}
     write_table([evaluation(0, 0.5, **(others | unknown))], tmp_path / "b.csv")  # of a table that did not record it
     assert len(read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
 

@@ -9,18 +9,20 @@ import pytest
 from tango_jax.config import default_config
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.package_changes import Change, ConfigSource
 from tango_jax.runtime.user_code import source_digest
-from tango_jax.tracking import provenance, user_files
+from tango_jax.tracking import provenance
 from tango_jax.tracking.loggers import RunLog
-from tango_jax.tracking.provenance import begin, check_method, describe, method_files, read_provenance, summary_of
+from tango_jax.tracking.provenance import (
+    begin,
+    check_method,
+    describe,
+    method_digests,
+    read_provenance,
+    summary_of,
+    weights_digest,
+)
 
 SILENT = Console(enabled=False)
-
-
-@pytest.fixture(autouse=True)
-def no_config_file(monkeypatch):
-    monkeypatch.setattr(user_files, "executed_configs", lambda: [])
 
 
 @pytest.fixture
@@ -48,11 +50,11 @@ def test_files_of_one_name_are_copied_apart(config, tmp_path):
     assert set(files) == {"generator.reward", "verifier.reward", "generator.template"}
     for role in ("generator", "verifier"):
         entry = files[f"{role}.reward"]
-        assert entry["sha256"] == source_digest(config[role].reward) and "changes" not in entry
+        assert entry["sha256"] == source_digest(config[role].reward)
         assert re.fullmatch(r"user_files/[0-9a-f]{12}-own\.py", entry["copy"])
         assert (tmp_path / "run" / entry["copy"]).read_text().startswith(f"# of the {role}")
-    assert method_files(tmp_path / "run") == {key: entry["sha256"] for key, entry in files.items()}
-    assert method_files(tmp_path) == {} and describe({}) == [] and summary_of({}) == {}
+    assert method_digests(read_provenance(tmp_path / "run")) == {key: entry["sha256"] for key, entry in files.items()}
+    assert method_digests(read_provenance(tmp_path)) == {} and describe({}) == [] and summary_of({}) == {"files": {}}
 
 
 def test_a_file_that_passes_a_function_on_counts_with_the_one_that_defines_it(config, tmp_path):
@@ -60,7 +62,7 @@ def test_a_file_that_passes_a_function_on_counts_with_the_one_that_defines_it(co
     (tmp_path / "generator" / "own.py").write_text("from passed_on_to_provenance import f\n")
     start(config, tmp_path / "run")
     key = "generator.reward (passed_on_to_provenance.py)"
-    assert {"generator.reward", key} < set(method_files(tmp_path / "run"))
+    assert {"generator.reward", key} < set(method_digests(read_provenance(tmp_path / "run")))
     (tmp_path / "generator" / "passed_on_to_provenance.py").write_text("def f(*records):\n    return 1.0\n")
     with pytest.raises(ValueError, match=r"\(generator\.reward \(passed_on_to_provenance\.py\): .* has changed; "):
         check_method(config, tmp_path / "run")
@@ -104,33 +106,62 @@ def test_an_edited_function_is_refused_once_something_depends_on_it(config, tmp_
     check_method(config, workdir)
 
 
+def test_a_method_that_was_given_up_is_shown_and_counts(config, tmp_path):
+    workdir, own = tmp_path / "run", tmp_path / "verifier" / "own.py"
+    start(config, workdir)
+    before = method_digests(read_provenance(workdir))
+    for number in (1, 2):
+        own.write_text(f"def f(*records):\n    return {number}.0\n")
+        with pytest.raises(ValueError, match=rf"`mv {workdir}/provenance.json {workdir}/provenance.{number}.json`"):
+            check_method(config, workdir)
+        (workdir / "provenance.json").rename(workdir / f"provenance.{number}.json")
+        start(config, workdir)
+    stored, digest = read_provenance(workdir), before["verifier.reward"]
+    own_lines = [line for line in describe(stored) if "verifier.reward: own.py, sha256" in line]
+    assert [line[:8] for line in own_lines] == ["start 1:", "start 2:", "start 3:"] and digest[:12] in own_lines[0]
+    start(config, tmp_path / "another")  # of the last method alone
+    alone = method_digests(read_provenance(tmp_path / "another"))
+    assert alone.items() < method_digests(stored).items()
+    assert method_digests(stored)["verifier.reward before before"] == digest
+
+
+def test_all_starts_are_described(config, tmp_path):
+    made = begin(config, tmp_path, SILENT)
+    for devices in ({"H100": 1}, {"H100": 1}, {"TPU v5e": 8}):
+        facts = made.facts | {"devices": devices, "time": str(len(read_provenance(tmp_path).get("attempts", ())))}
+        provenance.Provenance(facts, made.files).keep(tmp_path)
+    first, *_, last = [line for line in describe(read_provenance(tmp_path)) if "jax" in line]
+    assert first.startswith("start 1, 2: tango_jax") and "1 x H100 (cpu)" in first
+    assert last.startswith("start 3: tango_jax") and "8 x TPU v5e (cpu)" in last
+
+
+def test_weights_are_told_apart_by_what_they_hold(tmp_path):
+    """And not by the last part of their path."""
+    digests = {}
+    for name, content in (("one", b"a"), ("two", b"b"), ("copy", b"a")):
+        for kind in ("exported", "adapter"):
+            folder = tmp_path / name / kind
+            folder.mkdir(parents=True)
+            (folder / "model.safetensors").write_bytes(content)
+        config = default_config()
+        config.generator.checkpoint = str(tmp_path / name / "exported")
+        config.verifier.checkpoint, config.verifier.adapter = (
+            str(tmp_path / "one" / "exported"), str(tmp_path / name / "adapter")
+        )  # fmt: skip
+        start(config, tmp_path / name / "run")
+        [attempt] = read_provenance(tmp_path / name / "run")["attempts"]
+        assert set(attempt["weights"]) == {"generator.checkpoint", "verifier.checkpoint", "verifier.adapter"}
+        digests[name] = weights_digest(read_provenance(tmp_path / name / "run"))
+    assert digests["one"] == digests["copy"] != digests["two"]
+    assert weights_digest({"attempts": [{}], "files": {}}) == ""  # of an earlier version
+
+
 def test_a_template_is_left_to_the_check_of_the_checkpoint(config, tmp_path):
     start(config, tmp_path / "run")
-    before = method_files(tmp_path / "run")
+    before = method_digests(read_provenance(tmp_path / "run"))
     (tmp_path / "template.txt").write_text("{problem}?")
     start(config, tmp_path / "run")
-    assert method_files(tmp_path / "run") != before
-
-
-def test_a_config_file_that_only_sets_keys_may_change(config, tmp_path, monkeypatch):
-    """As long as the settings are the same, which another check sees to."""
-
-    def started(content: bytes, *changes: Change) -> str:
-        monkeypatch.setattr(user_files, "executed_configs", lambda: [ConfigSource("/x/my.py", content, False, changes)])
-        stream = io.StringIO()
-        start(config, tmp_path / "run", Console(stream=stream))
-        return stream.getvalue()
-
-    assert "my.py" not in started(b"a = 1")
-    assert "/x/my.py has changed since this run began, and the settings are the same" in started(b"a = 2")
-    assert "config" not in method_files(tmp_path / "run")
-    change, table = "tango_jax.text.prompts.PROMPTS['mine']", {"mine": 3}
-    with pytest.raises(ValueError, match=r"\(config: /x/my\.py is new, and changes tango_jax\.text\.prompts\.PROMPTS"):
-        started(b"a = 2", Change(change, table, "mine", 3))
-    (tmp_path / "run" / "provenance.json").unlink()
-    assert f"/x/my.py changes the package: {change}" in started(b"a = 2", Change(change, table, "mine", 3))
-    with pytest.raises(ValueError, match=r"\(config: /x/my\.py has changed"):  # the same file, another value
-        started(b"a = 2", Change(change, table, "mine", 4))
+    assert method_digests(read_provenance(tmp_path / "run")) != before
 
 
 def test_other_versions_and_machines_are_told(config, tmp_path):

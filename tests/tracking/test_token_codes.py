@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tango_jax.tracking.token_codes import ALPHABET, lengths_code, surprise_code
+from tango_jax.tracking.rollout_rows import ALPHABET, lengths_code, surprise_code
 
 
 def test_surprise_is_counted_in_tenths_of_a_nat():

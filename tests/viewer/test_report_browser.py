@@ -14,7 +14,7 @@ from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.notebook.live import inline_page
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.tracking.token_codes import ALPHABET
+from tango_jax.tracking.rollout_rows import ALPHABET
 from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.pack import FLAGS, flags_of
 from tango_jax.viewer.runs import find_runs
