@@ -30,9 +30,10 @@ def optimizer_keys(lr: float) -> Group:
     return {
         "lr": Key(lr, POSITIVE, "Peak learning rate of AdamW."),
         "schedule": Key("constant", OneOf(("constant", "cosine")), "Of the learning rate, after its warm-up."),
-        "warmup_steps": Key(0, COUNT_OR_NONE, "Updates of the linear warm-up."),
-        "decay_steps": Key(0, COUNT_OR_NONE, "With cosine, the update at which the learning rate reaches zero; in "
-                           "stage 1, 0 means sft.steps."),
+        "warmup_steps": Key(0, COUNT_OR_NONE, "Updates of the linear warm-up. Only this role's updates count, also "
+                            "where one policy has both roles."),
+        "decay_steps": Key(0, COUNT_OR_NONE, "With cosine, the update at which the learning rate reaches zero, counted "
+                           "as in warmup_steps; in stage 1, 0 means sft.steps."),
         "weight_decay": Key(0.01, NOT_NEGATIVE, "Of AdamW, times the learning rate."),
         "b1": Key(0.9, SHARE_BELOW_ONE, "Decay of the first moment."),
         "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),

@@ -56,6 +56,9 @@ def describe_run(
         "generator": f"{rl.outcome_weight:g} x grade + {rl.format_weight:g} x format score",
         "verifier": f"{rl.correctness_weight:g} x agreement with the grade + {rl.gamma:g} x format score",
     }
+    if policies["verifier"].is_shared:
+        console.log("one policy has both roles: each role's learning rate follows its own schedule, which counts the "
+                    "updates in its own turns; AdamW's moments are shared")
     for role, policy in policies.items():
         if config[role].reward:
             console.log(f"the {role}'s reward: {usual[role]} + {config[role].reward}")

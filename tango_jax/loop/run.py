@@ -19,7 +19,15 @@ from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate_roles, fixed_pool
 from tango_jax.loop.output import RunOutput
 from tango_jax.loop.problems_ahead import check_problems
-from tango_jax.loop.resume import RunState, check_start, fingerprints_of, peek, read_finished, start_or_resume
+from tango_jax.loop.resume import (
+    RunState,
+    check_start,
+    fingerprints_of,
+    peek,
+    read_finished,
+    references_of,
+    start_or_resume,
+)
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.try_method import try_method
 from tango_jax.loop.turn import RunContext, run_turn
@@ -90,8 +98,7 @@ def run_stages(
     check_start(newest, fingerprints, config)
 
     # Compilation, and the state that the turns begin with.
-    references = {role: policies[role].reference_fn(start_params[role]) for role in ROLES
-                  if config[role].loss.kl_coef > 0}  # fmt: skip
+    references = references_of(policies, start_params, config)
     context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
         compile_run(context, start_params, progress, preemption)
