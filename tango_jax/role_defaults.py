@@ -113,7 +113,8 @@ SFT: Group = {
     "eval_examples": Key(64, COUNT, "Held-out examples.", Change.ROUNDING),
     "max_heldout_loss": Key(0.0, NOT_NEGATIVE, "Stage 1 fails if its final loss per token is above this, and init_from "
                             "rejects one that failed; 0: any loss will do.", Change.ROUNDING),
-    "checkpoint_every": Key(200, COUNT, "Updates between checkpoints.", Change.ROUNDING),
+    "checkpoint_every": Key(200, COUNT, "Updates between checkpoints. One is also saved every two minutes.",
+                            Change.ROUNDING),
     "optimizer": optimizer_keys(5e-6),
 }  # fmt: skip
 

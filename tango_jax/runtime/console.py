@@ -129,11 +129,11 @@ class Stage:
         self._console.doing, self._console.stage_open = self._title, self
         self._started = self._since = self._console.clock()
         self._marks.append((self._started, self._done))
+        if self._done:
+            self.log(f"resuming at step {self._done}/{self._total}")
         if self._console.enabled and self._console.live:
             self._bar = LiveBar(self._console.rich, self._title, self._total, self._done)
             self._bar.start()
-        elif self._done:
-            self.log(f"resuming at step {self._done}/{self._total}")
         return self
 
     def __exit__(self, *exception) -> None:
