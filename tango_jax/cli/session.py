@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from tango_jax.runtime import failures, hosts, termination
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.runtime.parent import end_with_parent
 from tango_jax.runtime.process import set_allocator, use_compile_cache
 
 
@@ -77,11 +76,10 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """
     console = Console(enabled=False)
     termination.watch()
-    end_with_parent()
+    termination.end_with_parent()
     try:
         with configured(config) as console:
-            termination.watch()  # joining other processes takes the signal's handler
-            termination.announce(console.when_stopping)
+            termination.watch(is_silent=not hosts.is_first())  # joining other processes takes the signal's handler
             yield console
     except KeyboardInterrupt:
         _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", failures.INTERRUPTED)

@@ -118,7 +118,7 @@ def run_stages(
         RunLog(workdir, config, console, resume_at=start.metrics_bytes, provenance=provenance) as log,
         console.stage(title, schedule.num_turns, start.counters.turn) as progress,
     ):
-        context = dataclasses.replace(context, show_fn=progress.show)
+        context = dataclasses.replace(context, show_fn=preemption.ends_sampling(progress.show))
         output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
         states = run_turns(context, schedule, pool, start, output, preemption)
         progress.begin("evaluation for the transcripts")
@@ -146,30 +146,38 @@ def run_turns(
 
     Raises:
         FloatingPointError: a metric is not finite.
-        Preempted: SIGTERM was received; the state is saved, and a due evaluation is left to the resumed run.
+        Preempted: SIGTERM was received; the state is saved. A turn that was sampling, and a due evaluation, are left to
+            the resumed run.
     """
     states, counters, save_every = start.states, start.counters, context.config.checkpoint.every
-    if start.owes_evaluation:
-        run_evaluation(context, states, pool, counters.turn, output)
-    while counters.turn < schedule.num_turns:
-        turn, began = turn_at(schedule, counters.turn), time.monotonic()
-        output.progress.begin(describe_turn(turn, schedule))
-        with output.explained(f"turn {turn.index + 1} ({turn.phase}, update of the {turn.role})"):
-            result = run_turn(context, states, counters, turn)
-            check_metrics(turn.role, result.metrics)
-        done = turns_done(context.config.rl, turn, result.counters)
-        states, counters = result.states, dataclasses.replace(result.counters, turn=done)
-        preemption.unsaved()
-        output.write_turn(turn, result, began, done)
-        owes_evaluation, must_stop = is_evaluation_due(context.config, schedule, done - 1), preemption.is_due()
-        if owes_evaluation and not must_stop:
-            run_evaluation(context, states, pool, done, output)
-            owes_evaluation, must_stop = False, preemption.is_due()
-        if done // save_every > turn.index // save_every or done == schedule.num_turns or must_stop:
+    owes_evaluation, is_saved = start.owes_evaluation, True
+    try:
+        if owes_evaluation:
+            run_evaluation(context, states, pool, counters.turn, output)
+        while counters.turn < schedule.num_turns:
+            turn, began = turn_at(schedule, counters.turn), time.monotonic()
+            output.progress.begin(describe_turn(turn, schedule))
+            with output.explained(f"turn {turn.index + 1} ({turn.phase}, update of the {turn.role})"):
+                result = run_turn(context, states, counters, turn)
+                check_metrics(turn.role, result.metrics)
+            done = turns_done(context.config.rl, turn, result.counters)
+            states, counters = result.states, dataclasses.replace(result.counters, turn=done)
+            owes_evaluation, is_saved = is_evaluation_due(context.config, schedule, done - 1), False
+            preemption.unsaved()
+            output.write_turn(turn, result, began, done)
+            preemption.check()
+            if owes_evaluation:
+                run_evaluation(context, states, pool, done, output)
+                owes_evaluation = False
+                preemption.check()
+            if done // save_every > turn.index // save_every or done == schedule.num_turns:
+                output.save(states, counters, owes_evaluation)
+                is_saved = True
+                preemption.saved()
+    except hosts.Preempted:
+        if not is_saved:
             output.save(states, counters, owes_evaluation)
-            if must_stop:
-                raise hosts.Preempted
-            preemption.saved()
+        raise
     return states
 
 

@@ -7,7 +7,6 @@ nor fail to be encoded. Stage: all of them.
 """
 
 import contextlib
-import itertools
 import os
 import sys
 import threading
@@ -103,12 +102,6 @@ class Console:
         if stage is not None and self.clock() - self._line_at >= QUIET_S:
             self.log(f"{_wall_clock()} {stage.describe()}")
 
-    def when_stopping(self) -> str:
-        """What a command that is told to stop will do, for the handler of a signal: it only reads. Silent: empty."""
-        if not self.enabled:
-            return ""
-        return self.stage_open.when_stopping() if self.stage_open else "will save and stop after this step"
-
 
 class Stage:
     """Progress through one stage; made by Console.stage."""
@@ -173,14 +166,6 @@ class Stage:
         passed = f"{seconds} {'so far' if self._is_begun or self._first_step else 'since then'}"
         parts = [self._title, phase, self._part, passed]
         return self._console.separator.join(part for part in parts if part)
-
-    def when_stopping(self) -> str:
-        """See Console.when_stopping. The longest of the recent steps bounds the rest of this one."""
-        marks = [at for at, _ in list(self._marks)]  # copied at once: the handler may run in a thread of its own
-        longest = max((end - start for start, end in itertools.pairwise(marks)), default=0.0)
-        left = longest - (self._console.clock() - marks[-1]) if longest else 0.0
-        bound = f", at the latest in about {format_seconds(left)}" if left > 0 else ""
-        return f"will save and stop after this step{f' ({self._phase})' if self._is_begun else ''}{bound}"
 
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
         """Note that `n` more steps are done; the key metrics shown are those of the last call."""

@@ -36,7 +36,8 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save.
+    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save. A
+    turn that is still sampling is given up; a resumed run repeats it.
 
     Several processes end at the same place, or the others would wait for the one that is gone: with them the signal is
     only noted, and all of them ask `is_due` between two steps.
@@ -54,9 +55,20 @@ class Preemption:
         return max_over_processes(termination.is_requested())[0]
 
     def check(self) -> None:
-        """Raises Preempted if any process was told to stop; for places where nothing has been done since a save."""
+        """Raises Preempted if any process was told to stop; all of them must call it."""
         if self.is_due():
             raise Preempted
+
+    def ends_sampling(self, show_fn: Callable[[str], None]) -> Callable[[str], None]:
+        """`show_fn`, which a turn calls while it samples, as a function that ends the turn with Preempted once this
+        process is told to stop. Several processes end between turns, where all of them ask."""
+
+        def show(part: str) -> None:
+            if self._is_watching and termination.is_requested() and jax.process_count() == 1:
+                raise Preempted
+            show_fn(part)
+
+        return show
 
     def unsaved(self) -> None:
         """A step is done that the last checkpoint does not have."""

@@ -11,7 +11,7 @@ from tango_jax.loop import run
 from tango_jax.loop import turn as turn_module
 from tango_jax.rl import trust
 from tango_jax.rl.policy import make_policies
-from tango_jax.runtime import hosts
+from tango_jax.runtime import hosts, termination
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
@@ -65,6 +65,39 @@ def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted, tr
             train(config, folder / "stopped", preemption=StopAfter(turns))
     train(config, folder / "stopped")
     assert repeatable_rows(folder / "stopped/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
+
+
+class StopWhileSampling(hosts.Preemption):
+    """As if SIGTERM came while a run samples, when no response has ended, for the given time, counted from 0."""
+
+    def __init__(self, number, monkeypatch):
+        super().__init__(is_watching=False)
+        self._is_watching, self.left = True, number
+        monkeypatch.setattr(termination, "is_requested", lambda: self.left < 0)
+        monkeypatch.setattr(termination, "hold", lambda: None)
+        monkeypatch.setattr(termination, "release", lambda: None)
+
+    def ends_sampling(self, show_fn):
+        show = super().ends_sampling(show_fn)
+
+        def count(part):
+            self.left -= part.startswith("0 of ")
+            show(part)
+
+        return count
+
+
+@pytest.mark.parametrize("number", [0, 6, 9, 15])
+def test_a_turn_that_is_told_to_stop_while_it_samples_is_repeated(doubted, train, tmp_path, monkeypatch, number):
+    """In an evaluation or a turn, before the first turn or after it; every turn that has ended is saved."""
+    config = config_of("rl.trust=(0.999,1)", "rl.judge=silent")
+    with monkeypatch.context() as patch, pytest.raises(hosts.Preempted):
+        train(config, tmp_path / "run", preemption=StopWhileSampling(number, patch))
+    ended = [row["step"] for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["phase"] != "eval"]
+    found = peek_meta(tmp_path / "run/checkpoints")
+    assert (found.step if found else 0) == max(ended, default=0) < 10
+    train(config, tmp_path / "run")
+    assert repeatable_rows(tmp_path / "run/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
 
 
 def test_the_dump_says_who_was_asked(folder, train):

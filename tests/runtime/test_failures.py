@@ -190,13 +190,11 @@ def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capfd):
     assert message == f"interrupted; the same command resumes from the last checkpoint in {tmp_path}"
     with (
         pytest.raises(SystemExit) as stopped,
-        runtime.session(default_config(), tmp_path) as console,
-        console.stage("RL", total=9) as stage,
+        runtime.session(default_config(), tmp_path),
     ):
         monkeypatch.setattr(termination._watch, "is_held", True)
-        stage.begin("evaluation")
         os.kill(os.getpid(), signal.SIGINT)
-        assert "interrupted: will save and stop after this step (evaluation); press Ctrl-C" in capfd.readouterr().err
+        assert "interrupted: will save and stop, at the latest after this step; press" in capfd.readouterr().err
         assert termination.is_requested()
         raise hosts.Preempted
     assert stopped.value.code == failures.INTERRUPTED == 130
