@@ -177,11 +177,13 @@ class Parser(argparse.ArgumentParser):
         return [one for one in spelled if one.startswith("--") and one.partition("=")[0] not in known]
 
     def _spelled(self, argv: Sequence[str] | None) -> list[str]:
-        """The arguments, with - and _ in the names of options as the parser has them."""
+        """The arguments, with - and _ in the names of options as the parser has them, and two dashes for one."""
         known = {_attribute(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
         spelled = []
         for argument in sys.argv[1:] if argv is None else argv:
             name, separator, value = argument.partition("=")
+            if name.startswith("-") and (f"-{name}".startswith(OVERRIDE) or _attribute(f"-{name}") in known):
+                name = f"-{name}"
             flag = known.get(_attribute(name), name) if name.startswith("--") else name
             spelled.append(f"{flag}{separator}{value}")
         return spelled

@@ -186,6 +186,13 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     for role, plan in arm.turns.items():
         if not mistakes.is_about(f"{role}."):
             _check_plan(config, role, plan, mistakes)
+    for role in arm.turns:
+        algorithm = config[role].loss.algorithm
+        mistakes.require(
+            rl.samples_per_prompt > 1 or algorithm not in ("grpo", "rloo"), f"{role}.loss.algorithm={algorithm} "
+            "compares the responses to a prompt, and rl.samples_per_prompt=1 leaves one: raise it to 2 or more, or set "
+            f"{role}.loss.algorithm=reinforce_pp, which compares those of a batch",
+        )
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

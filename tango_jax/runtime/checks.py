@@ -1,6 +1,7 @@
 """Validation of settings and paths: each check raises ValueError with the setting, its value and the limit."""
 
 import contextlib
+import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,13 @@ def require(condition: bool, message: str) -> None:
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
-    require(value in choices, f"{name}={shortened(value)} is not one of {', '.join(choices)}")
+    require(value in choices, f"{name}={shortened(value)} is not one of {', '.join(choices)}{meant(value, choices)}")
+
+
+def meant(value: Any, choices: Iterable[str]) -> str:
+    """The end of a message about a name that is none of the choices: the nearest of them, or nothing."""
+    near = difflib.get_close_matches(str(value), [one for one in choices if one], n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def local_path(name: str, text: str | os.PathLike) -> Path:

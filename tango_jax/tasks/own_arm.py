@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.arms import ARMS, Arm, Call, Look, TurnPlan
 from tango_jax.config import ROLES
-from tango_jax.runtime.checks import Mistakes, cut, shortened
+from tango_jax.runtime.checks import Mistakes, cut, meant, shortened
 from tango_jax.runtime.user_code import is_user_code, load_object
 from tango_jax.tasks.task import STREAMS
 
@@ -48,7 +48,8 @@ def load_arm(text: str, key: str = "arm") -> Arm:
     if text in ARMS:
         return ARMS[text]
     if not is_user_code(text):
-        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}; one of your own is FILE.py:name")
+        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}{meant(text, ARMS)}; one of your own is "
+                         "FILE.py:name")
     arm = load_object(key, text, Arm)
     _check(f"{key}={cut(text)}", arm_name(text), arm)
     return arm

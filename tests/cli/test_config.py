@@ -151,6 +151,11 @@ def test_the_config_is_locked(small):
 
 MISTAKES = [
     ("arm=tangos", r"arm='tangos' is not one of tango, grpo, fixed_verifier,"),
+    ("arm=tnago", r"arm='tnago' is not one of .* \(did you mean tango\?\); one of your own is FILE\.py:name"),
+    ("generator.loss.algorithm=grop", r"'grop' is not one of grpo, .* \(did you mean grpo\?\); one of your own is"),
+    ("rl.samples_per_prompt=1",
+     r"generator\.loss\.algorithm=grpo compares the responses to a prompt, and rl\.samples_per_prompt=1 leaves one"),
+    ("rl.samples_per_prompt=1 verifier.loss.algorithm=rloo", r"verifier\.loss\.algorithm=rloo compares .* raise it to"),
     ("task.name=sums", r"task\.name='sums' is not one of last_letter"),
     ("task.sft_words=(0,2)", r"task\.sft_words=\(0, 2\): 0 must be at least 1"),
     ("task.rl_letters=(3,2)", r"task\.rl_letters=\(3, 2\) must be \(low, high\) with 1 <= low <= high"),
@@ -639,6 +644,15 @@ def test_command_line(small):
     twice += ["--config.seed", "2", "--workdir=b"]
     config, workdir = parse_command_line("train", "doc", twice, "runs/x")
     assert (config.seed, workdir) == (2, Path("b"))
+
+
+def test_one_dash_serves_for_two(small):
+    arguments = ["-config", f"{small}:3", "-config.rl.gamma", "-1", "-workdir=runs/y"]
+    with pytest.raises(SystemExit, match=r"^error: rl\.gamma=-1\.0 must lie"):
+        parse_command_line("train", "doc", arguments, "runs/x")
+    arguments[3] = "0.5"
+    config, workdir = parse_command_line("train", "doc", arguments, "runs/x")
+    assert (config.seed, config.rl.gamma, workdir) == (3, 0.5, Path("runs/y"))
 
 
 @pytest.mark.parametrize("argument, message", [
