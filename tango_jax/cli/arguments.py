@@ -23,8 +23,9 @@ MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
 USAGE = "--help shows the usage"
 # Where --config is missing: what to give.
-CHOICES = ("--config=tiny tries everything in a minute, --config=last_letter is the quickstart, and "
-           "--config=own_problems --model=MODEL --problems=FILE takes a model and problems of your own")
+CHOICES = ("--config=tiny tries everything, in two to three minutes, and in half a minute once it is compiled; "
+           "--config=last_letter is the quickstart; --config=own_problems --model=MODEL --problems=FILE takes a model "
+           "and problems of your own")
 # Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
 COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",

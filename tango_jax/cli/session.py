@@ -27,6 +27,9 @@ def configure(config: ConfigDict) -> str:
     hosts.connect(config.distributed)
     hosts.check_devices()
     if jax.default_backend() == "cpu":
+        if hosts.is_alone() and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+            # XLA takes a compilation of two minutes, as on a busy machine, for a bug to report. Errors raise as before.
+            jax.config.update("jax_logging_level", "CRITICAL")
         # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
         set_allocator(keeps_freed_memory=not (config.generator.checkpoint or config.verifier.checkpoint))
     return use_compile_cache(config.compile_cache) if config.compile_cache else ""

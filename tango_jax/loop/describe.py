@@ -73,6 +73,8 @@ def describe_run(
     else:
         problem, text = task.train_problem(0), "<think><step>a step</step></think><answer>\\boxed{an answer}</answer>"
         prompt, _ = verifier_prompt(verifier.template, verifier.tokenizer, problem, text, 1, verifier.config.max_prompt)
+    cache = f"kept in {config.compile_cache}" if config.compile_cache else "kept nowhere, as compile_cache is empty"
+    console.log(f"all programs are compiled before the first turn: minutes the first time; they are {cache}")
     console.log(f"a verifier prompt: {verifier.tokenizer.decode_for_reader(prompt)!r}")
 
 
