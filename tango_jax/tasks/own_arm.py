@@ -48,8 +48,8 @@ def load_arm(text: str, key: str = "arm") -> Arm:
     if text in ARMS:
         return ARMS[text]
     if not is_user_code(text):
-        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}{meant(text, ARMS)}; one of your own is "
-                         "FILE.py:name")
+        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}{meant(text, ARMS)}; one of your own "
+                         "is FILE.py:name")
     arm = load_object(key, text, Arm)
     _check(f"{key}={cut(text)}", arm_name(text), arm)
     return arm
