@@ -16,8 +16,7 @@ from tango_jax.cli.config_file import shipped_configs
 from tango_jax.cli.key_list import ListKeys
 from tango_jax.config import default_config, flatten
 from tango_jax.runtime.checks import Mistakes, SettingsError, cut
-from tango_jax.runtime.failures import drop_broken_output
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import drop_broken_output, typed_command
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."

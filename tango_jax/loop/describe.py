@@ -17,8 +17,8 @@ from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Schedule, Turn
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.machine import describe_machine
-from tango_jax.runtime.typed_command import typed_command
 from tango_jax.tasks.own_arm import arm_of
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from tango_jax.arms import ARMS
 from tango_jax.config import flatten
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 from tango_jax.weights.workdir import shares_policy
 
 ROLES = ("generator", "verifier")

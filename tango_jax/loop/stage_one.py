@@ -25,8 +25,7 @@ from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, check_arrays, peek_meta, read_state
 from tango_jax.runtime.console import Console, Stage
-from tango_jax.runtime.finite import first_not_finite
-from tango_jax.runtime.trees import tree_fingerprint
+from tango_jax.runtime.trees import first_not_finite, tree_fingerprint
 from tango_jax.sharding.layouts import fetch, with_shardings
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog

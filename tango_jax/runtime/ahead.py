@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import jax
 
-from tango_jax.runtime.cpus import num_cpus
+from tango_jax.runtime.machine import num_cpus
 
 # XLA releases Python's lock while it compiles. Each program takes memory of the host, for large models a few GB.
 MOST_AT_A_TIME = 8

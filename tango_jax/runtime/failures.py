@@ -16,7 +16,6 @@ from typing import NoReturn
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.runtime.model_text import error_line
 from tango_jax.runtime.termination import INTERRUPTED
-from tango_jax.runtime.typed_command import typed_command
 
 # Exit codes; termination.py and hosts.py have the others.
 FAILED = 1  # the machine or the model: a full disk, no memory, a loss that is not finite
@@ -42,6 +41,12 @@ _ADVICE = {
 XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",
              "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")  # fmt: skip
 _MAX_LENGTH = 400  # of a library's message, in characters
+
+
+def typed_command(command: str) -> str:
+    """`tango-<command>` where a console script started this process, else `python -m tango_jax.<command>`."""
+    is_script = os.path.basename((sys.argv or [""])[0]).startswith("tango-")
+    return f"tango-{command}" if is_script else f"python -m tango_jax.{command}"
 
 
 def is_bug(error: BaseException) -> bool:
