@@ -1,9 +1,7 @@
 """Compiles jitted functions from the shapes of their arguments, some at a time, before they are first called.
 
-In: jitted functions and arguments; a shape may stand for an array. Out: the shapes of the results, which can be
-arguments of the next function, so that a chain of calls is compiled without any of it being computed. A later call with
-arrays of these shapes, types and shardings neither traces nor compiles, because JAX keeps what `lower` and `compile`
-make.
+The shapes of results can be arguments of the next function, so that a chain of calls is compiled without any of it
+being computed. JAX keeps what `lower` and `compile` make: a later call with such arrays compiles nothing.
 """
 
 from collections.abc import Callable

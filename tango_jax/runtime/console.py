@@ -1,9 +1,7 @@
-"""Progress of a long run, for a person at a terminal and for a log file.
+"""Progress of a long run: on a terminal a live bar with a line of numbers below it; anywhere else (a file, CI,
+TERM=dumb) plain lines, one every few seconds, and during a step that takes minutes one every half minute.
 
-In: stages with a number of steps, and after each step its phase and a few numbers. Out: on a terminal a live bar with a
-line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds, and during a step
-that takes minutes one every half minute. What a message quotes of models and data files can neither steer the terminal
-nor fail to be encoded. Stage: all of them.
+What a message quotes of models and data files can neither steer the terminal nor fail to be encoded.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """One-line messages for errors caused by the environment or the user: what happened, to what, and what to do.
 
-Takes an exception and returns the text for `error: ...`. A bug in this program (AssertionError, AttributeError, ...) is
-not handled here and keeps its traceback. Used at the end of every command; nothing here imports jax.
+A bug in this program (AssertionError, AttributeError, ...) keeps its traceback. Nothing here imports jax.
 """
 
 import contextlib

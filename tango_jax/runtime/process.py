@@ -21,11 +21,9 @@ _keeps_freed_memory = True  # as glibc does; see set_allocator
 def set_allocator(keeps_freed_memory: bool) -> bool:
     """Make glibc keep freed memory, or return it to the system; returns whether that was possible.
 
-    On CPU, XLA allocates large temporaries in every step. With glibc's defaults each step takes a page fault for every
-    page of them, which can double the time of a small model's step. For a large model that is nothing, and its memory
-    is what is short: by its defaults glibc holds on to arrays of up to 32 MiB, a fifth of the process in the end.
-    Results do not change. The equivalent environment variables (MALLOC_MMAP_MAX_ ...) work only if set before the
-    process starts; this works from inside.
+    On CPU, XLA allocates large temporaries in every step. By its defaults glibc takes a page fault for every page of
+    them, which can double a small model's step, and holds on to arrays of up to 32 MiB, a fifth of a large model's
+    process. Environment variables (MALLOC_MMAP_MAX_ ...) would have to be set before the process starts.
     """
     global _keeps_freed_memory
     libc = _libc("mallopt")
@@ -37,10 +35,8 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory that is free between small allocations to the system, unless it is to be kept.
-
-    glibc would hold on to it: some hundred MiB after the programs of a model of 135M have been compiled.
-    """
+    """Return what is free between small allocations to the system, unless it is to be kept: some hundred MiB after the
+    programs of a model of 135M have been compiled."""
     libc = None if _keeps_freed_memory else _libc("malloc_trim")
     if libc is not None:
         libc.malloc_trim(0)

@@ -1,7 +1,4 @@
-"""What a process is, for the record of a run: when and how it was started, which code it runs, and on what.
-
-Takes nothing; returns values that JSON can hold. Used at the start of a run (tracking/provenance.py).
-"""
+"""What a process is, for the record of a run: when and how it was started, which code it runs, and on what."""
 
 import datetime
 import functools
