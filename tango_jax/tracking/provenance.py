@@ -1,6 +1,6 @@
 """Where a run comes from: provenance.json in its workdir, and copies of the user's files that take part in it.
 
-    {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process_facts.py)],
+    {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process.py)],
      "files": {key: {"path", "sha256", "copy", "changes"}},
      "arm": the record of an arm of the user's (tasks/own_arm.py), or null}
 
@@ -25,7 +25,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.process_facts import LIBRARIES, process_facts
+from tango_jax.runtime.process import LIBRARIES, process_facts
 from tango_jax.tasks.own_arm import stored_arm
 from tango_jax.tracking.user_files import CONFIG, TEMPLATES, UserFile, config_files, user_files
 
@@ -40,7 +40,7 @@ _RESTORE = "restore it, or delete it: what the run was made with is then unknown
 class Provenance:
     """One start of a run. `begin` makes it; the run's log (loggers.py) writes it into the workdir."""
 
-    facts: dict[str, Any]  # see process_facts.py
+    facts: dict[str, Any]  # see runtime/process.py
     files: dict[str, UserFile]  # in the first process, which writes them
     arm: dict[str, Any] | None = None  # see `stored_arm`
 

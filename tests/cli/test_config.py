@@ -90,15 +90,15 @@ def test_an_override_may_hold_an_equals_sign(small):
 
 
 @pytest.mark.parametrize("override, message", [
-    ("rl.gama=1", r"unknown config key 'rl\.gama' in --config\.rl\.gama=1; did you mean rl\.gamma\?"),
-    ("generator.sft.step=1", r"'generator\.sft\.step' .*did you mean generator\.sft\.steps\?"),
-    ("verifer.temperature=1", r"'verifer' .*did you mean verifier\.temperature\?"),
-    ("gamma.x=1", r"unknown config key 'gamma' in --config\.gamma\.x=1"),
+    ("rl.gama=1", r"unknown config key 'rl\.gama'; did you mean rl\.gamma\?"),
+    ("generator.sft.step=1", r"'generator\.sft\.step'; did you mean generator\.sft\.steps\?"),
+    ("verifer.temperature=1", r"'verifer\.temperature'; did you mean verifier\.temperature\?"),
+    ("gamma.x=1", r"unknown config key 'gamma\.x'; did you mean"),
     ("seed.x=1", r"unknown config key 'seed\.x'"),
     # Nothing is near.
-    ("zzzzzzzzzzzzzz=1", r"unknown config key 'z+' in --config\.zzzzzzzzzzzzzz=1; see --keys for every key"),
+    ("zzzzzzzzzzzzzz=1", r"unknown config key 'z+'; see --keys for every key"),
     ("rl.gamma", r"--config\.rl\.gamma has no value: write --config\.key=value"),
-    ("rl=1", r"--config\.rl is a group of keys \(.*gamma, generator_steps, .*\); set one of them"),
+    ("rl=1", r"--config\.rl is a group of keys: set one of them \(--keys=rl lists them\)"),
     ("seed=1.5", r"--config\.seed=1\.5 must be of type int, like its default 0"),
     ("seed=one", r"--config\.seed=one must be of type int"),
     ("seed=", r"--config\.seed= must be of type int"),
@@ -113,7 +113,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("generator.row_buckets=" + "(" * 5000, r"row_buckets=\(+\.\.\. must be of type tuple"),
     ("rl.gamma=1" + "0" * 400, r"rl\.gamma=10+\.\.\. must be of type float"),
     ("seed=1" + "0" * 5000, r"seed=10+\.\.\. must be of type int"),
-    ("=1", r"unknown config key '' in --config\.=1"),
+    ("=1", r"unknown config key ''"),
     ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\)"),
     ("generator.row_buckets=8 16", r"must be of type tuple"),
 ])  # fmt: skip
