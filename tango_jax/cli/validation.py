@@ -7,6 +7,7 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.informed import MAX_TEACHER_TOKENS
 from tango_jax.rl.own_method import load_method
 from tango_jax.rl.packing import pack_shape
@@ -188,8 +189,9 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
             _check_plan(config, role, plan, mistakes)
     for role in arm.turns:
         algorithm = config[role].loss.algorithm
+        compares_groups = algorithm in ALGORITHMS and ALGORITHMS[algorithm].normalise_fn is not None
         mistakes.require(
-            rl.samples_per_prompt > 1 or algorithm not in ("grpo", "rloo"), f"{role}.loss.algorithm={algorithm} "
+            rl.samples_per_prompt > 1 or not compares_groups, f"{role}.loss.algorithm={algorithm} "
             "compares the responses to a prompt, and rl.samples_per_prompt=1 leaves one: raise it to 2 or more, or set "
             f"{role}.loss.algorithm=reinforce_pp, which compares those of a batch",
         )
