@@ -1,7 +1,8 @@
-"""Both roles, every stage and two cycles in well under a minute: for tests and for trying out changes.
+"""Both roles, every stage and two cycles: for tests and for trying out changes.
 
 Command:   python -m tango_jax.train --config=configs/tiny.py --workdir=runs/tiny
 Hardware:  any CPU.
+Time:      150 CPU seconds the first time, nearly all of it compiling, and 30 once that is in the cache.
 Expected:  the models learn nothing in such a short time; the point is that every code path runs.
 """
 

@@ -30,9 +30,10 @@ def optimizer_keys(lr: float) -> Group:
     return {
         "lr": Key(lr, POSITIVE, "Peak learning rate of AdamW."),
         "schedule": Key("constant", OneOf(("constant", "cosine")), "Of the learning rate, after its warm-up."),
-        "warmup_steps": Key(0, COUNT_OR_NONE, "Updates of the linear warm-up."),
-        "decay_steps": Key(0, COUNT_OR_NONE, "With cosine, the update at which the learning rate reaches zero; in "
-                           "stage 1, 0 means sft.steps."),
+        "warmup_steps": Key(0, COUNT_OR_NONE, "Updates of the linear warm-up. Only this role's updates count, also "
+                            "where one policy has both roles."),
+        "decay_steps": Key(0, COUNT_OR_NONE, "With cosine, the update at which the learning rate reaches zero, counted "
+                           "as in warmup_steps; in stage 1, 0 means sft.steps."),
         "weight_decay": Key(0.01, NOT_NEGATIVE, "Of AdamW, times the learning rate."),
         "b1": Key(0.9, SHARE_BELOW_ONE, "Decay of the first moment."),
         "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),
@@ -112,7 +113,8 @@ SFT: Group = {
     "eval_examples": Key(64, COUNT, "Held-out examples.", Change.ROUNDING),
     "max_heldout_loss": Key(0.0, NOT_NEGATIVE, "Stage 1 fails if its final loss per token is above this, and init_from "
                             "rejects one that failed; 0: any loss will do.", Change.ROUNDING),
-    "checkpoint_every": Key(200, COUNT, "Updates between checkpoints.", Change.ROUNDING),
+    "checkpoint_every": Key(200, COUNT, "Updates between checkpoints. One is also saved every two minutes.",
+                            Change.ROUNDING),
     "optimizer": optimizer_keys(5e-6),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 import tango_jax
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console, Stage
-from tango_jax.runtime.parent import PARENT_VARIABLE
+from tango_jax.runtime.termination import PARENT_VARIABLE
 from tango_jax.tracking.run_config import keep_config
 
 POLL_S = 0.5

@@ -16,15 +16,15 @@ from tango_jax.cli.key_list import ListKeys
 from tango_jax.config import default_config, flatten
 from tango_jax.method.arms import ARMS
 from tango_jax.runtime.checks import Mistakes, SettingsError, cut
-from tango_jax.runtime.failures import drop_broken_output
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import drop_broken_output, typed_command
 
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
 USAGE = "--help shows the usage"
 # Where --config is missing: what to give.
-CHOICES = ("--config=tiny tries everything in a minute, --config=last_letter is the quickstart, and "
-           "--config=own_problems --model=MODEL --problems=FILE takes a model and problems of your own")
+CHOICES = ("--config=tiny tries everything, in two to three minutes, and in half a minute once it is compiled; "
+           "--config=last_letter is the quickstart; --config=own_problems --model=MODEL --problems=FILE takes a model "
+           "and problems of your own")
 # Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
 COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",
@@ -177,11 +177,13 @@ class Parser(argparse.ArgumentParser):
         return [one for one in spelled if one.startswith("--") and one.partition("=")[0] not in known]
 
     def _spelled(self, argv: Sequence[str] | None) -> list[str]:
-        """The arguments, with - and _ in the names of options as the parser has them."""
+        """The arguments, with - and _ in the names of options as the parser has them, and two dashes for one."""
         known = {_attribute(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
         spelled = []
         for argument in sys.argv[1:] if argv is None else argv:
             name, separator, value = argument.partition("=")
+            if name.startswith("-") and (f"-{name}".startswith(OVERRIDE) or _attribute(f"-{name}") in known):
+                name = f"-{name}"
             flag = known.get(_attribute(name), name) if name.startswith("--") else name
             spelled.append(f"{flag}{separator}{value}")
         return spelled

@@ -1,6 +1,7 @@
 """The command line of the commands that take a config file: arguments in; a checked configuration and a workdir out."""
 
 import argparse
+import functools
 import sys
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from tango_jax.cli.config_file import ConfigFile, did_you_mean, element_type, is
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.defaults import KEYS
 from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, shortened
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
@@ -61,15 +63,14 @@ def _load_options(
     parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes
 ) -> ConfigDict | None:
     """The configuration without what is wrong on the command line, which is noted; None if the rest makes none."""
-    config = None
     with mistakes.collected():
         file, argument = _split(options.config)
         opened = open_config(file)
         known = {name: value for name, value in options.config_arguments.items() if name in opened.arguments}
         with mistakes.collected():
             parser.refuse_others(options, opened.arguments)
-        config = _loaded(opened, argument, overrides, known, mistakes)
-    return config
+        return _loaded(opened, argument, overrides, known, mistakes)
+    return None
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -105,16 +106,13 @@ def _apply_override(config: ConfigDict, override: str) -> None:
     name, separator, text = override.partition("=")
     if not separator:
         raise ValueError(f"--config.{cut(override)} has no value: write --config.key=value")
-    node, keys = config, name.split(".")
-    for depth, key in enumerate(keys):
-        if not isinstance(node, ConfigDict) or key not in node:
-            unknown = ".".join(keys[: depth + 1])
-            raise ValueError(f"unknown config key {unknown!r} in --config.{cut(override)}{did_you_mean(name)}")
-        node = node if depth == len(keys) - 1 else node[key]
-    old = node[keys[-1]]
-    if isinstance(old, ConfigDict):
-        raise ValueError(f"--config.{name} is a group of keys ({', '.join(old)}); set one of them")
-    node[keys[-1]] = _parse_like(old, text, name)
+    if any(key.startswith(f"{name}.") for key in KEYS):
+        raise ValueError(f"--config.{name} is a group of keys: set one of them (--keys={name} lists them)")
+    if name not in KEYS:
+        raise ValueError(f"unknown config key {cut(repr(name))}{did_you_mean(name)}")
+    *groups, key = name.split(".")
+    group = functools.reduce(getattr, groups, config)
+    group[key] = _parse_like(group[key], text, name)
 
 
 def _parse_like(old: Any, text: str, name: str):
@@ -127,21 +125,15 @@ def _parse_like(old: Any, text: str, name: str):
             value = float(value)
     except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
         value = text
-    if isinstance(old, tuple):
-        value = _elements_like(element_type(name), value)
+    kind = element_type(name) if isinstance(old, tuple) else None
+    if kind is str and isinstance(value, str) and value.startswith("(") and value.endswith(")"):
+        value = [part.strip() for part in value[1:-1].split(",") if part.strip()]  # names without quotes: (q,v)
+    if kind and isinstance(value, list | tuple):
+        value = tuple(float(item) if kind is float and type(item) is int else item for item in value)
     if not is_like(old, value, name):
         hint = ": write true or false" if isinstance(old, bool) else ""
         raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}"
                          f"{hint}")
-    return value
-
-
-def _elements_like(kind: type, value: Any) -> Any:
-    """A list as a tuple, whole numbers as floats where those are meant, and names without quotes: (q,v)."""
-    if kind is str and isinstance(value, str) and value.startswith("(") and value.endswith(")"):
-        value = [part.strip() for part in value[1:-1].split(",") if part.strip()]
-    if isinstance(value, list | tuple):
-        return tuple(float(item) if kind is float and type(item) is int else item for item in value)
     return value
 
 

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from tango_jax.runtime import failures, hosts, termination
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.runtime.parent import end_with_parent
 from tango_jax.runtime.process import set_allocator, use_compile_cache
 
 
@@ -28,6 +27,9 @@ def configure(config: ConfigDict) -> str:
     hosts.connect(config.distributed)
     hosts.check_devices()
     if jax.default_backend() == "cpu":
+        if hosts.is_alone() and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+            # XLA takes a compilation of two minutes, as on a busy machine, for a bug to report. Errors raise as before.
+            jax.config.update("jax_logging_level", "CRITICAL")
         # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
         set_allocator(keeps_freed_memory=not (config.generator.checkpoint or config.verifier.checkpoint))
     return use_compile_cache(config.compile_cache) if config.compile_cache else ""
@@ -77,11 +79,10 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """
     console = Console(enabled=False)
     termination.watch()
-    end_with_parent()
+    termination.end_with_parent()
     try:
         with configured(config) as console:
-            termination.watch()  # joining other processes takes the signal's handler
-            termination.announce(console.when_stopping)
+            termination.watch(is_silent=not hosts.is_first())  # joining other processes takes the signal's handler
             yield console
     except KeyboardInterrupt:
         _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", failures.INTERRUPTED)

@@ -8,6 +8,7 @@ from tango_jax.cli.task_validation import check_task
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import load_method, load_parts
 from tango_jax.method.own_arm import arm_name, arm_or_none, load_arm, make_schedule, shares_policy
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
 from tango_jax.runtime.checks import Mistakes, local_path
 from tango_jax.text.templates import load_template
@@ -148,6 +149,14 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return
+    for role in arm.turns:
+        algorithm = config[role].loss.algorithm
+        compares_groups = algorithm in ALGORITHMS and ALGORITHMS[algorithm].compares_groups_alone
+        mistakes.require(
+            rl.samples_per_prompt > 1 or not compares_groups, f"{role}.loss.algorithm={algorithm} "
+            "compares the responses to a prompt, and rl.samples_per_prompt=1 leaves one: raise it to 2 or more, or set "
+            f"{role}.loss.algorithm=reinforce_pp, which compares those of a batch",
+        )
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

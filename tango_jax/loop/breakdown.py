@@ -1,7 +1,7 @@
 """Detects numerical breakdown: NaN, infinity, or an update that destroys the parameters.
 
 Takes the metrics of a turn or train states about to be saved, and raises one error that says what to do. Runs after
-every RL turn and before every save; loaded parameters are checked by runtime/finite.py, logits by sampling/request.py.
+every RL turn and before every save; loaded parameters are checked by runtime/trees.py, logits by sampling/request.py.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.runtime.finite import BROKEN_VALUES, first_not_finite
+from tango_jax.runtime.trees import BROKEN_VALUES, first_not_finite
 
 # Norm of an update over the norm of the parameters that it changes. In healthy training it is near 1e-3. Above 10
 # nothing is left of what was learned, although the update's own loss and gradient, computed before it, look normal.

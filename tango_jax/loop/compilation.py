@@ -18,7 +18,7 @@ from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.runtime.console import Stage
-from tango_jax.runtime.finite import first_not_finite
+from tango_jax.runtime.trees import first_not_finite
 
 
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:

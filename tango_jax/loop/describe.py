@@ -18,8 +18,8 @@ from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Place, Schedule
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.machine import describe_machine
-from tango_jax.runtime.typed_command import typed_command
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import PICTURE, compare
@@ -57,6 +57,9 @@ def describe_run(
         "generator": f"{rl.outcome_weight:g} x grade + {rl.format_weight:g} x format score",
         "verifier": f"{rl.correctness_weight:g} x agreement with the grade + {rl.gamma:g} x format score",
     }
+    if policies["verifier"].is_shared:
+        console.log("one policy has both roles: each role's learning rate follows its own schedule, which counts the "
+                    "updates in its own turns; AdamW's moments are shared")
     for role, policy in policies.items():
         if config[role].reward:
             console.log(f"the {role}'s reward: {usual[role]} + {config[role].reward}")
@@ -71,6 +74,8 @@ def describe_run(
     else:
         problem, text = task.train_problem(0), "<think><step>a step</step></think><answer>\\boxed{an answer}</answer>"
         prompt, _ = verifier_prompt(verifier.template, verifier.tokenizer, problem, text, 1, verifier.config.max_prompt)
+    cache = f"kept in {config.compile_cache}" if config.compile_cache else "kept nowhere, as compile_cache is empty"
+    console.log(f"all programs are compiled before the first turn: minutes the first time; they are {cache}")
     console.log(f"a verifier prompt: {verifier.tokenizer.decode_for_reader(prompt)!r}")
 
 

@@ -17,7 +17,7 @@ from tango_jax.config import flatten
 from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.weights.workdir import has_one_policy
 

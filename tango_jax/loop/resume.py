@@ -6,6 +6,7 @@ memory. Runs before the first turn, and after every turn that saves.
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -69,6 +70,7 @@ def start_or_resume(
     if restored is None:
         states = {role: policies[role].offloaded(policies[role].restart(start_params.pop(role)))
                   for role in saved_roles(policies)}  # fmt: skip
+        start_params.clear()  # one policy is in it by the names of both roles
         return RunState(with_shared(policies, states))
     meta = restored.meta
     states = {role: policies[role].offloaded(state).replace(base=bases[role])
@@ -85,6 +87,16 @@ def saved_roles(policies: dict[str, Policy]) -> list[str]:
 def with_shared(policies: dict[str, Policy], states: States) -> States:
     """States of all roles, given those of `saved_roles`."""
     return {role: states.get(role, states["generator"]) for role in policies}
+
+
+def references_of(
+    policies: dict[str, Policy], start_params: dict, config: ConfigDict
+) -> dict[str, Callable[[], dict]]:
+    """{role: () -> the weights that its KL is measured against}, of the roles whose loss has such a term."""
+    roles = [role for role in policies if config[role].loss.kl_coef > 0]
+    if roles and policies["verifier"].is_shared:  # with `mesh.offload`, one copy in host memory
+        return dict.fromkeys(roles, policies[roles[0]].reference_fn(start_params[roles[0]]))
+    return {role: policies[role].reference_fn(start_params[role]) for role in roles}
 
 
 def save(

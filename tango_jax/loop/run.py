@@ -19,7 +19,15 @@ from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate_roles, fixed_pool
 from tango_jax.loop.output import RunOutput
 from tango_jax.loop.problems_ahead import check_problems
-from tango_jax.loop.resume import RunState, check_start, fingerprints_of, peek, read_finished, start_or_resume
+from tango_jax.loop.resume import (
+    RunState,
+    check_start,
+    fingerprints_of,
+    peek,
+    read_finished,
+    references_of,
+    start_or_resume,
+)
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.turn import RunContext, check_alike, run_turn
 from tango_jax.method.load import Method, check_task, load_method
@@ -91,8 +99,7 @@ def run_stages(
     check_start(newest, fingerprints, config)
 
     # Compilation, and the state that the turns begin with.
-    references = {role: policies[role].reference_fn(start_params[role]) for role in ROLES
-                  if config[role].loss.kl_coef > 0}  # fmt: skip
+    references = references_of(policies, start_params, config)
     context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
         compile_run(context, start_params, progress, preemption)
@@ -112,7 +119,7 @@ def run_stages(
         RunLog(workdir, config, console, resume_at=start.metrics_bytes, provenance=provenance) as log,
         console.stage(title, schedule.num_turns, start.memory.turn) as progress,
     ):
-        context = dataclasses.replace(context, show_fn=progress.show)
+        context = dataclasses.replace(context, show_fn=preemption.ends_sampling(progress.show))
         output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
         states = run_turns(context, schedule, pool, start, output, preemption)
         progress.begin("evaluation for the transcripts")
@@ -156,30 +163,38 @@ def run_turns(
 
     Raises:
         FloatingPointError: a metric is not finite.
-        Preempted: SIGTERM was received; the state is saved, and a due evaluation is left to the resumed run.
+        Preempted: SIGTERM was received; the state is saved. A turn that was sampling, and a due evaluation, are left to
+            the resumed run.
     """
     states, memory, save_every = start.states, start.memory, context.config.checkpoint.every
-    if start.owes_evaluation:
-        run_evaluation(context, states, pool, memory.turn, output)
-    while memory.turn < schedule.num_turns:
-        place, began = turn_at(schedule, memory.turn), time.monotonic()
-        output.progress.begin(describe_turn(place, schedule))
-        with output.explained(f"turn {place.index + 1} ({place.phase}, update of the {place.role})"):
-            result = run_turn(context, states, memory, place)
-            check_metrics(place.role, result.metrics)
-        done = turns_done(context.config.rl, place, result.memory)
-        states, memory = result.states, result.memory.replace(turn=done)
-        preemption.unsaved()
-        output.write_turn(place, result, began, done)
-        owes_evaluation, must_stop = is_evaluation_due(context.config, schedule, done - 1), preemption.is_due()
-        if owes_evaluation and not must_stop:
-            run_evaluation(context, states, pool, done, output)
-            owes_evaluation, must_stop = False, preemption.is_due()
-        if done // save_every > place.index // save_every or done == schedule.num_turns or must_stop:
+    owes_evaluation, is_saved = start.owes_evaluation, True
+    try:
+        if owes_evaluation:
+            run_evaluation(context, states, pool, memory.turn, output)
+        while memory.turn < schedule.num_turns:
+            place, began = turn_at(schedule, memory.turn), time.monotonic()
+            output.progress.begin(describe_turn(place, schedule))
+            with output.explained(f"turn {place.index + 1} ({place.phase}, update of the {place.role})"):
+                result = run_turn(context, states, memory, place)
+                check_metrics(place.role, result.metrics)
+            done = turns_done(context.config.rl, place, result.memory)
+            states, memory = result.states, result.memory.replace(turn=done)
+            owes_evaluation, is_saved = is_evaluation_due(context.config, schedule, done - 1), False
+            preemption.unsaved()
+            output.write_turn(place, result, began, done)
+            preemption.check()
+            if owes_evaluation:
+                run_evaluation(context, states, pool, done, output)
+                owes_evaluation = False
+                preemption.check()
+            if done // save_every > place.index // save_every or done == schedule.num_turns:
+                output.save(states, memory, owes_evaluation)
+                is_saved = True
+                preemption.saved()
+    except hosts.Preempted:
+        if not is_saved:
             output.save(states, memory, owes_evaluation)
-            if must_stop:
-                raise hosts.Preempted
-            preemption.saved()
+        raise
     return states
 
 

@@ -25,8 +25,7 @@ from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, check_arrays, peek_meta, read_state
 from tango_jax.runtime.console import Console, Stage
-from tango_jax.runtime.finite import first_not_finite
-from tango_jax.runtime.trees import tree_fingerprint
+from tango_jax.runtime.trees import first_not_finite, tree_fingerprint
 from tango_jax.sharding.layouts import fetch, with_shardings
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
@@ -37,6 +36,9 @@ from tango_jax.weights.source import kind_of
 
 # Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
+# Seconds between checkpoints at the most, so that a kill costs no more, however slow a step is; a save that takes long
+# is not repeated before SAVE_SHARE times as long has passed.
+SAVE_S, SAVE_SHARE = 120.0, 20
 
 
 class SftProgress(NamedTuple):
@@ -191,6 +193,8 @@ def run_sft(
         state = jitted.init(key_data)
     if done.step < sft.steps:
         check_log(directory, restored, sft.checkpoint_every)
+        if restored is None and (directory / "metrics.jsonl").exists():
+            console.log(f"{title}: the attempt before this one saved no checkpoint; it begins again at step 1")
         with (
             RunLog(
                 directory, config, console, offset, f"sft {policy.role}", workdir / "config.json", provenance
@@ -220,6 +224,7 @@ def _make_updates(
     sft, role = policy.config.sft, policy.role
     heldout = heldout_batch(policy, run.task, run.rehearsed)
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
+    saved_at, save_s = time.monotonic(), 0.0
     for step in range(done.step + 1, sft.steps + 1):
         batch, unfit = sft_batch(policy, run.task, "train", (step - 1) * sft.batch_size, sft.batch_size, run.rehearsed)
         state, metrics = jitted.update(state, batch, base)
@@ -229,7 +234,8 @@ def _make_updates(
         preemption.unsaved()
         is_last, must_stop = step == sft.steps, preemption.is_due()
         is_logged = step % sft.eval_every == 0 or is_last
-        is_saved = step % sft.checkpoint_every == 0 or is_last or must_stop
+        is_overdue = hosts.from_first(time.monotonic() - saved_at > max(SAVE_S, SAVE_SHARE * save_s))
+        is_saved = step % sft.checkpoint_every == 0 or is_last or must_stop or is_overdue
         if is_logged or is_saved:
             train_loss = _finite_loss(run, step, pending)
             loss = _usable_loss(run, step, state, base, heldout)
@@ -242,12 +248,15 @@ def _make_updates(
             phase="step", **shown, **({"heldout_loss": done.heldout_loss} if math.isfinite(done.heldout_loss) else {})
         )
         if is_saved:
+            save_began = time.monotonic()
             meta = {name: value for name, value in done._asdict().items() if name != "step"}
             meta |= {"metrics_bytes": writer.position(), "made_from": run.made_from}
             checkpointer.save(step, state, meta | {"is_full": not policy.trains_adapters})
             if must_stop:
                 raise hosts.Preempted
             preemption.saved()
+            saved_at = time.monotonic()
+            save_s = saved_at - save_began
     return state, done
 
 

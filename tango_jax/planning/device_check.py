@@ -25,7 +25,7 @@ from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.failures import FAILED, INTERRUPTED, leave
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.runtime.parent import PARENT_VARIABLE
+from tango_jax.runtime.termination import PARENT_VARIABLE
 
 KINDS = ("devices", "parity", "quickstart", "models")  # of steps
 JSON_NAME, MARKDOWN_NAME = "check.json", "check.md"

@@ -56,8 +56,8 @@ from tango_jax.runtime.atomic import json_value
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.machine import device_memory
-from tango_jax.runtime.parent import end_with_parent
-from tango_jax.runtime.process_facts import process_facts
+from tango_jax.runtime.process import process_facts
+from tango_jax.runtime.termination import end_with_parent
 from tango_jax.tracking.metrics import read_metrics
 
 Emit = Callable[[dict], None]

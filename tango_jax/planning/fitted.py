@@ -21,7 +21,7 @@ import numpy as np
 from tango_jax.planning.published import Row, predicted_seconds, published_rows
 from tango_jax.planning.targets import TARGETS, Reached, Shares, Target
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 
 # Devices of one generation reach the same shares.
 _GENERATIONS = {"a100-80gb": "a100", "a100-40gb": "a100", "h100": "h100", "h200": "h100"}

@@ -27,7 +27,7 @@ from tango_jax.planning.targets import TARGETS, Reached, Shares, Target, machine
 from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.process_facts import cpu_model
+from tango_jax.runtime.process import cpu_model
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.results import is_finished

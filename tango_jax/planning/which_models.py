@@ -24,7 +24,7 @@ from tango_jax.planning.targets import Target
 from tango_jax.planning.times import turn_times
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 from tango_jax.weights.source import fields_of
 

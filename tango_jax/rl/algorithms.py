@@ -12,6 +12,7 @@ import chex
 import numpy as np
 
 from tango_jax.rl import advantages
+from tango_jax.runtime.checks import meant
 from tango_jax.runtime.user_code import is_user_code, load_object
 
 
@@ -108,5 +109,6 @@ def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_user_code(name):
-        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}; one of your own is FILE.py:name")
+        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}; one of your "
+                         "own is FILE.py:name")
     return load_object(key, name, Algorithm)

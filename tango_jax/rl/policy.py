@@ -179,7 +179,7 @@ def make_policy(
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     mesh = placement.train
-    optimizer = make_optimizer(config.optimizer, model.lora is not None)
+    optimizer = make_optimizer(config.optimizer, model.lora is not None, role if is_shared else "")
     init, restart, shardings = make_state(model, optimizer, placement)
     checkpoint_shardings = param_shardings(mesh, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     return Policy(

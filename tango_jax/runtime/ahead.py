@@ -1,9 +1,7 @@
 """Compiles jitted functions from the shapes of their arguments, some at a time, before they are first called.
 
-In: jitted functions and arguments; a shape may stand for an array. Out: the shapes of the results, which can be
-arguments of the next function, so that a chain of calls is compiled without any of it being computed. A later call with
-arrays of these shapes, types and shardings neither traces nor compiles, because JAX keeps what `lower` and `compile`
-make.
+The shapes of results can be arguments of the next function, so that a chain of calls is compiled without any of it
+being computed. JAX keeps what `lower` and `compile` make: a later call with such arrays compiles nothing.
 """
 
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import Any, Self
 
 import jax
 
-from tango_jax.runtime.cpus import num_cpus
+from tango_jax.runtime.machine import num_cpus
 
 # XLA releases Python's lock while it compiles. Each program takes memory of the host, for large models a few GB.
 MOST_AT_A_TIME = 8

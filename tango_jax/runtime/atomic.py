@@ -1,7 +1,4 @@
-"""Small files that are always whole: after a kill, a full disk or a power cut there is the old one or the new one.
-
-In: a path and its whole content. Stage: wherever a run writes a file that a later start, or a reader, relies on.
-"""
+"""Small files that are always whole: after a kill, a full disk or a power cut there is the old one or the new one."""
 
 import contextlib
 import json
@@ -12,9 +9,8 @@ from typing import Any
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path`, whose folder is made if need be; it is on disk when this returns.
-
-    It is written to `<path>.partial` beside it and renamed. One process at a time may write a path.
+    """Write `content` (text as UTF-8) to `path`, whose folder is made if need be; it is on disk when this returns. One
+    process at a time may write a path.
 
     Raises:
         OSError: the file cannot be written (full disk, no permission); a file that was there before is as it was.
@@ -46,7 +42,6 @@ def sync_directory(folder: Path) -> None:
 
 
 def write_json_atomic(path: str | os.PathLike, obj: Any) -> None:
-    """Write a JSON file that is always either the old one or the new one, whole."""
     write_atomically(path, json.dumps(json_value(obj), indent=2, allow_nan=False) + "\n")
 
 

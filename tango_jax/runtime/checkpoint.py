@@ -1,17 +1,20 @@
 """Checkpoints that survive kills, full disks and flipped bytes.
 
-Takes the whole training state (a pytree of arrays), a JSON-serialisable record beside it, and a directory on a mounted
-file system. Writes one folder per step, `<directory>/<step>/`: Orbax writes it under a temporary name, then it is
-sealed with a manifest of sha256 sums, and only then renamed. So a folder named by a number is complete, and a restore
-that detects a changed byte falls back to the previous step. Runs between two turns of the loop, and at the start of
-every run.
+Each step of a run has a folder, `<directory>/<step>/`, with all arrays and a JSON record. Orbax writes it under a
+temporary name, then it is sealed with a manifest of sha256 sums, and only then renamed. So a folder named by a number
+is complete, and a restore that detects a changed byte falls back to the previous step.
 """
 
+import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
+import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +35,6 @@ from tango_jax.runtime.manifest import (
     remove,
     seal,
 )
-from tango_jax.runtime.orbax_writer import in_daemon_thread, interrupt_waits, make_orbax, quiet_orbax
 from tango_jax.runtime.trees import array_table, flatten_names
 
 LISTED_DIFFERENCES = 5
@@ -43,11 +45,10 @@ class CheckpointError(ValueError):
 
 
 class Restored(NamedTuple):
-    """The result of a restore: the step, the arrays, and the JSON metadata saved beside them. The functions below make
-    it; what resumes a run or a stage 1, or starts from one, reads it."""
+    """What a checkpoint holds."""
 
     step: int
-    state: Any
+    state: Any  # the arrays; None where only the metadata was read
     meta: dict
 
 
@@ -59,11 +60,10 @@ class Checkpointer:
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
         if "://" in str(directory):
-            raise ValueError(f"checkpoint directory {directory} is a bucket address; mount the bucket and give its "
-                             "path")
+            raise ValueError(f"checkpoint directory {directory} is a bucket address: mount it and give the path")
         self._directory = Path(directory).absolute()
         self._keep = keep
-        self._orbax = make_orbax()
+        self._orbax = _make_orbax()
         self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
         self._descriptor: int | None = None  # of the directory, in the first process
         if _is_first_process() and os.path.lexists(self._directory):  # else the first save makes it
@@ -98,9 +98,8 @@ class Checkpointer:
             self._open()
         committed, self._verified = False, None
         try:
-            with interrupt_waits():
-                self._write(step, state, record)
-                committed = True
+            self._write(step, state, record)
+            committed = True
         except (OSError, ValueError, RuntimeError) as error:  # raised by Orbax and tensorstore for a failed write
             if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
                 raise  # another process died: nothing is wrong with the disk
@@ -108,7 +107,7 @@ class Checkpointer:
         finally:
             if committed:
                 self._newest = step
-            elif _is_first_process():  # also reached by a second Ctrl-C
+            elif _is_first_process():  # also after a second Ctrl-C
                 clean_up(self._directory)
         if _is_first_process():
             self._prune(step)
@@ -125,10 +124,8 @@ class Checkpointer:
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """Return step and metadata of the checkpoint that `restore` would load, without its arrays (`state` is None).
-
-        Meant for a check before long work. Returns None if there is no step. All bytes of the step are read and
-        verified; a subsequent `restore` does not verify them again. Raises CheckpointError like `restore`.
+        """Step and metadata of the checkpoint that `restore` would load, for a check before long work. All of its bytes
+        are verified, and `restore` does not verify them again. Raises CheckpointError like `restore`.
         """
         step = self._choose_step()
         if step == NO_STEP:
@@ -148,7 +145,7 @@ class Checkpointer:
             raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
 
     def _choose_step(self) -> int:
-        """Like the module-level function, but bytes that `peek` has verified are not read again for `restore`."""
+        """Like the function, but bytes that `peek` has verified are not read again for `restore`."""
         if self._verified is not None:
             step, files = self._verified
             is_untouched = _is_first_process() and fingerprint_of_files(self._directory / str(step)) == files
@@ -162,8 +159,8 @@ class Checkpointer:
     def _write(self, step: int, state: Any, record: dict) -> None:
         saving = self._directory / f"{step}{SAVING}"
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(flatten_names(state)), record=ocp.args.JsonSave(record))
-        with quiet_orbax():
-            in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
+        with _quiet_orbax():
+            _in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
         if _is_first_process():
             seal(saving, step)
             if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
@@ -199,6 +196,52 @@ class Checkpointer:
                 "If the disk is full, free some space or give another directory, then start again to resume")
 
 
+def _make_orbax() -> ocp.Checkpointer:
+    # Replicated arrays are written by one device: splitting the work would compile slices in the middle of the run.
+    arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+    )
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(
+        state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry), record=ocp.JsonCheckpointHandler()))
+
+
+def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread that does not keep the process alive, and wait for it.
+
+    The threads that Orbax starts inherit this. After a failed save they wait ten minutes for folders that nobody makes.
+    """
+    errors = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 (raised again below)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="save", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def _quiet_orbax() -> Iterator[None]:
+    """Silence the tracebacks that Orbax, asyncio and the writer threads print for every array that cannot be written:
+    the error raised here says the same in one line. The threads may fail after it, so they stay silent then."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels, hook = [logger.level for logger in loggers], sys.unraisablehook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    # Writes that finish after Orbax has given up the others: nothing awaits their result.
+    sys.unraisablehook = lambda one: str(one.exc_value) == "Event loop is closed" or sys.__unraisablehook__(one)
+    yield
+    sys.unraisablehook = hook
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
     """Load the newest intact step of a directory that another run may be writing to; nothing on disk is modified.
 
@@ -210,7 +253,7 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
     if step == NO_STEP:
         raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
                               "by step numbers")
-    return _load(make_orbax(), directory, step, abstract_state, part)
+    return _load(_make_orbax(), directory, step, abstract_state, part)
 
 
 def peek_meta(directory: str | os.PathLike) -> Restored | None:
@@ -221,7 +264,7 @@ def peek_meta(directory: str | os.PathLike) -> Restored | None:
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory, below="record")
-    return None if step == NO_STEP else Restored(step, None, _read_record(make_orbax(), directory / str(step))["meta"])
+    return None if step == NO_STEP else Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
 
 
 def check_arrays(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> None:
@@ -230,7 +273,7 @@ def check_arrays(directory: str | os.PathLike, abstract_state: Any, part: tuple[
     step = _choose_step(directory, below="record")
     if step != NO_STEP:  # `read_state` says what is missing
         path = directory / str(step)
-        _saved_arrays(path, _read_record(make_orbax(), path), abstract_state, part)
+        _saved_arrays(path, _read_record(_make_orbax(), path), abstract_state, part)
 
 
 def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,

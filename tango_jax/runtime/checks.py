@@ -1,6 +1,7 @@
 """Validation of settings and paths: each check raises ValueError with the setting, its value and the limit."""
 
 import contextlib
+import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,15 +15,18 @@ def require(condition: bool, message: str) -> None:
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
-    require(value in choices, f"{name}={shortened(value)} is not one of {', '.join(choices)}")
+    require(value in choices, f"{name}={shortened(value)} is not one of {', '.join(choices)}{meant(value, choices)}")
+
+
+def meant(value: Any, choices: Iterable[str]) -> str:
+    """The end of a message about a name that is none of the choices: the nearest of them, or nothing."""
+    near = difflib.get_close_matches(str(value), [one for one in choices if one], n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def local_path(name: str, text: str | os.PathLike) -> Path:
-    """Return the path that the user gave, with ~ expanded; it may or may not exist.
-
-    Raises:
-        ValueError: the text is empty, refers to the home of an unknown user, or cannot be a path on this system.
-    """
+    """The path that the user gave, with ~ expanded, which need not exist. Raises ValueError if the text is empty, or no
+    path on this system."""
     require(bool(os.fspath(text)), f"{name} is empty: give a path")
     try:
         path = Path(text).expanduser()
@@ -38,11 +42,8 @@ def local_path(name: str, text: str | os.PathLike) -> Path:
 
 
 def folder_to_write(name: str, text: str | os.PathLike) -> Path:
-    """Return the path of a folder to write into, which exists or can be created.
-
-    Raises:
-        ValueError: see `local_path`; or the folder or one above it is a file; or it is not writable.
-    """
+    """The path of a folder to write into, which need not exist. Raises ValueError if it, or what is above it, cannot be
+    written, or is a file; and see `local_path`."""
     path = local_path(name, text)
     nearest = next((place for place in (path, *path.absolute().parents) if os.path.lexists(place)), path)
     if not nearest.is_dir():
@@ -54,11 +55,8 @@ def folder_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def file_to_write(name: str, text: str | os.PathLike) -> Path:
-    """Return the path of a file to write, which exists or can be created.
-
-    Raises:
-        ValueError: it is a folder; or see `folder_to_write` for the folder that it is in.
-    """
+    """The path of a file to write, which need not exist. Raises ValueError if it is a folder; and see
+    `folder_to_write`."""
     path = local_path(name, text)
     require(not path.is_dir(), f"{name}={text} is a folder; name a file in it")
     folder_to_write(name, path.parent)
@@ -66,11 +64,7 @@ def file_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def read_json_object(path: Path, advice: str) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Raises:
-        ValueError: the file cannot be read, is not JSON or holds something else; `advice` ends the message.
-    """
+    """The object that a JSON file holds. Raises ValueError if there is none; `advice` ends the message."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -109,14 +103,7 @@ class SettingsError(ValueError):
 
 
 class Mistakes:
-    """Collects what is wrong with settings, so that a user sees all of it at once.
-
-        mistakes = Mistakes()
-        mistakes.require(low < high, f"low={low} must be below high={high}")
-        with mistakes.collected("task.train: "):
-            load_problems(path)  # a ValueError is noted, and the next check goes on
-        mistakes.raise_all()
-    """
+    """Collects what is wrong with settings, so that a user sees all of it at once."""
 
     def __init__(self):
         self.messages: list[str] = []
@@ -136,7 +123,7 @@ class Mistakes:
         return condition
 
     def one_of(self, name: str, value: Any, choices: Iterable[str]) -> bool:
-        """Like the function `one_of`; returns whether the value is one of the choices."""
+        """Whether the value is one of the choices; if not, that is noted."""
         with self.collected():
             one_of(name, value, choices)
             return True
@@ -147,11 +134,9 @@ class Mistakes:
         """Note a ValueError of the block; the rest of the block is skipped."""
         try:
             yield
-        except SettingsError as error:
-            for message in error.messages:
-                self.add(prefix + message)
         except ValueError as error:
-            self.add(f"{prefix}{error}")
+            for message in getattr(error, "messages", (error,)):
+                self.add(f"{prefix}{message}")
 
     def raise_all(self) -> None:
         """Raise SettingsError if there are any."""

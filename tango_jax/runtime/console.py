@@ -1,13 +1,10 @@
-"""Progress of a long run, for a person at a terminal and for a log file.
+"""Progress of a long run: on a terminal a live bar with a line of numbers below it; anywhere else (a file, CI,
+TERM=dumb) plain lines, one every few seconds, and during a step that takes minutes one every half minute.
 
-In: stages with a number of steps, and after each step its phase and a few numbers. Out: on a terminal a live bar with a
-line of numbers below it; anywhere else (a file, CI, TERM=dumb) plain lines, one every few seconds, and during a step
-that takes minutes one every half minute. What a message quotes of models and data files can neither steer the terminal
-nor fail to be encoded. Stage: all of them.
+What a message quotes of models and data files can neither steer the terminal nor fail to be encoded.
 """
 
 import contextlib
-import itertools
 import os
 import sys
 import threading
@@ -103,12 +100,6 @@ class Console:
         if stage is not None and self.clock() - self._line_at >= QUIET_S:
             self.log(f"{_wall_clock()} {stage.describe()}")
 
-    def when_stopping(self) -> str:
-        """What a command that is told to stop will do, for the handler of a signal: it only reads. Silent: empty."""
-        if not self.enabled:
-            return ""
-        return self.stage_open.when_stopping() if self.stage_open else "will save and stop after this step"
-
 
 class Stage:
     """Progress through one stage; made by Console.stage."""
@@ -129,11 +120,11 @@ class Stage:
         self._console.doing, self._console.stage_open = self._title, self
         self._started = self._since = self._console.clock()
         self._marks.append((self._started, self._done))
+        if self._done:
+            self.log(f"resuming at step {self._done}/{self._total}")
         if self._console.enabled and self._console.live:
             self._bar = LiveBar(self._console.rich, self._title, self._total, self._done)
             self._bar.start()
-        elif self._done:
-            self.log(f"resuming at step {self._done}/{self._total}")
         return self
 
     def __exit__(self, *exception) -> None:
@@ -173,14 +164,6 @@ class Stage:
         passed = f"{seconds} {'so far' if self._is_begun or self._first_step else 'since then'}"
         parts = [self._title, phase, self._part, passed]
         return self._console.separator.join(part for part in parts if part)
-
-    def when_stopping(self) -> str:
-        """See Console.when_stopping. The longest of the recent steps bounds the rest of this one."""
-        marks = [at for at, _ in list(self._marks)]  # copied at once: the handler may run in a thread of its own
-        longest = max((end - start for start, end in itertools.pairwise(marks)), default=0.0)
-        left = longest - (self._console.clock() - marks[-1]) if longest else 0.0
-        bound = f", at the latest in about {format_seconds(left)}" if left > 0 else ""
-        return f"will save and stop after this step{f' ({self._phase})' if self._is_begun else ''}{bound}"
 
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
         """Note that `n` more steps are done; the key metrics shown are those of the last call."""

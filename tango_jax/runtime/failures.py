@@ -1,7 +1,6 @@
 """One-line messages for errors caused by the environment or the user: what happened, to what, and what to do.
 
-Takes an exception and returns the text for `error: ...`. A bug in this program (AssertionError, AttributeError, ...) is
-not handled here and keeps its traceback. Used at the end of every command; nothing here imports jax.
+A bug in this program (AssertionError, AttributeError, ...) keeps its traceback. Nothing here imports jax.
 """
 
 import contextlib
@@ -16,7 +15,6 @@ from typing import NoReturn
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.runtime.model_text import error_line
 from tango_jax.runtime.termination import INTERRUPTED
-from tango_jax.runtime.typed_command import typed_command
 
 # Exit codes; termination.py and hosts.py have the others.
 FAILED = 1  # the machine or the model: a full disk, no memory, a loss that is not finite
@@ -42,6 +40,12 @@ _ADVICE = {
 XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",
              "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")  # fmt: skip
 _MAX_LENGTH = 400  # of a library's message, in characters
+
+
+def typed_command(command: str) -> str:
+    """`tango-<command>` where a console script started this process, else `python -m tango_jax.<command>`."""
+    is_script = os.path.basename((sys.argv or [""])[0]).startswith("tango-")
+    return f"tango-{command}" if is_script else f"python -m tango_jax.{command}"
 
 
 def is_bug(error: BaseException) -> bool:

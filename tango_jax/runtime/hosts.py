@@ -1,8 +1,8 @@
 """Several processes, one program: joining them, what each one works on, and what all of them must know.
 
-Every process samples, parses and grades its own share of a turn's problems. The small records that come out are then
-exchanged, so that group statistics, batch-wide statistics, metrics and counters are computed from the whole batch by
-every process, with the code of a single one, and are the same everywhere. Arrays on devices never pass through here.
+Every process samples and grades its share of a turn's problems. The small records that come out are exchanged, so that
+each process computes statistics and metrics from the whole batch, with the code of a single one. Arrays on devices
+never pass through here.
 """
 
 import faulthandler
@@ -36,7 +36,8 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save.
+    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save. A
+    turn that is still sampling is given up; a resumed run repeats it.
 
     Several processes end at the same place, or the others would wait for the one that is gone: with them the signal is
     only noted, and all of them ask `is_due` between two steps.
@@ -54,9 +55,20 @@ class Preemption:
         return max_over_processes(termination.is_requested())[0]
 
     def check(self) -> None:
-        """Raises Preempted if any process was told to stop; for places where nothing has been done since a save."""
+        """Raises Preempted if any process was told to stop; all of them must call it."""
         if self.is_due():
             raise Preempted
+
+    def ends_sampling(self, show_fn: Callable[[str], None]) -> Callable[[str], None]:
+        """`show_fn`, which a turn calls while it samples, as a function that ends the turn with Preempted once this
+        process is told to stop. Several processes end between turns, where all of them ask."""
+
+        def show(part: str) -> None:
+            if self._is_watching and termination.is_requested() and jax.process_count() == 1:
+                raise Preempted
+            show_fn(part)
+
+        return show
 
     def unsaved(self) -> None:
         """A step is done that the last checkpoint does not have."""
@@ -74,8 +86,7 @@ class Preemption:
 
 
 def connect(settings: ConfigDict) -> None:
-    """Join the other processes of the job, before the first array is made. Alone, without settings, or where they are
-    joined already, it does nothing.
+    """Join the other processes of the job, if there are any, before the first array is made.
 
     The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
     with `distributed.enabled` or TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
@@ -87,14 +98,8 @@ def connect(settings: ConfigDict) -> None:
     is_asked_for = settings.enabled or os.environ.get("TANGO_DISTRIBUTED") == "1"
     if jax.distributed.is_initialized() or (not given and not is_asked_for):
         return
-    explicit = {}
-    if given:
-        missing = [name for name in _EXPLICIT if name not in given]
-        if missing:
-            raise ValueError(f"{', '.join(given)} is set, but {', '.join(missing)} is not: set all three or none")
-        explicit = _explicit_settings()
-    # The abort of a process that has lost its peers then shows what it was doing.
-    faulthandler.enable()
+    explicit = _explicit_settings(given) if given else {}
+    faulthandler.enable()  # the abort of a process that has lost its peers then shows what it was doing
     jax.distributed.initialize(
         **explicit,
         heartbeat_timeout_seconds=settings.heartbeat_s,
@@ -102,9 +107,10 @@ def connect(settings: ConfigDict) -> None:
     )
 
 
-def _explicit_settings() -> dict[str, str | int]:
-    """What the three variables say, as `jax.distributed.initialize` takes it. It would wait for minutes, or end the
-    process, over a number that is out of range."""
+def _explicit_settings(given: Sequence[str]) -> dict[str, str | int]:
+    """What the three variables say. jax would wait for minutes, or end the process, over a number out of range."""
+    if missing := [name for name in _EXPLICIT if name not in given]:
+        raise ValueError(f"{', '.join(given)} is set, but {', '.join(missing)} is not: set all three or none")
     address = os.environ["JAX_COORDINATOR_ADDRESS"]
     host, _, port = address.rpartition(":")
     if not host or host != host.strip() or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
@@ -161,10 +167,8 @@ def own_range(count: int) -> tuple[int, int]:
 
 
 def join_parts(items: Sequence) -> list:
-    """The lists of all processes joined in their order: the inverse of `own_part`. All of them must call it.
-
-    Items are sent as Python objects; keep them small (records and texts, not arrays of a model).
-    """
+    """The lists of all processes joined in their order: the inverse of `own_part`. All of them must call it. Items are
+    pickled: records and texts, not arrays of a model."""
     if jax.process_count() == 1:
         return list(items)
     return [item for part in _exchange(list(items)) for item in part]
@@ -172,9 +176,6 @@ def join_parts(items: Sequence) -> list:
 
 def raise_mistake(mistake: str) -> None:
     """Raise ValueError in all processes if any of them has a text about a mistake in a user's code. All must call this.
-
-    Raises:
-        ValueError: the first of the texts, and how to go on.
     """
     if first := next(filter(None, join_parts([mistake])), ""):
         raise ValueError(f"{first}. Once that is mended, the same command resumes from the last checkpoint; if a "
@@ -192,11 +193,8 @@ def from_first(value: Any) -> Any:
 
 
 def in_first(work_fn: Callable[[], None]) -> None:
-    """Run `work_fn` in the first process alone; all of them must call this.
-
-    Raises:
-        ValueError: in all of them, where it raises ValueError or OSError.
-    """
+    """Run `work_fn` in the first process alone; all must call this, and raise ValueError where it fails with that or an
+    OSError."""
     mistake = ""
     if is_first():
         try:
@@ -213,11 +211,8 @@ def compile_exchange() -> None:
 
 
 def _exchange(value: Any) -> list:
-    """Every process's value, in their order.
-
-    A first message of fixed size holds the length of the pickled value and its beginning; chunks of another fixed size
-    follow where a value is longer. With these two shapes no value compiles anything new.
-    """
+    """Every process's value, in their order. A message of fixed size holds the length of the pickled value and its
+    beginning, chunks of another fixed size the rest: with these two shapes no value compiles anything new."""
     own, beginning = pickle.dumps(value), _FIRST_MESSAGE_BYTES - _LENGTH_BYTES
     first = _allgather(struct.pack("<Q", len(own)) + own[:beginning], _FIRST_MESSAGE_BYTES)
     sizes = [struct.unpack("<Q", message[:_LENGTH_BYTES])[0] for message in first]

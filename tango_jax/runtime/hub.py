@@ -1,8 +1,7 @@
-"""Downloads files from the Hugging Face hub at a pinned revision: `owner/name@revision`.
+"""Downloads files from the Hugging Face hub at a revision: `owner/name@revision`.
 
-Takes an id from a config or a command line and returns the local folder of the download. A revision is a commit, a tag
-or a branch (also refs/pr/N and refs/convert/NAME). Only a commit is immutable, so for anything else a one-line warning
-names the commit of the files and how to pin it. Runs before anything else that opens a checkpoint or data.
+A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME). Only a commit is immutable: for
+anything else a one-line warning names the commit of the files and how to pin it.
 """
 
 import errno
@@ -22,8 +21,6 @@ _told: set[str] = set()  # warnings that were given; a checkpoint is looked up m
 
 
 class HubId(NamedTuple):
-    """A repository on the hub and its revision."""
-
     repo: str
     revision: str | None  # None: the main branch
 

@@ -1,7 +1,6 @@
 """What a key of the configuration is: its default, the values that it may have, its meaning, and when it may change.
 
-defaults.py and role_defaults.py declare every key as a `Key`. The defaults, the checks, the list of --keys and the
-rules of what a resumed run may change are derived from these declarations. Ranges serve the options of commands, too.
+defaults.py and role_defaults.py declare every key. Ranges serve the options of commands, too.
 """
 
 import enum

@@ -1,16 +1,12 @@
 """One run at a time in a workdir: a second start is refused before it touches anything.
 
-In: a workdir. Out: `<workdir>/run.lock`, which is there while a run goes on and says which process it is. Stage: the
-start of every command that writes into a workdir (train, sft, ablate, generate, evaluate). Commands that only read need
-no lock.
-
-The lock is a lease of `filelock`: a file that only one process can create, on any file system that the hosts of a job
-share, whether or not that has locks of its own. Of several starts at the same moment exactly one gets it. What SIGKILL,
-an abort or a power cut leaves behind is taken over by the next start on the same host, where the process is looked up
-by its number and its start. A start on another host, or in another container, cannot ask for that process: it is
+`<workdir>/run.lock` is a lease of `filelock`: a file that only one process can create, on any file system that hosts
+share. What a kill or a power cut leaves behind is taken over by the next start on the same host, where the holder is
+looked up by its number and its start. A start on another host, or in another container, cannot look it up: it is
 refused as soon as the holder's heartbeat, the file's time of change, moves, and takes over once that has stood still
-for HEARTBEAT_TIMEOUT_S, so that no lock blocks a run for ever. With several processes in a job, the first one holds the
-lock.
+for HEARTBEAT_TIMEOUT_S. With several processes in a job, the first one holds the lock.
+
+What the library lacks: runs in one process, a wait in which all processes of a job agree, and who is named.
 """
 
 import contextlib
@@ -34,8 +30,6 @@ _held_here: dict[str, SoftFileLease] = {}  # by folder: the leases of runs in th
 
 
 class _Attempt(NamedTuple):
-    """The outcome of one try to take the lock."""
-
     state: str  # held, wait or refused
     text: str = ""
 

@@ -10,10 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tango_jax.runtime.cpus import num_cpus
-
 # Files of control groups, version 2 and 1, that hold the most memory that a container may use.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def num_cpus() -> int:
+    """The cores that this process may use: containers, launchers and cluster jobs rarely give it the whole machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> str:

@@ -1,8 +1,7 @@
 """Seals a folder with the sha256 of every file in it, renames it to its step, and finds the newest intact step.
 
-Takes a fully written folder, and adds `manifest.sha256`, in the format of `sha256sum -c`, and `seal.json`, which the
-manifest covers too and which stores the step and the number of files. Runs at the end of a checkpoint's save and at the
-start of its restore. Array stores do not detect a flipped byte; this does.
+`manifest.sha256` is in the format of `sha256sum -c`; `seal.json`, which it covers too, holds the step and the number of
+files. Array stores do not detect a flipped byte; this does.
 """
 
 import hashlib
@@ -27,10 +26,8 @@ HASH_THREADS = 8  # hashing releases the GIL
 
 
 def seal(folder: Path, step: int) -> None:
-    """Add the seal and then, atomically, the manifest, once everything else has been written.
-
-    The seal holds the step number that the folder will have, so that a folder renamed to another step is detected.
-    """
+    """Add the seal and then, atomically, the manifest, once everything else has been written. `step` is the number that
+    the folder will have, so that one renamed to another step is detected."""
     write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
     names = _file_names(folder)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
@@ -39,11 +36,8 @@ def seal(folder: Path, step: int) -> None:
 
 
 def find_damage(folder: Path, below: str = "") -> str | None:
-    """Return None if the folder is intact, else one clause that names the first difference.
-
-    A folder is intact if it holds exactly the files of its manifest, byte for byte, and the step of its name. `below`
-    restricts the check of the bytes to the seal and the files whose path starts with it, to be quick.
-    """
+    """None if the folder holds exactly the files of its manifest and the step of its name, else one clause that names
+    the first difference. `below` restricts the check of bytes to the seal and the files whose path starts with it."""
     try:
         expected = _read_manifest(folder)
     except (OSError, ValueError) as error:
@@ -60,7 +54,7 @@ def find_damage(folder: Path, below: str = "") -> str | None:
 
 
 def newest_verified(directory: Path, below: str = "") -> int:
-    """Return the newest intact step, NO_STEP or ALL_DAMAGED; log damaged steps. For `below` see `find_damage`."""
+    """The newest intact step, NO_STEP or ALL_DAMAGED; damaged steps are logged. For `below` see `find_damage`."""
     steps = complete_steps(directory)
     for position in reversed(range(len(steps))):
         path = directory / str(steps[position])
@@ -73,11 +67,10 @@ def newest_verified(directory: Path, below: str = "") -> int:
 
 
 def complete_steps(directory: Path) -> list[int]:
-    """Return the steps of the numbered folders, in ascending order.
-
-    Folders are sealed before they get their number, so one without a manifest is damaged, not unfinished.
-    """
-    return sorted(int(path.name) for path in _numbered_folders(directory))
+    """The steps of the numbered folders, in ascending order. Folders are sealed before they get their number, so one
+    without a manifest is damaged, not unfinished."""
+    return sorted(int(path.name) for path in directory.glob("[0-9]*")
+                  if path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir())
 
 
 def fingerprint_of_files(folder: Path) -> tuple:
@@ -166,7 +159,3 @@ def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-
-def _numbered_folders(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("[0-9]*")
-            if path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir()]

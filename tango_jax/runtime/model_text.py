@@ -1,10 +1,8 @@
 r"""Makes text from models and data files safe to display: on a terminal, in a log, in Markdown.
 
-Takes any string and returns one in which everything that could move the cursor, recolour the terminal, reorder or hide
-letters, or end the enclosing block is replaced by an escape such as \x1b or \u202e. Letters, blanks and LaTeX are
-unchanged. Backslashes are not doubled, for the sake of LaTeX, so escapes cannot always be reversed; rollouts/*.jsonl
-has the text as sampled. `for_terminal` is idempotent. Used wherever a command prints or writes for people; JSON files
-keep the original text. The report's page applies the same rules in its own script (viewer/text.js).
+What could move the cursor, recolour the terminal, reorder or hide letters, or end the enclosing block is replaced by an
+escape such as \x1b or \u202e. Backslashes are not doubled, for the sake of LaTeX. JSON files keep the original text.
+The report's page applies the same rules in its own script (viewer/text.js).
 """
 
 import re
@@ -19,12 +17,8 @@ _LINE_SIGNS = str.maketrans({"\n": "↵", "\t": "→"})
 
 
 def for_terminal(text: str, encoding: str = "utf-8") -> str:
-    r"""Return text for a terminal or a log file; the only control characters that remain are newlines and tabs.
-
-    Escaped are control characters (C0 except \n and \t, DEL, C1), format characters (bidi overrides, zero-width
-    joiners, tags), line and paragraph separators, invisible fillers, lone surrogates, private and unassigned code
-    points, and whatever `encoding`, that of the stream, cannot represent.
-    """
+    r"""Text for a terminal or a log file in this encoding. Escaped are control characters except \n and \t, format
+    characters, other separators, invisible fillers, lone surrogates, private and unassigned code points."""
     shown = _escaped(text)
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 

@@ -1,15 +1,29 @@
-"""Process-wide settings made once at start: the memory allocator and the compilation cache."""
+"""The process: its memory allocator and compilation cache, and what it is, for the record of a run."""
 
 import ctypes
+import datetime
+import functools
+import hashlib
+import importlib.metadata
 import os
+import platform
+import shlex
+import socket
+import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from tango_jax.runtime import failures
+import tango_jax
+from tango_jax.runtime import failures, hosts
 
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
+GIT_TIMEOUT_S = 5
+_PACKAGE = Path(tango_jax.__file__).parent
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
 KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28), (_M_ARENA_MAX, 1))
@@ -21,11 +35,9 @@ _keeps_freed_memory = True  # as glibc does; see set_allocator
 def set_allocator(keeps_freed_memory: bool) -> bool:
     """Make glibc keep freed memory, or return it to the system; returns whether that was possible.
 
-    On CPU, XLA allocates large temporaries in every step. With glibc's defaults each step takes a page fault for every
-    page of them, which can double the time of a small model's step. For a large model that is nothing, and its memory
-    is what is short: by its defaults glibc holds on to arrays of up to 32 MiB, a fifth of the process in the end.
-    Results do not change. The equivalent environment variables (MALLOC_MMAP_MAX_ ...) work only if set before the
-    process starts; this works from inside.
+    On CPU, XLA allocates large temporaries in every step. By its defaults glibc takes a page fault for every page of
+    them, which can double a small model's step, and holds on to arrays of up to 32 MiB, a fifth of a large model's
+    process. Environment variables (MALLOC_MMAP_MAX_ ...) would have to be set before the process starts.
     """
     global _keeps_freed_memory
     libc = _libc("mallopt")
@@ -37,10 +49,8 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory that is free between small allocations to the system, unless it is to be kept.
-
-    glibc would hold on to it: some hundred MiB after the programs of a model of 135M have been compiled.
-    """
+    """Return what is free between small allocations to the system, unless it is to be kept: some hundred MiB after the
+    programs of a model of 135M have been compiled."""
     libc = None if _keeps_freed_memory else _libc("malloc_trim")
     if libc is not None:
         libc.malloc_trim(0)
@@ -66,3 +76,71 @@ def use_compile_cache(name: str) -> str:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     return ""
+
+
+def process_facts() -> dict[str, Any]:
+    """What this process is; `time` is UTC, `devices` are {kind: number} and `hosts` names over all processes.
+
+    All processes must call this.
+    """
+    machines = hosts.join_parts([socket.gethostname()])
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+        **_code(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in LIBRARIES},
+        "platform": jax.default_backend(),
+        "devices": dict(Counter(device.device_kind for device in jax.devices())),
+        "processes": jax.process_count(),
+        "hosts": list(dict.fromkeys(machines)),
+        "cpu": cpu_model(),
+    }
+
+
+def _command() -> str:
+    """The command line; `python` where the package is used by another program, such as a notebook."""
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    if program.parent == _PACKAGE:
+        return shlex.join(["python", "-m", f"{_PACKAGE.name}.{program.stem}", *sys.argv[1:]])
+    return shlex.join([program.name, *sys.argv[1:]]) if program.name.startswith("tango-") else "python"
+
+
+@functools.cache
+def _code() -> dict[str, Any]:
+    """Version and source of this package. `commit` and `dirty` (whether the package differs from it) are those of the
+    checkout that it lies in; None where it lies in none, as pip installs it, or git does not tell."""
+    source = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        source.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
+    # A package that pip has installed may lie in the checkout of another project, which does not track it.
+    is_tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
+    commit = _git("rev-parse", "HEAD") if is_tracked else None
+    changed = _git("status", "--porcelain", "--", ".") if commit else None
+    return {
+        "tango_jax": tango_jax.__version__,
+        "commit": commit,
+        "dirty": None if changed is None else bool(changed),
+        "source": source.hexdigest()[:12],
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the package's folder; None where it is missing, refuses, or takes too long."""
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
+    try:
+        done = subprocess.run(["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True,
+                              timeout=GIT_TIMEOUT_S, env=environment)  # fmt: skip
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def cpu_model() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

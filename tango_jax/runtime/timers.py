@@ -13,18 +13,15 @@ BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilation(NamedTuple):
-    """One program handed to XLA: the name of the jitted function and the compile time in seconds."""
+    """One program handed to XLA."""
 
-    name: str
+    name: str  # of the jitted function
     seconds: float
 
 
 class CompileCounter:
-    """Counts the programs handed to XLA, from construction to close().
-
-    JAX times `compile_or_get_cached` as one event, so a hit in the persistent cache counts like a compilation. Both
-    mean that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up.
-    """
+    """Counts the programs handed to XLA, from construction to close(), also those in the persistent cache. Each means
+    that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up."""
 
     def __init__(self):
         self.compilations: list[Compilation] = []
@@ -65,10 +62,7 @@ class CompileCounter:
 
 
 class PhaseTimer:
-    """Accumulates wall-clock seconds per named phase of a step, and records the peak memory after it.
-
-    Use it as `with timer("sample"): ...`, then call pop().
-    """
+    """Seconds of each phase of a step, and the peak memory after it: `with timer("sample"): ...`, then pop()."""
 
     def __init__(self):
         self._seconds: dict[str, float] = {}
@@ -76,7 +70,7 @@ class PhaseTimer:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a block. Blocks with the same name add up; a block that raises still counts."""
+        """Time a block. Blocks with the same name add up."""
         start = time.perf_counter()
         try:
             yield
@@ -85,7 +79,7 @@ class PhaseTimer:
             self._memory |= {f"memory/{name}_{kind}_gib": gib for kind, gib in memory_gib().items()}
 
     def pop(self) -> dict[str, float]:
-        """Return {"time/<name>_s": seconds since the last pop, "memory/<name>_<kind>_gib": peak as the phase ended}."""
+        """{"time/<name>_s": seconds since the last pop, "memory/<name>_<kind>_gib": peak as the phase ended}."""
         popped = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()} | self._memory
         self._seconds, self._memory = {}, {}
         return popped

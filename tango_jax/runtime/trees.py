@@ -1,4 +1,4 @@
-"""Names, shapes and fingerprints of the arrays in a tree, as checkpoints store and compare them."""
+"""Names, shapes, fingerprints and usable values of the arrays in a tree, as checkpoints store and check them."""
 
 import hashlib
 from typing import Any
@@ -6,6 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+# Norms square their input, and the square of anything above 1.8e19 overflows float32: a parameter near that limit is
+# the result of a diverged update, even though the number itself is finite.
+LARGEST = 1e18
+BROKEN_VALUES = f"values that are NaN, infinite or above {LARGEST:g}"
 
 
 def flatten_names(tree: Any) -> dict[str, Any]:
@@ -53,3 +58,31 @@ def _mixed_sum(leaf: jax.Array) -> jax.Array:
         place = place * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
     mixed = (bits ^ (place * np.uint32(0x9E3779B1))) * np.uint32(0x85EBCA77)
     return jnp.sum(mixed ^ (mixed >> 15), dtype=jnp.uint32)
+
+
+def first_not_finite(tree: Any) -> str | None:
+    """Return the slash-separated name of the first array with NaN, infinity or a magnitude above LARGEST, or None.
+
+    Every process must call this. The arrays are reduced where they reside; only one flag per array is fetched.
+    """
+    flat = {name: leaf for name, leaf in flatten_names(tree).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
+    flags = jax.device_get(_are_usable(list(flat.values())))
+    return next((name for name, is_usable in zip(flat, flags, strict=True) if not is_usable), None)
+
+
+@jax.jit
+def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
+    # In float32, since float16 cannot represent the limit. NaN compares false.
+    return [jnp.all(jnp.abs(leaf.astype(jnp.float32)) <= LARGEST) for leaf in leaves]
+
+
+def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
+    """Return arrays loaded from a checkpoint unchanged, after checking their values.
+
+    Raises:
+        ValueError: a value is NaN, infinite or absurdly large; `otherwise` tells the user what to do.
+    """
+    broken = first_not_finite(tree)
+    if broken is not None:
+        raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, so it cannot be used: {otherwise}")
+    return tree

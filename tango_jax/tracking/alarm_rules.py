@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.config import ROLES
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 
 # Where the verifier is measured: the beginning of the metrics' names, and how a message names it.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",

@@ -1,6 +1,6 @@
 """Where a run comes from: provenance.json in its workdir, and copies of the files that its settings name.
 
-    {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process_facts.py),
+    {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process.py),
                   "files": {key: sha256}, "weights": {key: digest}],
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
@@ -29,7 +29,7 @@ from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.manifest import sampled_digest
-from tango_jax.runtime.process_facts import LIBRARIES, process_facts
+from tango_jax.runtime.process import LIBRARIES, process_facts
 from tango_jax.runtime.user_code import Source, is_user_code, sources
 from tango_jax.text.templates import is_template_file
 from tango_jax.weights.from_hf import resolve_folder
@@ -51,7 +51,7 @@ _RESTORE = "restore it, or delete it: what the run was made with is then unknown
 class Provenance:
     """One start of a run. `begin` makes it; the run's log (loggers.py) writes it into the workdir."""
 
-    facts: dict[str, Any]  # see process_facts.py
+    facts: dict[str, Any]  # see runtime/process.py
     files: dict[str, Source]  # in the first process, which writes them
     weights: dict[str, str] = dataclasses.field(default_factory=dict)  # see `_weights`
     arm: dict[str, Any] | None = None  # see `stored_arm`

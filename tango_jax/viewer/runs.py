@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime.checks import local_path, read_json_object
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 

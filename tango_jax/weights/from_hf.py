@@ -20,7 +20,7 @@ from tango_jax.models.rotary import RopeScaling
 from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import read_json_object
-from tango_jax.runtime.finite import check_loaded
+from tango_jax.runtime.trees import check_loaded
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, IMAGE_PART, LAYOUTS, TEXT_PARTS, TEXT_PREFIX, Layout
 from tango_jax.weights.prompting import TEMPLATE_FILE

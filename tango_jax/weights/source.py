@@ -13,7 +13,7 @@ from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import local_path
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import typed_command
 from tango_jax.text import hf_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights import safetensors_files

@@ -132,7 +132,7 @@ def test_a_config_file_takes_arguments_by_name_and_completes_what_follows(argume
     (["--config.rl.gamma=-1"], ["rl.gamma=-1.0 must lie between 0.0 and 100.0"]),
     (["--config.task.data_seed=2", "--config.rl.gama=1", "--worksir=x"], [
         "unknown argument '--worksir=x'; did you mean --workdir? --help shows the usage",
-        "unknown config key 'rl.gama' in --config.rl.gama=1; did you mean rl.gamma?"]),
+        "unknown config key 'rl.gama'; did you mean rl.gamma?"]),
 ])  # fmt: skip
 def test_mistakes_in_such_arguments(arguments, more, messages, capsys):
     with pytest.raises(SystemExit) as stopped:

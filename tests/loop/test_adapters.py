@@ -4,9 +4,11 @@ import dataclasses
 import functools
 import json
 import shutil
+from collections import Counter
 
 import jax
 import numpy as np
+import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -21,12 +23,13 @@ from tango_jax.config import ROLES
 from tango_jax.loop import run
 from tango_jax.loop.imitation import sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_init_from
+from tango_jax.loop.resume import references_of, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
 from tango_jax.records import with_base
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import CheckpointError, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import save_config
@@ -442,10 +445,23 @@ def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
     policy = policies["verifier"]
     with pytest.raises(CheckpointError, match=r"has no part 'verifier/'; its top-level names are generator"):
         read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("verifier",))
-    steps = read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("generator",)).state.step
-    assert steps == len(trained)
+    state = read_state(tmp_path / "whole/checkpoints", policy.abstract_state(), part=("generator",)).state
+    assert state.step == len(trained)
+    turns = Counter("generator" if row["phase"] == "generator" else "verifier" for row in trained)
+    assert optax.tree.get(state.opt_state, "generator") == turns["generator"] > 0  # what the schedules count
+    assert optax.tree.get(state.opt_state, "verifier") == turns["verifier"] > 0
     ours, theirs = (open_workdir(tmp_path / "whole", role).load_params() for role in ROLES)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_one_policy_keeps_no_second_copy_of_what_it_starts_from(tmp_path):
+    config = load_config(str(CONFIGS / "tiny.py"), ["verifier.adapter=generator"])
+    policies = policies_of(config)
+    start = dict.fromkeys(ROLES, policies["generator"].init(np.zeros(2, np.uint32)).params)
+    references = references_of(policies, start, config)
+    assert references["generator"] is references["verifier"]  # with `mesh.offload`, each would have a copy
+    start_or_resume(policies, start, None, {}, Checkpointer(tmp_path), config)
+    assert start == {}
 
 
 def test_one_policy_rehearses_solutions_while_it_learns_to_judge():

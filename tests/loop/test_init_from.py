@@ -1,7 +1,5 @@
 """What `init_from` starts from: a stage 1 that is there, finished and within its gates, looked at before any work."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.manifest import MANIFEST
+from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.workdir import start_source
 
@@ -95,14 +94,33 @@ def test_a_finished_stage_one_is_a_start(source, step, meta, old, here):
     assert check_init_from(config) is None and config.to_dict() == before
 
 
+def store_arm(workdir, arm: str) -> None:
+    """What a run of this arm leaves of it; nothing of an arm without a name."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    if arm:
+        begin(load_config(TINY, [f"arm={arm}"]), workdir, Console(enabled=False)).keep(workdir)
+
+
+def own_arm(folder, is_one_policy: bool) -> str:
+    (folder / "own.py").write_text(
+        "import dataclasses\nfrom tango_jax.method.arms import ARMS\n"
+        f"mine = dataclasses.replace(ARMS['tango'], label='mine', is_one_policy={is_one_policy})\n")
+    return f"{folder}/own.py:mine"
+
+
 @pytest.mark.parametrize("old, here, is_refused", [
     ("tango", ("arm=self_verify",), True),
     ("grpo", ("verifier.adapter=generator",), True),
     ("second_try", ("arm=self_verify",), False),
     ("tango", ("arm=grpo",), False),
+    ("an own arm of two policies", ("arm=self_verify",), True),
+    ("an own arm of one policy", ("arm=self_verify",), False),
 ])
 def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refused):
     """It would go on from the verifier's parameters alone, which have not learned to solve."""
+    if old.startswith("an own arm"):
+        old = own_arm(tmp_path, is_one_policy="one policy" in old)
+    store_arm(tmp_path / "source", old)
     save_config(load_config(TINY, [f"arm={old}"]), tmp_path / "source/config.json")
     workdir, state = source(settings=False), {"params": {"weight": np.ones(2, np.float32)}}
     Checkpointer(workdir / "sft/verifier/checkpoints").save(LENGTH, state, {"heldout_loss": 0.4})
@@ -118,11 +136,11 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
     ("meta_judged", "taught_verifier", "verifier", ", which has no examples of informed"),
     ("taught_verifier", "taught_verifier", "verifier", ""),
     ("second_try", "grpo", "generator", ""),
-    ("self_verify", "second_try", "generator", ", which has no examples of second_solution"),
-    ("own.py:ARM", "second_try", "generator", ""),  # it is not known what that rehearsed
+    ("self_verify", "second_try", "generator", ", which has no examples of second_try"),
+    ("", "second_try", "generator", ""),  # a run of another version, which has not stored what its stage 1 taught
 ])
 def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, role, said):
-    (tmp_path / "config.json").write_text(json.dumps({"arm": old}))
+    store_arm(tmp_path, old)
     assert what_it_lacks(load_config(TINY, [f"arm={here}"]), role, str(tmp_path)) == said
 
 

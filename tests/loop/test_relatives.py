@@ -6,21 +6,22 @@ import json
 import jax
 import numpy as np
 import pytest
-from tango_jax.loop.responses import CALL_TEXTS
-from tango_jax.rl.informed import informed_prompts
 
 from support.paths import CONFIGS
+from support.policies import policies_of
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
-from tango_jax.loop import measure, run, turn
+from tango_jax.loop import run, turn
 from tango_jax.loop.imitation import sft_pairs
+from tango_jax.loop.turn import PolicyWork
 from tango_jax.method.arms import ARMS
-from tango_jax.records import Judged, Problem, Solution, Verification
-from tango_jax.rl.policy import make_policies
+from tango_jax.method.load import load_method
+from tango_jax.method.texts import build_prompts
+from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
-from tango_jax.text.templates import GENERATOR_MATH, VERIFIER_MATH, second_try_prompt, with_earlier
+from tango_jax.text.prompts import INFORMED, JUDGE, PROMPTS, SECOND_JUDGEMENT, SECOND_TRY, SOLVE, prompt_ids
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import charts
@@ -37,15 +38,23 @@ def config_of(arm: str, *overrides: str):
 
 @pytest.fixture
 def every_other(monkeypatch):
-    """Models that know nothing reject nothing: every other solution is tried again whatever the verdict."""
-    for module in (turn, measure):
-        monkeypatch.setitem(module.ABOUT, "rejected", lambda judged, _: np.arange(len(judged.records))[::2])
+    """Models that know nothing reject nothing: here every other solution is rejected whatever they say."""
+    read = turn.read_responses
+
+    def read_responses(prompt, *args):
+        records, counts = read(prompt, *args)
+        if prompt is JUDGE:
+            records = [dataclasses.replace(one, verdict="CORRECT" if row % 2 else "INCORRECT")
+                       for row, one in enumerate(records)]  # fmt: skip
+        return records, counts
+
+    monkeypatch.setattr(turn, "read_responses", read_responses)
 
 
 @pytest.mark.parametrize("arm", RELATIVES)
 def test_a_resumed_run_is_the_same_to_the_bit(arm, every_other, tmp_path):
     config = config_of(arm)
-    policies = make_policies(config)
+    policies = policies_of(config)
     run.run_or_resume(config, tmp_path / "whole", SILENT, policies)
     with pytest.raises(hosts.Preempted):
         run.run_or_resume(config, tmp_path / "stopped", SILENT, policies, preemption=StopAfter(8))
@@ -59,14 +68,14 @@ def test_a_resumed_run_is_the_same_to_the_bit(arm, every_other, tmp_path):
 
 
 def test_the_teacher_stays_what_the_verifier_began_as(monkeypatch, tmp_path):
-    seen, scores = [], turn.teacher_scores
+    seen, scores = [], PolicyWork.reference_logps
 
-    def noted(teacher, policy, reference_fn, learner, is_action_BT):
-        if teacher:
-            seen.append(jax.device_get(reference_fn()))
-        return scores(teacher, policy, reference_fn, learner, is_action_BT)
+    def noted(work, responses, prompt):
+        assert prompt is INFORMED and responses.role == "verifier"
+        seen.append(jax.device_get(work.context.references["verifier"]()))
+        return scores(work, responses, prompt)
 
-    monkeypatch.setattr(turn, "teacher_scores", noted)
+    monkeypatch.setattr(PolicyWork, "reference_logps", noted)
     run.run_or_resume(config_of("taught_verifier"), tmp_path, SILENT)
     assert len(seen) == 4
     jax.tree.map(np.testing.assert_array_equal, seen[0], seen[-1])
@@ -79,15 +88,15 @@ def check_what_is_shown(arm: str, workdir, rows: list[dict]) -> None:
     solved = [row for row in dumped if row["role"] == "generator"]
     if arm == "second_try":
         turns = [row for row in rows if row["phase"] == "generator"]
-        assert [row["second_solution/share"] for row in turns] == [0.5] * 6
-        assert all(row["second_solution/tokens_sampled"] > 0 for row in turns)
+        assert [row["second_try/share"] for row in turns] == [0.5] * 6
+        assert all(row["second_try/tokens_sampled"] > 0 for row in turns)
         # Rows of 4 problems with 2 samples; every other one has a second try with its own reward and advantage.
-        assert ["second_solution" in row for row in solved] == [b % 2 == 0 for b in range(8)] * 6
-        second = solved[0]["second_solution"]
+        assert ["second_try" in row for row in solved] == [b % 2 == 0 for b in range(8)] * 6
+        second = solved[0]["second_try"]
         assert second["reward"]["terms"][-1]["name"] == "improvement" and second["advantage"]["total"]
         evaluated = [row for row in dumped if row["role"] == "evaluation"]
-        assert any("second_solution" in row and row["second_solution"]["text"] is not None for row in evaluated)
-        assert all("second_solution/eval_final_accuracy" in row for row in read_metrics(workdir / "metrics.jsonl")
+        assert any("second_try" in row and row["second_try"]["text"] is not None for row in evaluated)
+        assert all("second_try/eval_final_accuracy" in row for row in read_metrics(workdir / "metrics.jsonl")
                    if row["phase"] == "eval")  # fmt: skip
         [run_shown] = find_runs([workdir])
         shown = {item["title"]: [trace["name"] for trace in item["traces"]] for item in charts.training(run_shown)}
@@ -108,10 +117,16 @@ def made():
 
     def make(arm: str):
         config = config_of(arm)
-        policies = make_policies(config)
-        return policies, make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+        policies = policies_of(config)
+        return policies, task_of(config, {role: policy.tokenizer for role, policy in policies.items()})
 
     return make
+
+
+def task_of(config, tokenizers=None):
+    """The task of a run, whose stage 1 has examples of every prompt of its method."""
+    method = load_method(config)
+    return make_task(config, tokenizers or {}, {role: method.further_prompts(role) for role in ("generator", "verifier")})
 
 
 def solved(task, index: int = 0) -> Solution:
@@ -126,51 +141,58 @@ def test_only_the_teacher_sees_the_answer(made):
     verifier, solution = policies["verifier"], solved(task)
     hidden = dataclasses.replace(solution, problem=dataclasses.replace(solution.problem, answer="qqzzqq"))
     said = Verification("#1 reads a, says a", (True,), "INCORRECT", 1.0, True, ("#1 reads a, says a",))
-    informed = verifier.tokenizer.decode(informed_prompts(verifier, [hidden])[0][0])
-    assert "qqzzqq" in informed
-    parents = {"generator": hidden.problem, "verifier": hidden, "second_solution": Judged(hidden, said),
-               "second_judgement": Judged(hidden, said)}  # fmt: skip
-    assert parents.keys() == CALL_TEXTS.keys()
-    for name, parent in parents.items():
-        policy = policies["generator" if name in ("generator", "second_solution") else "verifier"]
-        text = policy.tokenizer.decode(CALL_TEXTS[name].prompts(policy, [parent])[0][0])
-        assert text and "qqzzqq" not in text, name
+    said = dataclasses.replace(said, of=hidden)
+    assert "qqzzqq" in text_of(verifier, INFORMED, hidden)
+    parents = {SOLVE: hidden.problem, JUDGE: hidden, SECOND_TRY: said, SECOND_JUDGEMENT: said}
+    assert set(parents) == {*PROMPTS.values()} - {INFORMED}
+    for prompt, parent in parents.items():
+        text = text_of(policies[prompt.role], prompt, parent)
+        assert text and "qqzzqq" not in text, prompt.name
+    sampled = {call.prompt for arm in ARMS for rehearsal in load_method(config_of(arm)).rehearsals.values()
+               for call in rehearsal.calls.values()}  # fmt: skip
+    assert sampled == set(parents)
+
+
+def text_of(policy, prompt, parent) -> str:
+    [ids], _ = build_prompts(policy, prompt, [parent])
+    return policy.tokenizer.decode(ids)
 
 
 def test_further_prompts_hold_the_earlier_texts(made):
     policies, task = made("second_try")
     solution = solved(task)
-    said = Verification("#1 reads a, says b", (False,), "INCORRECT", 1.0, True, ("#1 reads a, says b",))
-    (second,), counts = CALL_TEXTS["second_solution"].prompts(policies["generator"], [Judged(solution, said)])
-    text = policies["generator"].tokenizer.decode(second)
+    said = Verification("#1 reads a, says b", (False,), "INCORRECT", 1.0, True, ("#1 reads a, says b",), of=solution)
+    text = text_of(policies["generator"], SECOND_TRY, said)
     assert text == f"{solution.problem.question}\n{solution.text}\n{said.text}\n"
-    assert counts == {"second_solution/prompts_shortened": 0, "second_solution/shortened_rate": 0}
-    (again,), _ = CALL_TEXTS["second_judgement"].prompts(policies["verifier"], [Judged(solution, said)])
-    text = policies["verifier"].tokenizer.decode(again)
+    assert build_prompts(policies["generator"], SECOND_TRY, [said])[1] == [False]  # not cut
+    text = text_of(policies["verifier"], SECOND_JUDGEMENT, said)
     assert text == f"{solution.problem.question}\n{solution.text}\n{said.text}\n1\n"
 
 
 def test_a_template_in_words_has_them_in_words():
-    problem = Problem("p", "What is 1 + {earlier}?", "SECRET")
-    second = with_earlier(GENERATOR_MATH, "second_solution", problem, "TRY").question
-    assert second.startswith("What is 1 + {earlier}?\n") and "TRY" in second and "SECRET" not in second
-    informed = with_earlier(VERIFIER_MATH, "informed", problem)
-    assert "SECRET" in informed.question and informed.answer == "SECRET"
-    assert "SECRET" not in with_earlier(VERIFIER_MATH, "second_judgement", problem).question
+    problem = Problem("p", "What is 1 + {text}?", "SECRET")
+    said = Verification("SAID", (True,), "INCORRECT", 1.0, True, ("SAID",),
+                        of=Solution(problem, "TRY", ("TRY",), (), 1.0, True, None))  # fmt: skip
+    second = SECOND_TRY.fields(said, False)
+    question = second.question(second.text)
+    assert question.startswith("What is 1 + {text}?\n") and "TRY\nSAID" in question and "SECRET" not in question
+    informed = INFORMED.fields(said.of, False)
+    assert "SECRET" in informed.question and informed.text == "TRY"
+    assert "SECRET" not in str(SECOND_JUDGEMENT.fields(said, False))
 
 
 def test_a_second_prompt_that_is_too_long_is_cut_and_never_fails(made):
     policies, task = made("second_try")
     generator, solution = policies["generator"], solved(task)
-    earlier = "a" * 300
+    said = Verification("a" * 300, (), "INVALID", 1.0, True, (), of=solution)
     for limit in (len(solution.problem.question), 40, 104):
         limit += 2
-        ids, is_cut = second_try_prompt(generator.template, generator.tokenizer, solution.problem, earlier, limit)
+        ids, is_cut = prompt_ids(SECOND_TRY, generator.template, generator.tokenizer, said, limit)
         assert is_cut and len(ids) <= limit
 
 
 @pytest.mark.parametrize("arm, role, text", [
-    ("second_try", "generator", "second_solution"), ("taught_verifier", "verifier", "informed"),
+    ("second_try", "generator", "second_try"), ("taught_verifier", "verifier", "informed"),
     ("meta_judged", "verifier", "second_judgement")])  # fmt: skip
 @pytest.mark.parametrize("task_name", ["last_letter", "state_tracking"])
 def test_stage_one_has_examples_of_every_prompt(made, arm, role, text, task_name):
@@ -180,9 +202,9 @@ def test_stage_one_has_examples_of_every_prompt(made, arm, role, text, task_name
                        "task.test_swaps=(1,2)")  # fmt: skip
     plain = make_task(config_of("tango", f"task.name={task_name}", "task.sft_swaps=(1,2)", "task.rl_swaps=(1,2)",
                                 "task.test_swaps=(1,2)"), {})  # fmt: skip
-    task = make_task(config, {})
+    task = task_of(config)
     examples = [task.sft_example(role, "train", index) for index in range(60)]
-    assert [example.text for example in examples] == ["", text] * 30
+    assert [example.prompt for example in examples] == ["", text] * 30
     assert examples[::2] == [plain.sft_example(role, "train", index) for index in range(30)]
     further = examples[1::2]
     gold = [plain.gold_steps(one.problem, blocks(one.solution)) for one in further]
@@ -193,7 +215,7 @@ def test_stage_one_has_examples_of_every_prompt(made, arm, role, text, task_name
         assert all(one.verification for one in further)
     if text == "second_judgement":  # remarks that misread are there, and are rejected
         assert {"INCORRECT" in one.response for one in further} == {True, False}
-    if text == "second_solution":
+    if text == "second_try":
         before = [all(labels) for labels in gold]
         after = [all(plain.gold_steps(one.problem, blocks(one.response))) for one in further]
         assert any(late and not early for early, late in zip(before, after, strict=True))
@@ -209,6 +231,6 @@ def test_examples_of_every_prompt_fit_where_there_is_room(made):
 
 
 def test_arms_with_further_prompts_say_so_in_their_stage_one():
-    kinds = {name: arm.stage_one_kind for name, arm in ARMS.items() if arm.stage_one_kind}
-    assert kinds == {"self_verify": "one_policy", "no_labels": "one_policy", "second_try": "one_policy,second_solution",
+    kinds = {name: kind for name in ARMS if (kind := load_method(config_of(name)).stage_one_kind)}
+    assert kinds == {"self_verify": "one_policy", "no_labels": "one_policy", "second_try": "one_policy,second_try",
                      "taught_verifier": "informed", "meta_judged": "second_judgement"}  # fmt: skip

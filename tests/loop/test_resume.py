@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from support.paths import CONFIGS
+from support.policies import policies_of
 from support.processes import finish, wait_for
 from support.tiny_train import LAST_TURN, TinyTrain, repeatable_rows
 from tango_jax import train
 from tango_jax.cli.command_line import load_config
-from tango_jax.rl.policy import make_policies
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.tracking.metrics import read_metrics
 
@@ -26,7 +26,7 @@ ROLES = ("generator", "verifier")
 @pytest.fixture(scope="module")
 def abstract_states(tiny_train) -> dict:
     """Shapes of what a checkpoint holds."""
-    policies = make_policies(load_config(str(CONFIGS / "tiny.py"), tiny_train.overrides))
+    policies = policies_of(load_config(str(CONFIGS / "tiny.py"), tiny_train.overrides))
     return {role: jax.eval_shape(policy.init, np.zeros(2, np.uint32)) for role, policy in policies.items()}
 
 
@@ -42,7 +42,7 @@ def assert_same_results(workdir: Path, expected: Path, abstract_states: dict) ->
     assert summaries[0] | {"wall_seconds": 0} == summaries[1] | {"wall_seconds": 0}
     saved = [read_state(folder / "checkpoints", abstract_states) for folder in (workdir, expected)]
     assert saved[0].step == saved[1].step == LAST_TURN
-    for name in ("turn", "cursors", "label_counts", "evidence", "passes", "source_fingerprint"):
+    for name in ("turn", "cursors", "label_counts", "evidence", "passes", "own", "source_fingerprint"):
         assert saved[0].meta[name] == saved[1].meta[name]
     for (path, array), other in zip(jax.tree_util.tree_leaves_with_path(saved[0].state),
                                     jax.tree.leaves(saved[1].state), strict=True):

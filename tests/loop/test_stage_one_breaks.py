@@ -160,6 +160,71 @@ def test_the_gate(policies, tmp_path, monkeypatch, loss, passes):
                 run(monkeypatch, policies["generator"], tmp_path, heldout={6: loss}, max_heldout_loss=2.0)
 
 
+class Killed(BaseException):
+    """As SIGKILL during a step: nothing is saved any more."""
+
+
+def killed_at(step):
+    """A preemption that ends the process in place of the given step's check."""
+    steps = iter(range(1, 100))
+
+    def is_due():
+        if next(steps) == step:
+            raise Killed
+        return False
+
+    return SimpleNamespace(**vars(NEVER) | {"is_due": is_due})
+
+
+def test_it_saves_by_time_as_well_and_goes_on_from_there(policies, tmp_path, monkeypatch):
+    policy, lines = policies["generator"], []
+    monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
+    monkeypatch.setattr(stage_one, "SAVE_S", -1.0)  # overdue after every step
+    monkeypatch.setattr(stage_one, "SAVE_SHARE", -1.0)
+    script = dict(losses={2: 0.5, 4: 0.25}, heldout={2: 3.0, 4: 2.0}, checkpoint_every=1000, eval_every=4)
+    with pytest.raises(Killed):
+        run(monkeypatch, policy, tmp_path / "killed", preemption=killed_at(3), **script)
+    assert saved(tmp_path / "killed") == [1, 2]
+    ended = run(monkeypatch, policy, tmp_path / "killed", **script)
+    assert any(line.endswith("resuming at step 2/6") for line in lines)
+    monkeypatch.setattr(stage_one, "SAVE_S", float("inf"))
+    expected = run(monkeypatch, policy, tmp_path / "whole", **script)
+    assert saved(tmp_path / "whole") == [6] and float(ended["weight"][0]) == float(expected["weight"][0])
+    rows, wanted = (read_metrics(tmp_path / name / "sft/generator/metrics.jsonl") for name in ("killed", "whole"))
+    assert rows == wanted and [row["step"] for row in rows] == [4, 6]
+
+
+def test_it_says_that_it_begins_again_where_nothing_was_saved(policies, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
+    with pytest.raises(Killed):
+        run(monkeypatch, policies["generator"], tmp_path, preemption=killed_at(2))
+    assert saved(tmp_path) == [] and not any("begins again" in line for line in lines)
+    run(monkeypatch, policies["generator"], tmp_path)
+    assert "stage 1: the attempt before this one saved no checkpoint; it begins again at step 1" in lines
+
+
+def test_a_save_that_takes_long_is_not_repeated_at_once(policies, tmp_path, monkeypatch):
+    """The clock is typed by hand: a step takes 100 s, a save 30 s; the next is due 600 s after it."""
+    now = [0.0]
+
+    def update(self, policy, make=Scripted.make):
+        jitted = make(self, policy)
+
+        def slow(*args):
+            now[0] += 100.0
+            return jitted.update(*args)
+
+        return jitted._replace(update=slow)
+
+    save = Checkpointer.save
+    monkeypatch.setattr(Scripted, "make", update)
+    monkeypatch.setattr(Checkpointer, "save", lambda *args: (save(*args), now.append(now.pop() + 30.0)))
+    monkeypatch.setattr(stage_one.time, "monotonic", lambda: now[0])
+    run(monkeypatch, policies["generator"], tmp_path, keep=20, steps=17, checkpoint_every=1000, eval_every=1000)
+    assert saved(tmp_path) == [2, 9, 16, 17]
+
+
 # ------------------------------------------------------------------------------------------ the model, the command line
 
 

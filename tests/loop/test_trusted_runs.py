@@ -1,17 +1,16 @@
-"""Runs whose verifier is asked about a part of the solutions: what equals GRPO, and what a resumption keeps."""
+"""Runs whose verifier judges a part of the solutions: what equals GRPO, and what a resumption keeps."""
 
 import numpy as np
 import pytest
 
 from support.paths import CONFIGS
+from support.policies import policies_of
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import run
-from tango_jax.loop import turn as turn_module
-from tango_jax.rl import trust
-from tango_jax.rl.policy import make_policies
-from tango_jax.runtime import hosts
+from tango_jax.method import trust
+from tango_jax.runtime import hosts, termination
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
@@ -28,7 +27,7 @@ def config_of(*overrides: str):
 @pytest.fixture(scope="module")
 def train():
     """`run_or_resume` in silence. What is compiled is compiled once: neither trust nor the arm changes a policy."""
-    policies = make_policies(config_of())
+    policies = policies_of(config_of())
 
     def run_of(config, workdir, preemption=None):
         return run.run_or_resume(config, workdir, SILENT, policies, preemption)
@@ -67,7 +66,40 @@ def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted, tr
     assert repeatable_rows(folder / "stopped/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
 
 
-def test_the_dump_says_who_was_asked(folder, train):
+class StopWhileSampling(hosts.Preemption):
+    """As if SIGTERM came while a run samples, when no response has ended, for the given time, counted from 0."""
+
+    def __init__(self, number, monkeypatch):
+        super().__init__(is_watching=False)
+        self._is_watching, self.left = True, number
+        monkeypatch.setattr(termination, "is_requested", lambda: self.left < 0)
+        monkeypatch.setattr(termination, "hold", lambda: None)
+        monkeypatch.setattr(termination, "release", lambda: None)
+
+    def ends_sampling(self, show_fn):
+        show = super().ends_sampling(show_fn)
+
+        def count(part):
+            self.left -= part.startswith("0 of ")
+            show(part)
+
+        return count
+
+
+@pytest.mark.parametrize("number", [0, 6, 9, 15])
+def test_a_turn_that_is_told_to_stop_while_it_samples_is_repeated(doubted, train, tmp_path, monkeypatch, number):
+    """In an evaluation or a turn, before the first turn or after it; every turn that has ended is saved."""
+    config = config_of("rl.trust=(0.999,1)", "rl.judge=silent")
+    with monkeypatch.context() as patch, pytest.raises(hosts.Preempted):
+        train(config, tmp_path / "run", preemption=StopWhileSampling(number, patch))
+    ended = [row["step"] for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["phase"] != "eval"]
+    found = peek_meta(tmp_path / "run/checkpoints")
+    assert (found.step if found else 0) == max(ended, default=0) < 10
+    train(config, tmp_path / "run")
+    assert repeatable_rows(tmp_path / "run/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
+
+
+def test_the_dump_says_which_solutions_were_judged(folder, train):
     train(config_of("rl.judge=failed"), folder / "failed")
     rows = [row for row in read_rollouts(folder / "failed/rollouts") if row["role"] == "generator"]
     groups: dict[tuple, list[dict]] = {}
@@ -96,12 +128,11 @@ def test_practice_goes_on_with_what_was_counted(folder, train):
 
 
 def test_a_warm_up_that_ends_sooner_leaves_the_later_turns_their_numbers(folder, train, monkeypatch):
-    """The measure itself is tested in tests/rl/test_trust.py; here it says after the second turn that it is enough."""
-    def reached(rl, turn, counters):
-        return {"verifier/warmup_trust": float(turn.index == 1)} if turn.phase == "warmup" else {}
+    """The measure itself is tested in tests/method/test_trust.py; here it says after the second turn that it is enough."""
+    def reached(rl, place, memory):
+        return {"verifier/warmup_trust": float(place.index == 1)} if place.phase == "warmup" else {}
 
-    for module in (trust, turn_module):
-        monkeypatch.setattr(module, "warmup_metrics", reached)
+    monkeypatch.setattr(trust, "warmup_metrics", reached)
     config = config_of("rl.trust=(0.4,0.55)", "rl.warmup_until=0.5", "rl.warmup_steps=5", "checkpoint.every=4")
     train(config, folder / "sooner")
     rows = read_metrics(folder / "sooner/metrics.jsonl")

@@ -14,7 +14,7 @@ from tango_jax.planning.measured import PHASES, beside, open_run
 from tango_jax.planning.targets import Shares
 from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths, response_lengths
-from tango_jax.runtime.process_facts import cpu_model
+from tango_jax.runtime.process import cpu_model
 from tango_jax.tracking.run_config import keep_config
 
 LENGTHS = {"generator": Lengths(30, 20.0), "verifier": Lengths(40, 39.0)}

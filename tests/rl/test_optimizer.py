@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tango_jax.config import optimizer_config
@@ -59,3 +60,26 @@ def test_clipping_and_decoupled_weight_decay():
     updates, _ = update({"a": jnp.array([0.3]), "b": jnp.array([0.4])}, optimizer.init(params), params)
     np.testing.assert_allclose(updates["a"], [-0.1 * (0.2307692 + 1)], rtol=1e-5)
     np.testing.assert_allclose(updates["b"], [-0.1 * (0.2857143 - 0.5)], rtol=1e-5)
+
+
+def test_the_schedules_of_one_policy_count_the_updates_of_each_role():
+    settings = optimizer_settings(warmup_steps=2, weight_decay=0.0)
+    optimizers = {role: make_optimizer(settings, shared_by=role) for role in ("generator", "verifier")}
+    params, gradient = {"a": jnp.zeros(1)}, {"a": jnp.ones(1)}
+    state, rates = optimizers["generator"].init(params), []
+    for role in ("verifier", "verifier", "verifier", "generator", "verifier", "generator", "generator"):
+        updates, state = optimizers[role].update(gradient, state, params)
+        rates.append(-float(updates["a"][0]))  # Adam's direction is 1 where all gradients are equal
+    np.testing.assert_allclose(rates, [0.0, 0.05, 0.1, 0.0, 0.1, 0.05, 0.1], atol=1e-6)
+
+
+def test_two_policies_have_the_states_and_updates_of_optax():
+    settings = optimizer_settings(schedule="cosine", warmup_steps=1, decay_steps=4)
+    ours = make_optimizer(settings)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate(settings), weight_decay=0.01))
+    params, gradient = {"a": jnp.array([2.0, -1.0])}, {"a": jnp.array([0.3, -0.1])}
+    states = [optimizer.init(params) for optimizer in (ours, theirs)]
+    for _ in range(5):
+        (one, states[0]), (other, states[1]) = (optimizer.update(gradient, state, params)
+                                                for optimizer, state in zip((ours, theirs), states, strict=True))
+        jax.tree.map(np.testing.assert_array_equal, (one, states[0]), (other, states[1]))

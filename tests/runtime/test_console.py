@@ -100,26 +100,6 @@ def test_short_steps_have_no_lines_besides_their_own(log, clock):
     assert not [line for line in lines(log) if "so far" in line or "since" in line]
 
 
-def test_what_is_said_of_the_end_when_told_to_stop(log, clock):
-    console = Console(stream=log, clock=clock)
-    assert console.when_stopping() == "will save and stop after this step"
-    with console.stage("RL", total=9) as stage:
-        stage.begin("turn 1")
-        clock.now += 100.0
-        assert console.when_stopping() == "will save and stop after this step (turn 1)"  # nothing to go by yet
-        for seconds in (100.0, 40.0, 60.0, 50.0):  # the first includes compiling
-            clock.now += seconds
-            stage.advance(phase="turn")
-        assert console.when_stopping() == "will save and stop after this step, at the latest in about 1 min 00 s"
-        stage.begin("evaluation")
-        clock.now += 15.0
-        assert console.when_stopping() == (
-            "will save and stop after this step (evaluation), at the latest in about 45.0 s")  # fmt: skip
-        clock.now += 45.0
-        assert console.when_stopping() == "will save and stop after this step (evaluation)"
-    assert Console(enabled=False).when_stopping() == ""
-
-
 class Signalling(io.StringIO):
     """Sets an event when it is written to, and may be full."""
 

@@ -190,13 +190,11 @@ def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capfd):
     assert message == f"interrupted; the same command resumes from the last checkpoint in {tmp_path}"
     with (
         pytest.raises(SystemExit) as stopped,
-        runtime.session(default_config(), tmp_path) as console,
-        console.stage("RL", total=9) as stage,
+        runtime.session(default_config(), tmp_path),
     ):
         monkeypatch.setattr(termination._watch, "is_held", True)
-        stage.begin("evaluation")
         os.kill(os.getpid(), signal.SIGINT)
-        assert "interrupted: will save and stop after this step (evaluation); press Ctrl-C" in capfd.readouterr().err
+        assert "interrupted: will save and stop, at the latest after this step; press" in capfd.readouterr().err
         assert termination.is_requested()
         raise hosts.Preempted
     assert stopped.value.code == failures.INTERRUPTED == 130
@@ -209,3 +207,19 @@ def test_only_what_a_user_can_mend_is_a_mistake():
     lost = "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
     errors = [ValueError("rl.gamma=-1 must be at least 0"), ValueError(lost), RuntimeError(lost), OSError(5, "I/O")]
     assert [failures.exit_code(error) for error in errors] == [2, 1, 1, 1]
+
+
+def test_xla_does_not_ask_a_cpus_user_for_a_bug_report(monkeypatch):
+    """It does after two minutes of one compilation. What the environment asks for is left alone."""
+    config = default_config()
+    config.compile_cache = ""
+    before = jax.config.jax_logging_level
+    try:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+        runtime.configure(config)
+        assert jax.config.jax_logging_level == before
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+        runtime.configure(config)
+        assert jax.config.jax_logging_level == "CRITICAL"
+    finally:
+        jax.config.update("jax_logging_level", before)

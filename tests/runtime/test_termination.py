@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: at once where nothing is to be saved, and once it is saved where something is."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import tango_jax
 from support.paths import ROOT
 from support.processes import HANG_S, finish, wait_for
+from tango_jax.runtime.termination import PARENT_VARIABLE
 from torture.terms import is_watching
 
 
@@ -32,16 +34,6 @@ def test_the_signal_ends_a_process_that_has_nothing_to_save():
     assert done.stderr == "told to stop (SIGTERM): everything is saved; run the same command again to resume\n"
 
 
-def test_the_signal_does_not_wait_for_c_code_to_return():
-    """As in XLA's compiler: Python's own handler would run after it."""
-    done = run_python("""
-        import hashlib, threading
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # an hour without an interruption
-    """)
-    assert done.returncode == 75
-
-
 def test_the_signal_is_held_back_until_all_is_saved():
     done = run_python("""
         termination.hold()
@@ -52,24 +44,35 @@ def test_the_signal_is_held_back_until_all_is_saved():
     """)
     assert (done.returncode, done.stdout) == (75, "True saving\n")
     assert done.stderr.splitlines() == [
-        "told to stop (SIGTERM): will save and stop after this step",
+        "told to stop (SIGTERM): will save and stop, at the latest after this step",
         "told to stop (SIGTERM): everything is saved; run the same command again to resume",
     ]
 
 
-@pytest.mark.parametrize("when, said", [("stops at noon", ["told to stop (SIGTERM): stops at noon"]), ("", [])])
-def test_a_signal_that_is_held_back_says_once_when_it_will_end(when, said):
-    """An empty text is what a process says that leaves it to another."""
-    done = run_python(f"""
+def test_a_signal_that_is_held_back_says_once_when_it_will_end():
+    done = run_python("""
         termination.hold()
-        termination.announce(lambda: {when!r})
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         os._exit(0)
     """)
-    interrupted = [f"interrupted: {when}; press Ctrl-C again to stop without saving"] if when else []
-    assert done.stderr.splitlines() == said + interrupted
+    assert done.stderr.splitlines() == [
+        "told to stop (SIGTERM): will save and stop, at the latest after this step",
+        "interrupted: will save and stop, at the latest after this step; press Ctrl-C again to stop without saving",
+    ]
+
+
+def test_one_process_of_several_speaks():
+    done = run_python("""
+        termination.watch(is_silent=True)
+        termination.hold()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        print(termination.is_requested())
+        os._exit(0)
+    """)
+    assert done.stderr == ""
 
 
 def test_ctrl_c_is_an_exception_where_nothing_is_to_be_saved():
@@ -94,7 +97,7 @@ def test_ctrl_c_waits_until_all_is_saved():
     """)
     assert (done.returncode, done.stdout) == (0, "True True\nsaved\n")
     assert done.stderr == (
-        "interrupted: will save and stop after this step; press Ctrl-C again to stop without saving\n")  # fmt: skip
+        "interrupted: will save and stop, at the latest after this step; press Ctrl-C again to stop without saving\n")
 
 
 def test_a_second_ctrl_c_waits_for_nothing():
@@ -129,7 +132,7 @@ def test_ctrl_c_during_the_imports_ends_with_one_line():
 def test_sigterm_during_the_imports_claims_nothing():
     done = run_python("termination.watch(is_starting=True)\nos.kill(os.getpid(), signal.SIGTERM)\nprint(1, flush=True)")
     assert (done.returncode, done.stdout) == (75, "")
-    assert done.stderr == "told to stop (SIGTERM) before anything was done; run the same command again\n"
+    assert done.stderr == "told to stop (SIGTERM) before anything was done; run the same command again to resume\n"
 
 
 def test_ctrl_c_is_left_to_whoever_has_it():
@@ -198,3 +201,56 @@ def test_a_run_that_compiles_ends_at_once(tiny_train, tmp_path):
     assert done.code == 75, done.stderr
     assert "Traceback" not in done.stderr and "Stage 2" not in done.stdout
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+# ------------------------------------------------------------------------------------------ a command's workers
+
+
+CHILD = """
+import os, time
+from tango_jax.runtime import termination
+termination.watch()
+termination.end_with_parent()
+assert termination.PARENT_VARIABLE not in os.environ
+print(os.getpid(), flush=True)
+time.sleep(1000)
+"""
+PARENT = """
+import os, subprocess, sys, time
+environment = os.environ | {%r: str(os.getpid())}
+subprocess.Popen([sys.executable, "-c", %r], env=environment, stderr=open(sys.argv[1], "w"))
+time.sleep(1000)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path):
+    program = PARENT % (PARENT_VARIABLE, CHILD)
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "stderr")], stdout=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    assert is_alive(child)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not is_alive(child), "the end of the child")
+    assert (tmp_path / "stderr").read_text().startswith("told to stop (SIGTERM)")
+
+
+def test_a_process_that_nobody_else_started_goes_on():
+    """Without the variable there is nothing to end with."""
+    environment = {name: value for name, value in os.environ.items() if name != PARENT_VARIABLE}
+    process = subprocess.Popen([sys.executable, "-c", CHILD], env=environment, stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        time.sleep(1.5)  # longer than it would take to notice
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG_S) == 75
+    finally:
+        process.kill()

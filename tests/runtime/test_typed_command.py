@@ -7,8 +7,7 @@ import pytest
 
 from support.paths import ROOT
 from tango_jax.cli.arguments import Parser
-from tango_jax.runtime.failures import describe
-from tango_jax.runtime.typed_command import typed_command
+from tango_jax.runtime.failures import describe, typed_command
 
 PACKAGE = ROOT / "tango_jax"
 
@@ -36,4 +35,4 @@ def test_no_message_names_a_command_by_itself():
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
         found += [f"{path.relative_to(ROOT)}:{node.lineno}" for node in texts
                   if "python -m tango_jax." in node.value and id(node) not in docstrings]  # fmt: skip
-    assert [place.split(":")[0] for place in found] == ["tango_jax/runtime/typed_command.py"]
+    assert [place.split(":")[0] for place in found] == ["tango_jax/runtime/failures.py"]

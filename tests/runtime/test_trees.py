@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tango_jax.runtime.finite import LARGEST, first_not_finite
+from tango_jax.runtime.trees import LARGEST, first_not_finite
 
 
 def tree(dtype, value=0.0) -> dict:

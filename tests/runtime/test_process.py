@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tango_jax.runtime import process_facts as facts
+from tango_jax.runtime import process as facts
 
 
 @pytest.fixture(autouse=True)
