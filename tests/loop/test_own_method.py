@@ -24,11 +24,10 @@ METHOD = """
 import dataclasses
 from tango_jax.method.arms import ARMS
 from tango_jax.cli.config_file import load_shipped
-from tango_jax.rl import credit
-def my_credit(so_far):
-    return credit.outcome_credit(so_far)
-plan = dataclasses.replace(ARMS["grpo"].turns["generator"], credit=my_credit)
-mine = dataclasses.replace(ARMS["grpo"], label="my own arm", turns={"generator": plan})
+from tango_jax.method import baselines
+def my_solve(t):
+    return baselines.solve_alone(t)
+mine = dataclasses.replace(ARMS["grpo"], label="my own arm", turns={"generator": my_solve})
 def get_config():
     config = load_shipped("tiny")
     config.arm = f"{__file__}:mine"
@@ -109,7 +108,7 @@ def test_an_edited_reward_is_refused_until_it_is_accepted(place, capsys):
 
 
 def test_the_report_keeps_two_methods_apart_and_shows_each(place, tmp_path):
-    """Two seeds of one arm and the same settings, whose credit was edited in between."""
+    """Two seeds of one arm and the same settings, whose turn was edited in between."""
     runs = find_runs([place.workdir])
     other = json.loads(json.dumps(runs[0].provenance))
     assert len(lines_of([runs[0], runs[0]._replace(name="again", provenance=other)])) == 1
