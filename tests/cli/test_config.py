@@ -301,7 +301,8 @@ MISTAKES = [
     ("arm=taught_verifier verifier.loss.kl_coef=0",
      r"has the reference policy of the verifier as its teacher, and with verifier\.loss\.kl_coef=0 there is none: set"),
     ("arm=taught_verifier verifier.top_p=0.9", r"verifier\.top_p=0\.9 and verifier\.top_k=0 leave tokens out: set"),
-    ("arm=taught_verifier verifier.max_response=2097152 verifier.pack_length=2100000",
+    ("arm=taught_verifier verifier.max_response=2097152 verifier.pack_length=2100000 "
+     "verifier.model.max_position=2100000",
      r"arm=taught_verifier has a teacher for up to \d+ tokens of a turn, more than 16777215: lower rl\.prompts_"),
     ("rl.judge=silent rl.dynamic_sampling=1", r"judge=silent judges groups whose answers are all right or all wr"),
     ("arm=second_try generator.loss.algorithm=reinforce_pp",

@@ -10,7 +10,9 @@ from support.paths import ROOT
 from tango_jax.cli import config_file
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.defaults import default_config
-from tango_jax.rl import credit, labels
+from tango_jax.method import tango
+from tango_jax.rl import rewards
+from tango_jax.text import prompts
 
 HEAD = "from ml_collections import ConfigDict, config_dict\nfrom tango_jax.config import default_config\n"
 
@@ -51,12 +53,12 @@ FILES = {
     "True": (changed("config.seed = True"), r"mistaken\.py: seed=True must be of type int, like its default 0"),
     "elements": (changed("config.generator.row_buckets = (8.0,)"), r"row_buckets=\(8\.0,\) must be of type tuple"),
     "no value": (changed("config.seed = config_dict.required_placeholder(int)"), r"mistaken\.py: RequiredValueError"),
-    "an arm changed in place": ("from tango_jax.arms import ARMS\nARMS['tango'].turns['generator'] = None\n",
+    "an arm changed in place": ("from tango_jax.method.arms import ARMS\nARMS['tango'].turns['generator'] = None\n",
                                 r"mistaken\.py, line 2: TypeError: 'mappingproxy' object does not support item assign"),
-    "another arm": ("from tango_jax.arms import ARMS\ndef get_config(a):\n    ARMS['mine'] = ARMS['grpo']\n",
+    "another arm": ("from tango_jax.method.arms import ARMS\ndef get_config(a):\n    ARMS['mine'] = ARMS['grpo']\n",
                     r"mistaken\.py, line 3: TypeError: 'mappingproxy' object does not support item assignment"),
-    "another credit": ("from tango_jax.rl.credit import CREDITS\ndel CREDITS['outcome_credit']\n",
-                       r"mistaken\.py, line 2: TypeError: 'mappingproxy' object does not support item deletion"),
+    "an algorithm less": ("from tango_jax.rl.algorithms import ALGORITHMS\ndel ALGORITHMS['grpo']\n",
+                          r"mistaken\.py, line 2: TypeError: 'mappingproxy' object does not support item deletion"),
     "too large": (changed("config.rl.gamma = 10**400"), r"mistaken\.py, line 4: OverflowError"),
 }
 
@@ -65,16 +67,18 @@ FILES = {
     ("{}", "0", "0"), ("0", "{}", "0"), ("0", "0", "{}"),
 ], ids=["the file", "get_config", "complete"])  # fmt: skip
 @pytest.mark.parametrize("module, name, change", [
-    (credit, "outcome_credit", "setattr(credit, 'outcome_credit', len)"),
-    (credit, "VERDICTS", "setattr(credit, 'VERDICTS', ())"),
-    (labels, "LABELS['majority']", "labels.LABELS.update(majority=len)"),
+    (tango, "solve", "setattr(tango, 'solve', len)"),
+    (rewards, "VERDICTS", "setattr(rewards, 'VERDICTS', ())"),
+    (prompts, "PROMPTS['informed']", "prompts.PROMPTS.update(informed=len)"),
 ])  # fmt: skip
 def test_a_config_file_replaces_nothing_in_the_package(
     tmp_path, monkeypatch, top, made, completed, module, name, change
 ):
     monkeypatch.setattr(module, name.partition("[")[0], copy.copy(getattr(module, name.partition("[")[0])))
     file = tmp_path / "own.py"
-    file.write_text(f"""{HEAD}from tango_jax.rl import credit, labels
+    file.write_text(f"""{HEAD}from tango_jax.method import tango
+from tango_jax.rl import rewards
+from tango_jax.text import prompts
 {top.format(change)}
 def get_config():
     {made.format(change)}
