@@ -29,11 +29,12 @@ PARTS = {
     "judged": ("meta_judged",),
     "judged_beside": ("tango",),
 }
-# Parts with a stage 1 of their own, from which their controls, PART_beside, start as well. What it rehearses beside the
-# roles' own texts, as part of a setting's name; and the same as part of its folder's name (Arm.stage_one_kind).
+# Parts with a stage 1 of their own, from which their controls, PART_beside, start as well. What it teaches beside the
+# roles' own prompts, as part of a setting's name; and the same as part of its folder's name (method/load.py,
+# Method.stage_one_kind).
 STAGE_ONE = {
     "one_policy": ("both_roles", "one_policy"),
-    "second_try": ("second_tries", "one_policy,second_solution"),
+    "second_try": ("second_tries", "one_policy,second_try"),
     "taught": ("answers_shown", "informed"),
     "judged": ("second_judgements", "second_judgement"),
 }
@@ -49,7 +50,7 @@ def make_room(config: ConfigDict, part: str) -> None:
     if part == "second_try":
         generator.prompt_buckets = (question,)
         generator.max_prompt, generator.sft.pack_length = question + generator.max_response + verification + 2, 0
-        verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it rehearses second tries
+        verifier.sft.pack_length = generator.max_prompt + generator.max_response  # it learns second tries
         generator.sft.batch_size *= 2
     if part in ("taught", "judged"):
         verifier.prompt_buckets = (*verifier.prompt_buckets, verifier.max_prompt)

@@ -17,7 +17,7 @@ Expected:  generator accuracy 0.18 to between 0.78 and 0.96, verifier step macro
     fixed_verifier_warm  0.49 (0.45, 0.53, 0.49)       0.86 (0.76, 0.95, 0.86)  0.97 (0.94, 0.98, 0.97)
     fixed_verifier       0.31 (0.35, 0.28, 0.31)       0.47 (0.52, 0.43, 0.47)  0.80, as it was
 
-Without a warm-up (`rl.warmup_steps=0`) the verifier errs for longer, and a change of the credit shows more: `tango` has
+Without a warm-up (`rl.warmup_steps=0`) the verifier errs for longer, and a change of the method shows more: `tango` has
 0.34 (0.37, 0.30, 0.36), and with step rewards only from verifications whose verdict agrees with the grade, 0.38 (0.42,
 0.34, 0.38). With the warm-up the two differ by less than seeds do: 0.51 and 0.51.
 
