@@ -46,7 +46,6 @@ from tango_jax.planning.search import search
 from tango_jax.planning.search_tables import search_as_json, show_search
 from tango_jax.planning.targets import TARGETS, Target, machine_of, open_target, parse_target, reserve_devices
 from tango_jax.planning.which_models import show_models, which_models
-from tango_jax.runtime.checks import shortened
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.keys import SHARE_ABOVE_ZERO
@@ -101,20 +100,16 @@ def parse_options(argv: Sequence[str] | None) -> Asked:
             raise ValueError("--measured needs the workdir of a finished run, and --published no value but true")
         return Asked(is_published=args.published, measured=args.measured, is_json=args.json)
     name, devices = parse_target(args.target)
+    machine, config = machine_of(name, devices, args.per_process), None
     if asks_for_models:
         parser.refuse_others(args)
-        kind = _with_shares(open_target(name, devices), devices, args.shares)
-        return Asked(PlanOptions(None, kind, devices, devices, args.filled, args.json), is_json=args.json)
-    reserve_devices(name, devices)
-    with planned_for(machine_of(name, devices)):
-        config = load_options(parser, args, overrides)
-    validate(config)
+    else:
+        reserve_devices(name, devices)
+        with planned_for(machine):
+            config = load_options(parser, args, overrides)
+        validate(config)
     kind = _with_shares(open_target(name, devices), devices, args.shares)
-    per_process = min(kind.per_host, devices) if args.per_process is None else args.per_process
-    if per_process < 1 or devices % per_process or per_process > kind.per_host:
-        raise ValueError(f"--per-process={shortened(per_process)}: choose a number of devices that divides {devices} "
-                         f"and is at most the {kind.per_host} of a host")
-    options = PlanOptions(config, kind, devices, per_process, args.filled, args.json)
+    options = PlanOptions(config, kind, devices, machine.per_process, args.filled, args.json)
     return Asked(options, args.search, is_json=args.json)
 
 
@@ -175,7 +170,7 @@ def answer_published(is_json: bool, console: Console) -> None:
 
 def answer_models(options: PlanOptions, console: Console) -> None:
     """Print which models the target has room for."""
-    machine = machine_of(options.target.name, options.devices)
+    machine = machine_of(options.target.name, options.devices, options.per_process)
     found = which_models(options.target, machine, options.filled)
     if options.is_json:
         print(json.dumps([fit._asdict() for fit in found]), flush=True)

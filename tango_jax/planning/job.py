@@ -291,8 +291,8 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
         prompts = sizes.prompts_per_chunk(longest, 1)
         rows = [sizes.rows_within(longest, bucket)[-1] for bucket in sizes.cache_buckets]
     else:
-        prompts = sizes.row_buckets[-1] // group_size
-        rows = [sizes.row_buckets[-1]] * len(sizes.cache_buckets)
+        prompts = sizes.prompts_per_batch(group_size)
+        rows = [prompts * group_size] * len(sizes.cache_buckets)
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.int32)

@@ -8,7 +8,6 @@ its packing as one, so that both shares are multiplied by the same number; so ar
 not say how long prompts took. Nothing is compiled: memory is of no interest here.
 """
 
-import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from tango_jax.planning.job import Job, sized_job
 from tango_jax.planning.plan_tables import between
 from tango_jax.planning.programs import Program
 from tango_jax.planning.sources import plan_source
-from tango_jax.planning.targets import TARGETS, Reached, Shares, Target, machine_of, open_target
+from tango_jax.planning.targets import TARGETS, Reached, Shares, Target, machine_of, open_target, target_name
 from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths
 from tango_jax.runtime.console import Console
@@ -33,10 +32,6 @@ from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.results import is_finished
 from tango_jax.weights.workdir import read_config
 
-# How jax names the devices of targets.
-_KINDS = {"A100.*80GB": "a100-80gb", "A100.*40GB": "a100-40gb", "H100": "h100", "H200": "h200", r"\bL4$": "l4",
-          "A10G": "a10g", "RTX 4090": "rtx-4090", "TPU v5 lite": "tpu-v5e", "TPU v5": "tpu-v5p",
-          "TPU v6": "tpu-v6e", "cpu": "cpu"}  # fmt: skip
 # Measured phase -> the predicted phases in it.
 PHASES = {"reshard": ("reshard",), "sample": ("sample",), "verify": ("verify",), "update": ("score", "update")}
 # Shares that are found together, and the phases that tell them.
@@ -100,21 +95,31 @@ def _lengths(rows: list[dict]) -> dict[str, Lengths]:
 
 
 def _machine(workdir: Path) -> tuple[str, int, int]:
-    """Name of the target, devices and processes of a run. Raises ValueError."""
+    """Name of the target, devices and processes of a run, the same at each of its starts. Raises ValueError."""
     attempts = read_provenance(workdir).get("attempts", [])
     if not attempts:
         raise ValueError(f"{workdir} does not say on what it ran: it has no provenance.json; give a newer run")
+    machines = list(dict.fromkeys(map(_described, attempts)))
+    if len(machines) > 1:
+        raise ValueError(f"{workdir} ran on {', then on '.join(machines)}, and its turns do not say on which: give a "
+                         "run that was started and continued on the same machine")
     facts = attempts[-1]
-    kinds = {name for kind in facts["devices"] for pattern, name in _KINDS.items() if re.search(pattern, kind)}
-    # "TPU v5" is a part of "TPU v5 lite", and comes after it.
-    name = next((name for name in _KINDS.values() if name in kinds), "")
-    if not name:
-        raise ValueError(f"{workdir} ran on {', '.join(facts['devices'])}, whose rates are unknown; known are "
+    kinds = list(facts["devices"])
+    name = "cpu" if kinds == ["cpu"] else target_name(kinds[0]) if len(kinds) == 1 else None
+    if name is None:
+        raise ValueError(f"{workdir} ran on {machines[0]}, whose rates are unknown; known are "
                          f"{', '.join(TARGETS)}, cpu")
     if name == "cpu" and facts["cpu"] != (here := cpu_model()):
         raise ValueError(f"{workdir} ran on a {facts['cpu']}, and this machine has a {here}, whose rates say nothing "
                          "of it: run this command there")
     return name, sum(facts["devices"].values()), facts["processes"]
+
+
+def _described(facts: dict) -> str:
+    """The machine of one start, in a few words."""
+    devices = " and ".join(f"{count} x {kind}" for kind, count in facts["devices"].items())
+    processor = f" ({facts['cpu']})" if "cpu" in facts["devices"] else ""
+    return f"{devices}{processor} in {facts['processes']} process(es)"
 
 
 def beside(run: Run, target: Target | None = None) -> Beside:

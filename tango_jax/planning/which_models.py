@@ -57,7 +57,7 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
         set_batches(OpenSettings(config, ()), models, machine, Mistakes())
     except ValueError:  # not even the states fit
         return Fit(name, rank, 0.0, 0.0, (0.0, 0.0), False)
-    job = sized_job(config, models, machine, config.rl.samples_per_prompt)
+    job = sized_job(config, models, machine)
     programs = {}
     for role in ROLES:
         estimates = sampling_estimates(job, role) | training_estimates(job, role, machine.platform)

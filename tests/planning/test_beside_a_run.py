@@ -11,7 +11,7 @@ from tango_jax import plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.planning import measured
 from tango_jax.planning.measured import PHASES, beside, open_run
-from tango_jax.planning.targets import Shares
+from tango_jax.planning.targets import TARGETS, Shares
 from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths, response_lengths
 from tango_jax.runtime.process_facts import cpu_model
@@ -132,7 +132,7 @@ def damaged(path: Path, what: str) -> Path:
     ("summary", "holds a run that has not ended: it has no summary.json"),
     ("machine", "does not say on what it ran: it has no provenance.json"),
     ("turns", "has no turn of either role"),
-    ("a device", "ran on NVIDIA B200, whose rates are unknown"),
+    ("a device", "ran on 8 x NVIDIA B200 in 1 process(es), whose rates are unknown"),
     ("a cpu", "ran on a A Processor, and this machine has a"),
 ])  # fmt: skip
 def test_a_run_that_tells_nothing_is_one_line(tmp_path, capsys, what, message):
@@ -158,11 +158,26 @@ def test_mistakes_on_the_command_line(tmp_path, capsys, words, message):
     assert re.search(re.escape(message), capsys.readouterr().err + str(stop.value))
 
 
-@pytest.mark.parametrize("kind, name", [
-    ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA A100-PCIE-40GB", "a100-40gb"), ("NVIDIA H100 80GB HBM3", "h100"),
-    ("NVIDIA H200", "h200"), ("NVIDIA L4", "l4"), ("NVIDIA A10G", "a10g"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-    ("TPU v5 lite", "tpu-v5e"), ("TPU v5", "tpu-v5p"), ("TPU v6 lite", "tpu-v6e"),
-])  # fmt: skip
+@pytest.mark.parametrize("kind, name", [(kind, target.name) for target in TARGETS.values() for kind in target.kinds])
 def test_devices_by_the_names_that_jax_gives_them(tmp_path, kind, name):
     run = open_run(str(write_run(tmp_path / "run", SLOW, {kind: 4})))
     assert (run.target, run.devices) == (name, 4)
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "TPU v5x"])
+def test_a_device_whose_name_is_like_another_is_unknown(tmp_path, kind):
+    with pytest.raises(ValueError, match=f"ran on 4 x {kind} in 1 process.*whose rates are unknown"):
+        open_run(str(write_run(tmp_path / "run", SLOW, {kind: 4})))
+
+
+def test_a_run_that_was_continued_on_other_devices_tells_nothing(tmp_path):
+    run = write_run(tmp_path / "run", SLOW, {"NVIDIA H100 80GB HBM3": 8})
+    stored = json.loads((run / "provenance.json").read_text())
+    [last] = stored["attempts"]
+    stored["attempts"].insert(0, last | {"devices": {"NVIDIA H100 80GB HBM3": 1}})
+    (run / "provenance.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=re.escape("ran on 1 x NVIDIA H100 80GB HBM3 in 1 process(es), then on 8 x ")):
+        open_run(str(run))
+    stored["attempts"][0] = last  # continued where it began
+    (run / "provenance.json").write_text(json.dumps(stored))
+    assert open_run(str(run)).devices == 8

@@ -22,7 +22,8 @@ from tango_jax.planning.costs import (
     num_parameters,
 )
 from tango_jax.planning.hlo import Collective
-from tango_jax.planning.job import device_bytes, make_job
+from tango_jax.planning.job import device_bytes, make_job, sized_job
+from tango_jax.planning.machines import Machine
 from tango_jax.planning.memory import Phase, resident
 from tango_jax.planning.plan_tables import as_json, assumptions, show
 from tango_jax.planning.programs import compile_one, function_names, lowered_functions
@@ -47,7 +48,7 @@ from tango_jax.planning.workload import (
 )
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.weights.presets import CONFIG_JSON, preset_model
+from tango_jax.weights.presets import CONFIG_JSON, known_name, preset_model
 
 A100 = TARGETS["a100-80gb"]
 GIB = 2**30
@@ -162,6 +163,15 @@ def test_a_process_works_on_its_share(tiny_plan):
     assert tiny_plan.job.policies["generator"].batch.token_NZRT.shape[1] == 8
 
 
+def test_groups_of_a_prompt_are_whole_on_every_group_of_devices():
+    """Eight rows are one group of eight, and two groups of devices have one each, as the sampler gives them."""
+    config = load_config(str(ROOT / "configs/tiny.py"), ["generator.row_buckets=(8,)"])
+    models = {"generator": preset_model("HuggingFaceTB/SmolLM2-135M-Instruct")}
+    sampling = sized_job(config, models, Machine("gpu", 2, 0), group_size=8).policies["generator"].sampling
+    assert sampling.prefill[1].token_PX.shape[0] == 2
+    assert sampling.states[-1].out_token_BS.shape[0] == 16 and device_bytes(sampling.states[-1]) > 0
+
+
 def test_tables_for_people(tiny_plan):
     stream = io.StringIO()
     show(tiny_plan, Console(stream=stream))
@@ -272,6 +282,19 @@ def test_sizes_of_checkpoints_without_them():
         plan_source(config, "generator")
     for name, raw in CONFIG_JSON.items():
         assert preset_model(name).num_layers == raw.get("text_config", raw)["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name, known", [
+    ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-1.5B"), ("qwen/qwen3-4b-base", "Qwen/Qwen3-4B"),
+    ("unsloth/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
+    ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-it"),
+    ("mlx-community/Qwen2.5-Math-7B-Instruct-bf16", "Qwen/Qwen2.5-Math-7B"), ("someone/Qwen2.5-1.5B-Instruct", None),
+    ("Qwen/Qwen2.5-1.5B-Instruct-4bit", None),
+])  # fmt: skip
+def test_a_tuned_model_and_its_copies_have_the_sizes_of_the_known_one(name, known):
+    assert known_name(name) == known
+    if known:
+        assert preset_model(name) == preset_model(known)
 
 
 @pytest.mark.parametrize("name, millions", [
