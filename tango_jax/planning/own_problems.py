@@ -20,9 +20,8 @@ from tango_jax.data.problem_sets import load_task_problems, question_key
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.choices import halved
 from tango_jax.planning.costs import num_parameters, num_trained
-from tango_jax.planning.estimates import estimated_phases, rows_fit
+from tango_jax.planning.estimates import estimated_phases, halved, rows_fit
 from tango_jax.planning.job import Job, resized, sized_job
 from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
 from tango_jax.planning.memory import PHASES_OF, resident

@@ -15,26 +15,9 @@ import jax
 from jax.experimental import topologies
 
 from tango_jax.planning.machines import GIB, Machine
+from tango_jax.planning.shares import Reached, Shares, reached
 from tango_jax.runtime.checks import cut, shortened
 from tango_jax.runtime.machine import host_memory, machine_rates
-
-
-class Shares(NamedTuple):
-    """What work reaches of a data sheet's rates, by its kind."""
-
-    update: float = 0.5  # of the products' rate, in a forward and backward pass
-    score: float = 0.5  # in a forward pass over whole sequences
-    prefill: float = 0.5  # in sampling: of prompts, and of a decode step's products
-    read: float = 0.7  # of the memory's rate: weights and cache of a decode step, an optimizer's state
-
-
-class Reached(NamedTuple):
-    """The shares that times are predicted with, and those that bound them. published.py and measured.py make it."""
-
-    likely: Shares = Shares()
-    quick: Shares = Shares()
-    slow: Shares = Shares()
-    basis: tuple[str, ...] = ("shares are assumed, not measured",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,22 +185,17 @@ def reserve_devices(name: str, count: int) -> None:
 
 
 def open_target(name: str, count: int) -> Target:
-    """The target of that name with `count` devices; of this machine, rates are measured."""
-    if name == "cpu":
-        return cpu_target(count)
-    target = TARGETS[name]
-    return dataclasses.replace(target, per_host=count) if count <= target.largest_host else target
+    """The target of that name with `count` devices and the shares that they reach; this machine's rates are
+    measured."""
+    target = cpu_target(count) if name == "cpu" else TARGETS[name]
+    if count <= target.largest_host:
+        target = dataclasses.replace(target, per_host=count)
+    return dataclasses.replace(target, reached=reached(name, max(1, count // target.per_host)))
 
 
 def target_name(kind: str) -> str | None:
     """The target whose devices jax calls so (`jax.Device.device_kind`); None: there is no data sheet of it here."""
     return next((target.name for target in TARGETS.values() if kind in target.kinds), None)
-
-
-def known_target(kind: str, count: int) -> Target | None:
-    """The target of `count` devices of that kind; None: there is no data sheet of it here."""
-    name = target_name(kind)
-    return open_target(name, count) if name else None
 
 
 def cpu_target(count: int) -> Target:

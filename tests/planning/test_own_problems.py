@@ -204,11 +204,16 @@ def test_mistakes_are_found_together_before_anything_is_done(folder, tmp_path, m
 def test_what_takes_long_is_said_before_it_begins(folder, tmp_path, monkeypatch, capsys):
     """Each line is out when the work that it names begins."""
     heard = []
-    for name in ("open_sources", "prompt_lengths", "choose_adapters"):
-        def listening(*arguments, work_fn=getattr(own_problems, name), **named):
+
+    def listening(work_fn):
+        def listens(*arguments, **named):
             heard.append(capsys.readouterr().err.splitlines()[-1:])
             return work_fn(*arguments, **named)
-        monkeypatch.setattr(own_problems, name, listening)
+
+        return listens
+
+    for name in ("open_sources", "prompt_lengths", "choose_adapters"):
+        monkeypatch.setattr(own_problems, name, listening(getattr(own_problems, name)))
     own(folder, write_problems(tmp_path / "problems.jsonl", 30))
     assert heard == [[f"reading the sizes and the tokenizer of {folder} ..."],
                      ["counting the tokens of 30 problems ..."],
