@@ -6,8 +6,9 @@ Command:   python -m tango_jax.train --config=own_problems --model=MODEL --probl
            "7"} in JSONL, JSON or parquet, or is a hub id. With --config.task.test=FILE, problems of their own serve for
            evaluation; otherwise a tenth of FILE is held out. For a machine that is not here:
            python -m tango_jax.plan --config=own_problems --model=MODEL --problems=FILE --target=tpu-v5e:1
-Hardware:  any; batches are as large as the memory has room for. The two policies with optimizer states and references
-           take 32 bytes per parameter of MODEL: 4.3 GB for 135 M parameters, 50 GB for 1.5 B.
+Hardware:  any; batches are as large as the memory has room for. The two policies with optimizer states, references and
+           the gradients of an update take 40 bytes per parameter of MODEL: 5.4 GB for 135 M parameters, 60 GB for
+           1.5 B.
 Expected:  the run begins with the numbers that were chosen and why. There is no stage 1: the model must be able to
            follow the prompt's instruction to answer in tagged steps. Set any key with --config.key=value; what follows
            from it is worked out again.

@@ -1,7 +1,7 @@
 """Speed with random weights: of fixed reference shapes, or of a published model's sizes on this machine.
 
     python -m tango_jax.bench [--json] [--only=R1,R2] [--runs=5]
-    python -m tango_jax.bench --model=qwen2_5_1_5b [--dtype=bfloat16] [--layers=4] [--rows=256 ...] [--json]
+    python -m tango_jax.bench --model=qwen2_5_1_5b [--layers=4] [--config.generator.key=value ...] [--json]
     python -m tango_jax.bench --check [--out=device_check] [--only=parity,models] [--minutes=10]
 
 Without --model, reference shapes: sampling, update, GRPO step, ragged sampling and Tango cycle of one small model.
@@ -14,15 +14,14 @@ Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied
     R5  Tango cycle: 3 generator steps and 1 verifier step at R1's sizes (verifier: prompt 256, response 128). Seconds.
 Figures are medians after warm-up. The machine's own rates (float32 matmul, memory read) stand beside them.
 
-With --model, the phases of a turn at the model's own widths; nothing is downloaded.
+With --model, the phases of a turn; nothing is downloaded.
     prefill, decode      sampling: the prompts' pass, and all tokens after the first
     score                log-probs of a packed batch
     update, optimizer    gradients of the same batch and the optimizer's step; the step alone
-Each in seconds, tokens per second, and FLOP/s and bytes/s of a device, which are counted by arithmetic: products with
-what remat computes again; weights, caches, gradients and optimizer state, but no activations. Shares are of rates that
-are measured first on the same device: matmul in each dtype that the products have, and copy. Beside each stands what
-the plan's arithmetic predicts for this device. Sizes that are not given follow from the device's memory and are printed
-before the first phase; sizes that do not fit are refused.
+Each in seconds, tokens per second, and FLOP/s of a device as a share of the matmul rate that is measured first, beside
+what a plan predicts for this device. Batches follow from the device's memory, as with own_problems. Any setting of the
+generator can be given: --config.generator.max_response=256, --config.generator.row_buckets=(64,),
+--config.generator.model.lora.rank=32, --config.generator.model.decode_attention=auto.
 
 With --check, the first hour on a new device, in about ten minutes and without a network: devices and versions; whether
 attention, sampler, int8 and adapters compute in bfloat16 what float32 does; a short quickstart; the phases of three
@@ -46,15 +45,9 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
-from tango_jax.models.attention import ATTENTION_KINDS
-from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS
-from tango_jax.models.head_precision import HEAD_PRECISIONS
-from tango_jax.models.lora import BASE_DTYPES
-from tango_jax.models.transformer import REMAT_MODES, ModelConfig, init_params
-from tango_jax.planning.bench_phases import PHASES, bench_phases, phase_line
-from tango_jax.planning.bench_sizes import MESH_AXES, BenchOptions, describe_sizes, open_bench
-from tango_jax.planning.device_check import KINDS, MARKDOWN_NAME, CheckOptions, check_device, exit_code
-from tango_jax.planning.device_steps import SIZES
+from tango_jax.models.transformer import ModelConfig, init_params
+from tango_jax.planning.bench_phases import PHASES, BenchOptions, bench_phases, describe_sizes, open_bench, phase_line
+from tango_jax.planning.device_check import KINDS, MARKDOWN_NAME, SIZES, CheckOptions, check_device, exit_code
 from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
@@ -64,7 +57,7 @@ from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_u
 from tango_jax.runtime import rng
 from tango_jax.runtime.checks import cut, folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
-from tango_jax.runtime.keys import COUNT, LARGEST_INT, Range
+from tango_jax.runtime.keys import COUNT, Range
 from tango_jax.runtime.machine import (
     describe_machine,
     device_memory,
@@ -90,15 +83,9 @@ MODEL = ModelConfig(
 P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
-RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0)}
+RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0), "layers": COUNT}
 # Options of --check and their defaults.
 CHECK_OPTIONS = {"out": "device_check", "size": "", "minutes": 10.0}
-DTYPES = ("float32", "bfloat16")
-# Options of --model. The second of `new` is the first that decode makes.
-NUMBERS = {"layers": COUNT, "rows": COUNT, "prompt": COUNT, "new": Range(2, LARGEST_INT), "samples": COUNT,
-           "micro_rows": COUNT, "logp_chunk": COUNT, "lora_rank": COUNT}  # fmt: skip
-MODEL_OPTIONS = ("dtype", "head_dtype", "head_precision", "sample_cache_dtype", "sample_weight_dtype", "attention",
-                 "decode_attention", "remat", "base_dtype", "mesh", *NUMBERS)  # fmt: skip
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -208,16 +195,6 @@ def run(names: tuple[str, ...], runs: int) -> dict:
     return {name: report[name] for name in (*BENCHES, "machine") if name in report}
 
 
-def shares(report: dict) -> dict[str, float]:
-    """Share of the measured matmul rate that the matmuls of R1 and R2 reach (2 FLOPs a weight and token forward, three
-    times that for an update; a shared prompt counts once; attention products not counted)."""
-    weights = 4.07e6
-    flops = {"R1": 2 * weights * P * M * NEW, "R2": 6 * weights * (P * PROMPT + P * M * (NEW + 1))}
-    seconds = {"R1": P * M * NEW / report["R1"]["tokens_per_s"]} if "R1" in report else {}
-    seconds |= {"R2": report["R2"]["seconds"]} if "R2" in report else {}
-    return {name: flops[name] / s / 1e9 / report["machine"]["matmul_gflops"] for name, s in seconds.items()}
-
-
 def show(report: dict) -> None:
     """Print the figures for people."""
     print(
@@ -233,20 +210,17 @@ def show(report: dict) -> None:
                     for key, value in report[name].items()
                 )
             )
-    for name, share in shares(report).items():
-        print(f"{name} reaches {share:.0%} of the matmul rate")
     sys.stdout.flush()
 
 
-def run_model(options: argparse.Namespace, names: tuple[str, ...]) -> None:
+def run_model(options: argparse.Namespace, names: tuple[str, ...], overrides: list[str]) -> None:
     """Time the phases of --model and print them: each as it is done, and with --json one object at the end."""
-    given = {name: getattr(options, name) for name in MODEL_OPTIONS if getattr(options, name) is not None}
     # With --json, what happens meanwhile is told on standard error: a run that is cut off leaves its figures there.
     log = functools.partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     memory = device_memory()
-    policy, sizes = open_bench(BenchOptions(options.model, **given), memory)
-    log(describe_sizes(policy, sizes))
-    report = bench_phases(policy, sizes, names, options.runs, memory, lambda *found: log(phase_line(*found)))
+    opened = open_bench(BenchOptions(options.model, options.layers or 0, overrides), memory)
+    log(describe_sizes(opened))
+    report = bench_phases(opened, names, options.runs, memory, lambda *found: log(phase_line(*found)))
     if options.json:
         print(json.dumps({"model": {"name": options.model} | report.pop("model")} | report), flush=True)
     elif report["peak_memory_gib"] is not None:
@@ -264,8 +238,9 @@ def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
     return exit_code(report)
 
 
-def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, and the names of what is to be timed. Raises ValueError on a mistake."""
+def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...], list[str]]:
+    """The options, the names of what is to be timed, and settings of --model's generator. Raises ValueError on a
+    mistake."""
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
     parser.add_flag("--check", "check this device: its numbers, its speed, and both against the plan")
@@ -273,68 +248,42 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
                         f"--check, of {','.join(KINDS)}")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
     parser.add_argument("--model", metavar="NAME", help=f"{', '.join(short_names())}, or a folder with a config.json")
-    group = parser.add_argument_group("options of --model")
-    group.add_argument("--dtype", choices=DTYPES, help="of products and cache; default: bfloat16")
-    group.add_argument("--head_dtype", choices=DTYPES, help="of the output projection; default: float32, as in a run")
-    group.add_argument("--head_precision", choices=HEAD_PRECISIONS, help="of a float32 head; default: highest")
-    for name, what in (("cache", "keys and values"), ("weight", "the matrices to sample with")):
-        group.add_argument(f"--sample_{name}_dtype", choices=("int8",), help=f"of {what}; default: --dtype")
-    group.add_argument("--attention", choices=ATTENTION_KINDS, help="of whole sequences; default: auto")
-    group.add_argument("--decode_attention", choices=DECODE_ATTENTION_KINDS, help="of decode steps; default: xla")
-    group.add_argument("--remat", choices=REMAT_MODES, help="what an update computes again; default: full")
-    group.add_argument("--base_dtype", choices=BASE_DTYPES[1:], help="of the frozen base of --lora_rank; default: "
-                       "--dtype")
-    group.add_argument("--mesh", metavar="AXIS:SIZE,...", help=f"of {', '.join(MESH_AXES)}; default: fsdp:-1, which "
-                       "is all devices")
-    for name, what in (
-        ("layers", "layers of the model, to cut its depth; default: all"),
-        ("rows", "responses decoded at once"),
-        ("prompt", "tokens of a prompt"),
-        ("new", "tokens of a response"),
-        ("samples", "responses to a prompt, which share its cache"),
-        ("micro_rows", "responses in a micro-batch of an update"),
-        ("logp_chunk", "tokens of a micro-batch whose logits exist at a time"),
-        ("lora_rank", "rank of adapters on a frozen base, which alone are trained; default: all parameters are"),
-    ):
-        group.add_argument(f"--{name}", metavar="N", type=int, help=what)
+    parser.add_argument("--layers", metavar="N", type=int, help="with --model: layers, to cut its depth; default: all")
     group = parser.add_argument_group("options of --check")
     group.add_argument("--out", metavar="DIR", help=f"folder of the report; default: {CHECK_OPTIONS['out']}")
     group.add_argument("--size", choices=tuple(SIZES), help="how much is done; default: device for a GPU or TPU, else "
                        "cpu; tiny is for tests")
     group.add_argument("--minutes", metavar="N", type=float, help="after which no step goes on; default: "
                        f"{CHECK_OPTIONS['minutes']:g}")
-    options = parser.parse_args(argv)
-    others = [name for name in MODEL_OPTIONS if getattr(options, name) is not None]
-    if options.model is None and others:
-        raise ValueError(f"--{others[0]} is an option of --model, and the reference shapes are fixed: name a model, or "
-                         "leave it out")
+    options, overrides = parser.parse_overrides(argv)
+    parser.refuse_others(options)
+    if options.model is None and (options.layers is not None or overrides):
+        word = "--layers" if options.layers is not None else f"--config.{cut(overrides[0])}"
+        raise ValueError(f"{word} goes with --model, and the reference shapes are fixed: name a model, or leave it out")
     of_check = [name for name in CHECK_OPTIONS if getattr(options, name) is not None]
     if of_check and not options.check:
         raise ValueError(f"--{of_check[0]} is an option of --check: add it, or leave this out")
     if options.check and (options.model is not None or options.json):
         raise ValueError(f"--check chooses its models and writes its files itself: leave out "
                          f"--{'json' if options.model is None else 'model'}")
-    if options.base_dtype and options.lora_rank is None:
-        raise ValueError(f"--base_dtype={options.base_dtype} is that of a base with adapters: add --lora_rank=N")
     known = KINDS if options.check else BENCHES if options.model is None else PHASES
     names = known if options.only is None else tuple(options.only.split(","))
     if not set(names) <= set(known):
         raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(known)}, separated by commas")
-    numbers = RANGES | NUMBERS
-    check_options(options, {name: numbers[name] for name in ("runs", *others, *of_check) if name in numbers})
-    return options, names
+    check_options(options, {name: allowed for name, allowed in RANGES.items() if getattr(options, name) is not None})
+    return options, names, overrides
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
-        options, names = parse_options(argv)
+        options, names, overrides = parse_options(argv)
         if options.check:  # its steps open the device
             sys.exit(run_check(options, names))
         if warning := configure(default_config()):
             print(warning, file=sys.stderr)
         if options.model is not None:
-            run_model(options, names)
+            run_model(options, names, overrides)
             return
         report = run(names, options.runs)
         if options.json:

@@ -12,7 +12,6 @@ characters are shown as escapes (model_text.py).
 """
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from tango_jax.grading import ParsedSolution, parse_solution, parse_verification
 from tango_jax.records import Problem, Verification
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checks import cut
+from tango_jax.runtime.console import working
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.keys import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE
 from tango_jax.runtime.model_text import for_terminal, on_one_line
@@ -52,18 +52,6 @@ def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSa
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
     return open_checkpoint_sampler(role, name, settings)
-
-
-@contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
-    """Say on standard error what takes a while: a line that is gone afterwards on a terminal, a plain one elsewhere."""
-    console = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
-    if not console.is_terminal:
-        print(f"{text} ...", file=sys.stderr, flush=True)
-        yield
-        return
-    with console.status(Text(text)):
-        yield
 
 
 class Response(NamedTuple):
@@ -224,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.question is not None:  # before the weights are read
             question_prompt(Problem("the question", args.question, ""), *samplers.values())
         for role, sampler in samplers.items():
-            with working(f"reading the weights of the {role} from {on_one_line(names[role])}"):
+            with working(f"reading the weights of the {role} from {names[role]}"):
                 samplers[role] = sampler.with_weights()
         for question in questions(args):
             answer(question, samplers["generator"], samplers["verifier"], args, console)

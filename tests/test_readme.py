@@ -32,7 +32,7 @@ from tango_jax.tracking.metrics import read_metrics
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "launch/README.md", "tango_jax/planning/README.md",
+PAGES = ("README.md", "launch/README.md", "tango_jax/planning/README.md", "configs/predicted_times.md",
          "tango_jax/planning/SPEED.md", *(f"configs/{name}.md" for name in (
     "README", "last_letter_results", "last_letter_short_results")))  # fmt: skip
 COMMANDS = {module.__name__.removeprefix("tango_jax."): module.main for module in (

@@ -91,7 +91,7 @@ def _loaded(
             if isinstance(overrides, Mapping):
                 config = with_settings(config, {override: overrides[override]})
             else:
-                _apply_override(config, override)
+                apply_override(config, override)
     given = frozenset(override.partition("=")[0] for override in overrides)
     if opened.complete is not None:
         if len(mistakes.messages) > count:
@@ -102,7 +102,8 @@ def _loaded(
     return config.lock()
 
 
-def _apply_override(config: ConfigDict, override: str) -> None:
+def apply_override(config: ConfigDict, override: str) -> None:
+    """Set `key.path=value`. Raises ValueError: there is no such key, or it has another type."""
     name, separator, text = override.partition("=")
     if not separator:
         raise ValueError(f"--config.{cut(override)} has no value: write --config.key=value")

@@ -1,8 +1,8 @@
-"""Times the phases of a turn on this machine, and sets them against its own matmul and copy rates.
+"""Times the phases of a turn on this machine with a published model's sizes and random weights: `bench --model=...`.
 
-In: a policy with its sizes (bench_sizes.py). Out: one dict of plain numbers. Stage: `bench --model=...`. The functions
-that run are those of a run, compiled ahead of their first call, so that what the compiler says of their memory is known
-before they start.
+In: a model, and settings of the generator. Out: one dict of plain numbers. The functions that run are those of a run,
+in the batches that own_problems chooses for the device's memory, compiled ahead of their first call, so that what the
+compiler says of their memory is known before they start.
 
     prefill     the prompts' pass, which also samples the first tokens
     decode      all further tokens, with a cache that has room for the last of them from the start
@@ -11,40 +11,84 @@ before they start.
     optimizer   the step alone: an update of no micro-batch
 """
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from tango_jax.cli.command_line import apply_override
+from tango_jax.cli.ranges import check_values
+from tango_jax.config import flatten
+from tango_jax.models.attention import capability_of
+from tango_jax.models.decode_attention import attention_names
 from tango_jax.models.head_precision import HEAD_PRECISIONS
 from tango_jax.models.lora import split
 from tango_jax.models.transformer import ModelConfig, init_weights
-from tango_jax.planning.bench_predicted import predicted_seconds, target_here
-from tango_jax.planning.bench_sizes import MICRO_BATCHES, Sizes
-from tango_jax.planning.bench_work import PhaseWork, sampling_work, training_work
-from tango_jax.planning.costs import micro_batch_shape, num_parameters, num_trained
-from tango_jax.planning.job import device_bytes
-from tango_jax.planning.machines import GIB
+from tango_jax.planning.costs import (
+    Flops,
+    decode_flops,
+    micro_batch_shape,
+    num_parameters,
+    num_trained,
+    optimizer_bytes,
+    prefill_flops,
+)
+from tango_jax.planning.estimates import training_estimates
+from tango_jax.planning.job import Job, device_bytes, sized_job
+from tango_jax.planning.machines import GIB, Machine
+from tango_jax.planning.own_problems import set_batches
+from tango_jax.planning.sources import OpenSettings, blank_tokenizer
+from tango_jax.planning.targets import Target, open_target, target_name
+from tango_jax.planning.times import TimeModel, function_flops
+from tango_jax.planning.which_models import models_config
+from tango_jax.planning.workload import DecodeSegment, SamplingWorkload, UpdateWorkload
 from tango_jax.records import Batch, TrainState
 from tango_jax.rl.packing import TrainSequence, pack, pack_shape
-from tango_jax.rl.policy import Policy
-from tango_jax.runtime.machine import (
-    copy_rate,
-    describe_machine,
-    matmul_rate,
-    median_seconds,
-    peak_memory,
-)
+from tango_jax.rl.policy import Policy, make_policy
+from tango_jax.runtime.checks import Mistakes, cut, local_path
+from tango_jax.runtime.machine import copy_rate, describe_machine, matmul_rate, median_seconds, peak_memory
 from tango_jax.runtime.rng import step_key
 from tango_jax.sampling.decode import PromptBatch
 from tango_jax.sampling.logits import sampling_params
 from tango_jax.sampling.request import SampleRequest, pad_request, with_row_arrays
 from tango_jax.sharding.layouts import batch_sharding
+from tango_jax.weights.presets import known_name, short_names
+from tango_jax.weights.source import NUMERICS, Source, fields_of, published_model
 
 SAMPLING_PHASES, TRAINING_PHASES = ("prefill", "decode"), ("score", "update", "optimizer")
 PHASES = SAMPLING_PHASES + TRAINING_PHASES
+MICRO_BATCHES = 2  # of an update on each shard, so that gradients are accumulated as in a run
+CPU_PROMPT, CPU_RESPONSE = 64, 32  # tokens, where an accelerator has those of which_models.py
+OVERRIDE = "generator."
+
+
+class BenchOptions(NamedTuple):
+    """What is timed."""
+
+    model: str  # a preset, by its short name or hub id, or a folder with a config.json
+    layers: int = 0  # 0: all
+    overrides: Sequence[str] = ()  # `generator.key=value`
+    vocab: int = 0  # tokens that it knows, no option of the command line; 0: all
+
+
+class Bench(NamedTuple):
+    """A policy that is timed, in its sizes."""
+
+    policy: Policy
+    job: Job  # the same as shapes
+    samples: int  # responses that continue the same prompt
+
+    @property
+    def prompts(self) -> int:
+        return self.policy.sampler.config.prompts_per_batch(self.samples)
+
+    @property
+    def rows(self) -> int:
+        """Responses that are decoded at once, on all devices."""
+        return self.prompts * self.samples
 
 
 class DeviceRates(NamedTuple):
@@ -63,9 +107,137 @@ class Timed(NamedTuple):
     memory: int  # bytes of a device, as the compiler says, with all that lies beside the program
 
 
+# --------------------------------------------------------------------------------------------------- model and sizes
+
+
+def open_bench(options: BenchOptions, memory: int) -> Bench:
+    """The policy that is timed, in the largest batches for which devices of `memory` bytes should have room. Nothing is
+    downloaded, and no token ends a response.
+
+    Raises:
+        ValueError: there is no such model or setting, or they do not fit each other, the devices or their memory.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(f"--model is timed in one process, and there are {jax.process_count()}: start one, with all "
+                         "devices of a machine")
+    machine = Machine(jax.default_backend(), jax.device_count(), memory, capability_of(jax.local_devices()[0]))
+    name, overrides = preset_or_folder(options.model), list(options.overrides)
+    config = models_config(name, 0, machine)
+    config.generator.loss.kl_coef = 0.0
+    if machine.is_cpu:
+        config.generator.max_prompt, config.generator.max_response = CPU_PROMPT, CPU_RESPONSE
+    mistakes = Mistakes()
+    for override in overrides:
+        with mistakes.collected():
+            if not override.startswith(OVERRIDE):
+                raise ValueError(f"--config.{cut(override)}: the generator alone is timed: "
+                                 f"--config.{OVERRIDE}key=value")
+            apply_override(config, override)
+    mistakes.raise_all()
+    check_values(flatten(config))
+    model = open_model(name, options, fields_of(config.generator))
+    role, given = config.generator, [override.partition("=")[0] for override in overrides]
+    role.cache_buckets = ()
+    settings = OpenSettings(config, given)
+    set_batches(settings, {"generator": model}, machine, mistakes)
+    mistakes.raise_all()
+    role.row_buckets = role.row_buckets[-1:]
+    config.rl.prompts_per_step = MICRO_BATCHES
+    config.rl.samples_per_prompt = samples = min(config.rl.samples_per_prompt, role.row_buckets[-1])
+    tokenizer = dataclasses.replace(blank_tokenizer(model), stop_ids=(model.vocab_size,))
+    policy = make_policy("generator", role, Source(name, model, tokenizer, None, lambda folder: None, {}))
+    return Bench(policy, sized_job(config, {"generator": model}, machine), samples)
+
+
+def preset_or_folder(name: str) -> str:
+    """The model's hub id in the table of presets, or the folder. Raises ValueError."""
+    known = short_names()
+    name = known.get(name, name)
+    if known_name(name) is None and not local_path("--model", name).exists():
+        raise ValueError(f"--model={cut(name)} is neither a preset nor a folder: choose one of {', '.join(known)}, or "
+                         "give a folder that contains a config.json (weights are not read)")
+    return name
+
+
+def open_model(name: str, options: BenchOptions, numerics: dict) -> ModelConfig:
+    """The model, cut to `layers` and `vocab`. Raises ValueError."""
+    model = published_model(name, **numerics)
+    if options.layers > model.num_layers:
+        raise ValueError(f"--layers={options.layers} is more than the {model.num_layers} of {cut(name)}: choose at "
+                         f"most {model.num_layers}, or leave the option out for all of them")
+    return dataclasses.replace(model, num_layers=options.layers or model.num_layers,
+                               vocab_size=options.vocab or model.vocab_size)  # fmt: skip
+
+
+def describe_sizes(bench: Bench) -> str:
+    """One line, before anything is timed."""
+    policy = bench.policy
+    model, config = policy.model_config, policy.config
+    mesh = " x ".join(f"{axis} {size}" for axis, size in policy.placement.train.shape.items())
+    lora = f"adapters of rank {model.lora.rank} on a frozen base, " if model.lora else ""
+    return (f"sizes: {model.num_layers} layers in {model.compute_dtype}, {lora}head in {model.head_dtype}, attention "
+            f"{attention_names(model)}, mesh {mesh}; sampling {bench.rows} rows ({bench.prompts} prompts of "
+            f"{config.max_prompt} tokens x {bench.samples} samples of {config.max_response}); training on "
+            f"{MICRO_BATCHES} micro-batches of {config.rows_per_micro_batch} responses on each of "
+            f"{policy.placement.num_shards} shard(s), remat {model.remat}")
+
+
+# ------------------------------------------------------------------------------------------------- work and predictions
+
+
+def work(bench: Bench, batch: Batch, tokens: int) -> dict[str, tuple[int, Flops]]:
+    """{phase: (tokens of all devices, FLOPs of one)}; `batch` is what is trained on, with so many tokens."""
+    policy = bench.policy
+    model, groups, prompt = policy.model_config, policy.placement.row_multiple, policy.config.max_prompt
+    tensor, count, new = policy.placement.local.shape["tensor"], int(batch.num_micro), policy.config.max_response
+    prefill = prefill_flops(model, bench.prompts / groups, prompt, tensor, model.attention)
+    step = decode_flops(model, bench.rows / groups, prompt + new, tensor)
+    score, update = function_flops(policy, micro_batch_shape(batch))
+    return {
+        "prefill": (bench.prompts * prompt, prefill),  # which makes the first token
+        "decode": (bench.rows * (new - 1), Flops((new - 1) * step.layers, (new - 1) * step.head)),
+        "score": (tokens, Flops(count * score.layers, count * score.head)),
+        "update": (tokens, Flops(count * update.layers, count * update.head)),
+        "optimizer": (0, Flops(0.0, 0.0)),
+    }
+
+
+def target_here(memory: int, rates: DeviceRates) -> Target | None:
+    """This machine's devices as a target; None: they are accelerators without a data sheet here. `memory` (bytes of a
+    device) and `rates` count on a CPU alone."""
+    device, count = jax.local_devices()[0], jax.device_count()
+    if device.platform != "cpu":
+        name = target_name(device.device_kind)
+        return open_target(name, count) if name else None
+    between = dict.fromkeys(("link", "network", "host"), rates.copy / 2)
+    return Target("cpu", "cpu", memory, rates.matmul, flops_float32=rates.matmul, flops_highest=rates.head,
+                  read=rates.copy, per_host=count, **between)  # fmt: skip
+
+
+def predicted_seconds(bench: Bench, batch: Batch, target: Target) -> dict[str, float]:
+    """What a plan expects of every phase; `batch` is what is trained on."""
+    times, job, config = TimeModel(target), bench.job, bench.policy.config
+    sized, segment = job.policies["generator"], DecodeSegment(bench.rows, config.max_response, config.max_response - 1)
+    prefill, sampled = (
+        times.sampling_seconds(sized, SamplingWorkload(1, bench.prompts, config.max_prompt, segments))
+        for segments in ((), (segment,))
+    )
+    programs = training_estimates(job, "generator", target.platform)
+    passes = UpdateWorkload(int(batch.num_micro), 1, micro_batch_shape(batch))
+    score, update = (
+        times.training_seconds(sized, programs[f"generator/{name}"], flops, passes, name)
+        for name, flops in zip(("score", "update"), function_flops(sized, passes.tokens), strict=True)
+    )
+    step = times.read_seconds(optimizer_bytes(device_bytes(sized.state), device_bytes(sized.state.params)))
+    return {"prefill": prefill, "decode": sampled - prefill, "score": score, "update": update + step, "optimizer": step}
+
+
+# -------------------------------------------------------------------------------------------------------- measurements
+
+
 def bench_phases(
-    policy: Policy, sizes: Sizes, names: tuple[str, ...], runs: int, memory: int,
-    report_fn: Callable[[str, dict], None], rates: DeviceRates | None = None,
+    bench: Bench, names: tuple[str, ...], runs: int, memory: int, report_fn: Callable[[str, dict], None],
+    rates: DeviceRates | None = None,
 ) -> dict:
     """Time the phases of these names; `report_fn(name, figures)` hears of each as it is done.
 
@@ -75,8 +247,9 @@ def bench_phases(
     Raises:
         ValueError: a program needs more than a device's `memory`, in bytes.
     """
-    rates = rates or measured_rates(policy.model_config)
-    target = target_here(memory, *rates)
+    model, config = bench.policy.model_config, bench.policy.config
+    rates = rates or measured_rates(model)
+    target = target_here(memory, rates)
     machine = {
         "description": describe_machine(),
         "memory_gib": memory / GIB,
@@ -86,20 +259,27 @@ def bench_phases(
         "predicted_for": target and target.name,
     }
     report_fn("machine", machine)
-    batch, tokens = training_batch(policy, sizes)
-    work = sampling_work(policy, sizes) | training_work(policy, batch, tokens)
-    predicted = predicted_seconds(policy, sizes, batch, target, memory) if target else {}
-    phases = {}
-    for name, timed in timed_phases(policy, sizes, batch, BenchTimer(names, runs, memory)):
-        phases[name] = figures(work[name], timed, rates) | {"predicted_s": predicted.get(name)}
+    batch, tokens = training_batch(bench)
+    done, phases = work(bench, batch, tokens), {}
+    predicted = predicted_seconds(bench, batch, target) if target else {}
+    for name, timed in timed_phases(bench, batch, BenchTimer(names, runs, memory)):
+        phases[name] = figures(*done[name], timed, rates) | {"predicted_s": predicted.get(name)}
         report_fn(name, phases[name])
     peak = peak_memory()
     return {
         "machine": machine,
         "jax": jax.__version__,
-        "model": describe_model(policy),
-        "sizes": sizes._asdict() | {"prompts": sizes.prompts, "micro_batch": micro_batch_shape(batch)._asdict(),
-                                    "micro_batches": int(batch.num_micro)},
+        "model": {
+            "layers": model.num_layers,
+            "parameters": num_parameters(model),
+            "trained_parameters": num_trained(model),
+            "lora_rank": model.lora.rank if model.lora else 0,
+            "mesh": dict(bench.policy.placement.train.shape),
+            **{name: getattr(model, name) for name in NUMERICS},
+        },
+        "sizes": {"rows": bench.rows, "samples": bench.samples, "prompt": config.max_prompt,
+                  "new": config.max_response, "micro_batch": micro_batch_shape(batch)._asdict(),
+                  "micro_batches": int(batch.num_micro)},
         "phases": phases,
         "peak_memory_gib": None if peak is None else peak / GIB,
     }  # fmt: skip
@@ -114,45 +294,16 @@ def measured_rates(model: ModelConfig, size: int = 0) -> DeviceRates:
     return DeviceRates(matmul, head, copy_rate(4 * size * size))
 
 
-def describe_model(policy: Policy) -> dict:
-    model, placement = policy.model_config, policy.placement
+def figures(tokens: int, flops: Flops, timed: Timed, rates: DeviceRates) -> dict[str, float]:
+    """A phase in numbers for JSON. `share_of_matmul` is the time that the products would take at the measured rates of
+    their dtypes, over the time that the phase took."""
     return {
-        "layers": model.num_layers,
-        "parameters": num_parameters(model),
-        "trained_parameters": num_trained(model),
-        "lora_rank": model.lora.rank if model.lora else 0,
-        "compute_dtype": model.compute_dtype,
-        "head_dtype": model.head_dtype,
-        "head_precision": model.head_precision,
-        "sample_cache_dtype": model.sample_cache_dtype or model.compute_dtype,
-        "sample_weight_dtype": model.sample_weight_dtype or model.compute_dtype,
-        "attention": model.attention,
-        "decode_attention": model.decode_attention,
-        "remat": model.remat,
-        "mesh": dict(placement.train.shape),
-        "decode_mesh": dict(placement.local.shape),
-    }
-
-
-def figures(work: PhaseWork, timed: Timed, rates: DeviceRates) -> dict[str, float]:
-    """A phase in numbers for JSON.
-
-    `share_of_matmul` is the time that the products would take at the measured rates of their dtypes, over the time that
-    the phase took; `mfu` is the same of the products that are needed, without what remat computes again.
-    `share_of_copy` is the share of the measured rate of copies at which its bytes were moved.
-    """
-    seconds = timed.seconds
-    return {
-        "seconds": seconds,
-        "tokens": work.tokens,
-        "tokens_per_s": work.tokens / seconds,
-        "flops": work.flops.total,
-        "flops_per_s": work.flops.total / seconds,
-        "bytes": work.bytes,
-        "bytes_per_s": work.bytes / seconds,
-        "share_of_matmul": work.flops.seconds(rates.matmul, rates.head) / seconds,
-        "mfu": work.needed.seconds(rates.matmul, rates.head) / seconds,
-        "share_of_copy": work.bytes / rates.copy / seconds,
+        "seconds": timed.seconds,
+        "tokens": tokens,
+        "tokens_per_s": tokens / timed.seconds,
+        "flops": flops.total,
+        "flops_per_s": flops.total / timed.seconds,
+        "share_of_matmul": flops.seconds(rates.matmul, rates.head) / timed.seconds,
         "compile_s": timed.compile_s,
         "memory_gib": timed.memory / GIB,
     }
@@ -167,19 +318,9 @@ def phase_line(name: str, found: dict) -> str:
     parts = [f"{name}: {found['seconds']:.4g} s"]
     if found["flops"]:  # the optimizer's step has neither tokens nor products
         parts.append(f"{found['tokens_per_s']:,.0f} tokens/s")
-        parts.append(f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s ({found['share_of_matmul']:.1%} of the matmul rate, "
-                     f"{found['mfu']:.1%} without what remat computes again)")
-    parts.append(f"{found['bytes_per_s'] / 1e9:.3g} GB/s ({found['share_of_copy']:.1%} of the copy rate)")
+        parts.append(f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s ({found['share_of_matmul']:.1%} of the matmul rate)")
     expected = "" if found["predicted_s"] is None else f", predicted {found['predicted_s']:.4g} s"
     return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s{expected}"
-
-
-class CompiledPhase(NamedTuple):
-    """A jitted function, compiled for its arguments."""
-
-    fn: Callable
-    compile_s: float
-    memory: int  # as in Timed
 
 
 class BenchTimer(NamedTuple):
@@ -189,8 +330,9 @@ class BenchTimer(NamedTuple):
     runs: int
     memory: int  # bytes of a device
 
-    def compile(self, name: str, lowered: jax.stages.Lowered, beside: int = 0) -> CompiledPhase:
-        """Compile; `beside` are the bytes on the device that are no arguments of the function.
+    def compile(self, name: str, lowered: jax.stages.Lowered, beside: int = 0) -> tuple[Callable, float, int]:
+        """The function, the seconds of compiling it, and the bytes that it needs; `beside` are those on the device that
+        are no arguments of it.
 
         Raises:
             ValueError: it needs more memory than there is.
@@ -209,26 +351,20 @@ class BenchTimer(NamedTuple):
         if needed > self.memory:
             raise ValueError(f"{name} needs {needed / GIB:.1f} GiB of each device, which has {self.memory / GIB:.1f} "
                              f"GiB: {self._advice(name)}")
-        return CompiledPhase(compiled, time.monotonic() - began, needed)
+        return compiled, time.monotonic() - began, needed
 
     def _advice(self, name: str) -> str:
-        sizes = "--rows, --prompt, --new" if name in SAMPLING_PHASES else "--micro_rows, --logp_chunk, --prompt, --new"
-        return f"lower {sizes} or --layers, or split the model over more devices with --mesh"
-
-    def time(
-        self, phase: CompiledPhase, fn: Callable[[Any], object], prepare_fn: Callable[[int], object] = lambda i: i
-    ) -> Timed:
-        """`fn` calls the compiled function on what `prepare_fn` has made, which takes no counted time."""
-        return Timed(median_seconds(fn, self.runs, prepare_fn), phase.compile_s, phase.memory)
+        rows = "row_buckets=(ROWS,)" if name in SAMPLING_PHASES else "rows_per_micro_batch=ROWS"
+        return f"lower --layers, or give --config.generator.{rows} with fewer rows, or a shorter max_response"
 
 
-def timed_phases(policy: Policy, sizes: Sizes, batch: Batch, timer: BenchTimer) -> Iterator[tuple[str, Timed]]:
+def timed_phases(bench: Bench, batch: Batch, timer: BenchTimer) -> Iterator[tuple[str, Timed]]:
     """The phases that are asked for, in the order of a turn."""
-    state = fresh_state(policy)
+    state = fresh_state(bench.policy)
     if set(timer.names) & set(SAMPLING_PHASES):
-        yield from timed_sampling(policy, sizes, state, timer)
+        yield from timed_sampling(bench, state, timer)
     if set(timer.names) & set(TRAINING_PHASES):
-        yield from timed_training(policy, batch, state, timer)
+        yield from timed_training(bench.policy, batch, state, timer)
 
 
 def fresh_state(policy: Policy) -> TrainState:
@@ -245,31 +381,28 @@ def fresh_state(policy: Policy) -> TrainState:
     return state.replace(base=jax.jit(make_base, out_shardings=shardings)(key_data))
 
 
-def timed_sampling(
-    policy: Policy, sizes: Sizes, state: TrainState, timer: BenchTimer
-) -> Iterator[tuple[str, Timed]]:
+def timed_sampling(bench: Bench, state: TrainState, timer: BenchTimer) -> Iterator[tuple[str, Timed]]:
     """Prefill and decode, apart."""
-    sampler = policy.sampler
-    beside = device_bytes(state)  # waits for its update, as in a run
-    weights = jax.block_until_ready(sampler.layout(state.weights))
-    prompts, sampling = prompt_batch(policy.model_config, sizes), sampling_params(1.0)
-    prefill = timer.compile("prefill", sampler.driver.prefill_fn.lower(weights, prompts, sampling), beside)
+    sampler, beside = bench.policy.sampler, device_bytes(state)  # the state waits for its update, as in a run
+    driver, weights = sampler.driver, jax.block_until_ready(sampler.layout(state.weights))
+    prompts, sampling = prompt_batch(bench), sampling_params(1.0)
+    prefill_fn, *told = timer.compile("prefill", driver.prefill_fn.lower(weights, prompts, sampling), beside)
     if "prefill" in timer.names:
-        yield "prefill", timer.time(prefill, lambda _: prefill.fn(weights, prompts, sampling))
+        yield "prefill", Timed(median_seconds(lambda _: prefill_fn(weights, prompts, sampling), timer.runs), *told)
     if "decode" not in timer.names:
         return
-    started = prefill.fn(weights, prompts, sampling)
-    none_left = np.int32(0)
-    decode = timer.compile("decode", sampler.driver.decode_fn.lower(weights, started, sampling, none_left), beside)
+    started, none_left = prefill_fn(weights, prompts, sampling), np.int32(0)
+    decode_fn, *told = timer.compile("decode", driver.decode_fn.lower(weights, started, sampling, none_left), beside)
     del started
     steps = []
 
     def finish(started: Any) -> jax.Array:
-        steps.append(decode.fn(weights, started, sampling, none_left).step)
+        steps.append(decode_fn(weights, started, sampling, none_left).step)
         return steps[-1]
 
-    yield "decode", timer.time(decode, finish, lambda _: prefill.fn(weights, prompts, sampling))
-    assert {int(step) for step in steps} == {sizes.new}, steps
+    seconds = median_seconds(finish, timer.runs, lambda _: prefill_fn(weights, prompts, sampling))
+    yield "decode", Timed(seconds, *told)
+    assert {int(step) for step in steps} == {bench.policy.config.max_response}, steps
 
 
 def timed_training(
@@ -278,42 +411,43 @@ def timed_training(
     """Score, update, and an update without micro-batches. The state is donated."""
     placed = jax.tree.map(lambda leaf: jax.device_put(leaf, batch_sharding(policy.placement, leaf)), batch)
     if "score" in timer.names:
-        beside = device_bytes(state.opt_state)
-        score = timer.compile("score", policy.score.lower(state.weights, placed), beside)
-        yield "score", timer.time(score, lambda _: score.fn(state.weights, placed))
+        lowered = policy.score.lower(state.weights, placed)
+        score_fn, *told = timer.compile("score", lowered, device_bytes(state.opt_state))
+        yield "score", Timed(median_seconds(lambda _: score_fn(state.weights, placed), timer.runs), *told)
     if not {"update", "optimizer"} & set(timer.names):
         return
     state, base = state.replace(base={}), state.base  # a base is not donated
-    update = timer.compile("update", policy.update.lower(state, placed, base))
+    update_fn, *told = timer.compile("update", policy.update.lower(state, placed, base))
 
     def step(batch: Batch) -> dict:
         nonlocal state
-        state, metrics = update.fn(state, batch, base)
+        state, metrics = update_fn(state, batch, base)
         return metrics
 
-    if "update" in timer.names:
-        yield "update", timer.time(update, lambda _: step(placed))
-    if "optimizer" in timer.names:
-        none = jax.device_put(np.int32(0), batch_sharding(policy.placement, batch.num_micro))
-        yield "optimizer", timer.time(update, lambda _: step(placed.replace(num_micro=none)))
+    none = jax.device_put(np.int32(0), batch_sharding(policy.placement, batch.num_micro))
+    for name, trained in (("update", placed), ("optimizer", placed.replace(num_micro=none))):
+        if name in timer.names:
+            yield name, Timed(median_seconds(lambda _, trained=trained: step(trained), timer.runs), *told)
 
 
-def prompt_batch(model: ModelConfig, sizes: Sizes) -> PromptBatch:
+def prompt_batch(bench: Bench) -> PromptBatch:
     """Random prompts, all of the full length; every row may use the whole cache."""
-    prompts = np.random.default_rng(0).integers(0, model.vocab_size, (sizes.prompts, sizes.prompt)).tolist()
-    request = SampleRequest(prompts, sizes.samples, step_key(0, "bench", "sample"), 1.0)
-    return pad_request(with_row_arrays(request, sizes.new), sizes.prompts, sizes.prompt)
+    config, vocabulary = bench.policy.config, bench.policy.model_config.vocab_size
+    prompts = np.random.default_rng(0).integers(0, vocabulary, (bench.prompts, config.max_prompt)).tolist()
+    request = SampleRequest(prompts, bench.samples, step_key(0, "bench", "sample"), 1.0)
+    return pad_request(with_row_arrays(request, config.max_response), bench.prompts, config.max_prompt)
 
 
-def training_batch(policy: Policy, sizes: Sizes) -> tuple[Batch, int]:
+def training_batch(bench: Bench) -> tuple[Batch, int]:
     """Random responses of the full length to random prompts, packed as in a run, on the host; and their tokens."""
-    shards, M, rng = policy.placement.num_local_shards, sizes.micro_samples, np.random.default_rng(1)
-    rows = sizes.micro_rows * MICRO_BATCHES * shards
-    num_prompts = -(-rows // M)
-    vocabulary = policy.model_config.vocab_size
-    prompts = rng.integers(0, vocabulary, (num_prompts, sizes.prompt)).tolist()
-    response_BT = rng.integers(0, vocabulary, (rows, sizes.new), np.int32)
-    adv_B, weight_T = rng.normal(size=rows), np.full(sizes.new, 1 / response_BT.size, np.float32)
+    config, shards, rng = bench.policy.config, bench.policy.placement.num_local_shards, np.random.default_rng(1)
+    # As many responses to a prompt as a micro-batch has room for.
+    M = max(1, config.rows_per_micro_batch // config.prompts_per_micro_batch)
+    num_prompts = config.prompts_per_micro_batch * MICRO_BATCHES * shards
+    vocabulary, rows = bench.policy.model_config.vocab_size, num_prompts * M
+    prompts = rng.integers(0, vocabulary, (num_prompts, config.max_prompt)).tolist()
+    response_BT = rng.integers(0, vocabulary, (rows, config.max_response), np.int32)
+    adv_B, weight_T = rng.normal(size=rows), np.full(config.max_response, 1 / response_BT.size, np.float32)
     sequences = [TrainSequence(prompts[b // M], response_BT[b], weight_T, adv_B[b]) for b in range(rows)]
-    batch = pack(sequences, pack_shape(policy.config), rows, num_prompts, shards)
-    return batch, response_BT.size + num_prompts * sizes.prompt
+    batch = pack(sequences, pack_shape(config), rows, num_prompts, shards)
+    return batch, response_BT.size + num_prompts * config.max_prompt

@@ -115,26 +115,19 @@ def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attent
     return Flops(layers, head_flops(model, tokens.scored) / head_parts(model, tensor))
 
 
-def needed_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
-    """Forward and backward pass of one micro-batch, without what is computed again."""
-    forward = score_flops(model, tokens, tensor, attention)
-    if not model.lora:
-        return Flops(3 * forward.layers, 3 * forward.head)
-    # Of frozen matrices no gradient is made: one product less.
-    frozen = layer_flops(model, tokens.total, 0) - 3 * adapter_flops(model, tokens.total)
-    return Flops(3 * forward.layers - frozen / tensor, 2 * forward.head)
-
-
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
     """Forward and backward pass of one micro-batch, with what is computed again."""
     forward = score_flops(model, tokens, tensor, attention)
-    needed = needed_flops(model, tokens, tensor, attention)
+    layers, head = 3 * forward.layers, 3 * forward.head
+    if model.lora:  # of frozen matrices no gradient is made: one product less
+        layers -= (layer_flops(model, tokens.total, 0) - 3 * adapter_flops(model, tokens.total)) / tensor
+        head -= forward.head
     attended = layer_flops(model, 0, tokens.pairs(attention)) / tensor
     last = model.num_layers * 2 * tokens.total * model.width * model.mlp_width / tensor
     again = {"none": 0.0, "dots": attended, "full": forward.layers - last}[model.remat]
     if attention in SKIPPING:  # the kernel's backward pass computes the scores again
         again += attended / 2
-    return Flops(needed.layers + again, needed.head + is_chunked * forward.head)
+    return Flops(layers + again, head + is_chunked * forward.head)
 
 
 def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> Flops:
@@ -181,20 +174,6 @@ def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
     return 2 * model.num_layers * model.num_kv_heads * of_head / tensor
 
 
-def prefill_bytes(model: ModelConfig, prompts: float, length: int, tensor: int) -> float:
-    """Weights read and the prompts' cache written."""
-    return sampling_weight_bytes(model, tensor) + prompts * length * cached_token_bytes(model, tensor)
-
-
-def decode_bytes(
-    model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
-) -> float:
-    """Read in one step of `rows` rows: the weights, the cache of `prompts` prompts, and each row's cache of new tokens.
-    It counts the columns that the decode attention reads: with xla all of them, filled or not."""
-    cached = prompts * prompt_length + rows * cache
-    return sampling_weight_bytes(model, tensor) + cached * cached_token_bytes(model, tensor)
-
-
 class StepPart(NamedTuple):
     """Part of a decode step: the bytes that it reads, and its products."""
 
@@ -205,33 +184,22 @@ class StepPart(NamedTuple):
 def decode_parts(
     model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
 ) -> tuple[StepPart, ...]:
-    """The matrices of the layers, attention to the cache, and the head: together `decode_bytes` and `decode_flops`.
+    """The matrices of the layers, attention to the cache, and the head: together what a step of `rows` rows
+    reads and computes, which attend to the cache of `prompts` prompts and to `cache` new tokens of their own.
 
     They are apart because each waits for the one before it. The cache is not read beside the products of a matrix, and
     no layer's weights are read beside those of the head.
     """
     flops = decode_flops(model, rows, prompt_length + cache, tensor)
     matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
-    weights = decode_bytes(model, 0, 0, 0, 0, tensor)
-    cached = decode_bytes(model, prompts, prompt_length, rows, cache, tensor) - weights
     head = head_bytes(model, tensor)
+    # With xla all columns are read, filled or not.
+    cached = (prompts * prompt_length + rows * cache) * cached_token_bytes(model, tensor)
     return (
-        StepPart(weights - head, matrices),
+        StepPart(sampling_weight_bytes(model, tensor) - head, matrices),
         StepPart(cached, Flops(flops.layers - matrices.layers, 0.0)),
         StepPart(head, Flops(0.0, flops.head)),
     )
-
-
-def mean_columns(model: ModelConfig, columns: float) -> float:
-    """Columns of a cache that a layer keeps of so many, in the mean over layers: no more than its window has."""
-    return float(np.mean([min(kind.window or columns, columns) for kind in model.layer_kinds]))
-
-
-def update_bytes(model: ModelConfig, micro_batches: int, tensor: int, gradients: float) -> float:
-    """Weights read by the forward pass, by the backward pass, and by what remat computes again; the accumulated
-    gradients of that size are read and written for each micro-batch."""
-    passes = 3 if model.remat == "full" else 2
-    return micro_batches * (passes * weight_bytes(model, tensor) + 2 * gradients)
 
 
 def optimizer_bytes(state: float, params: float) -> float:

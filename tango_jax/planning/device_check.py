@@ -16,20 +16,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import tango_jax
-from tango_jax.planning.device_report import markdown, outcome
 from tango_jax.planning.device_steps import SIZES
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
+from tango_jax.runtime.console import format_seconds
 from tango_jax.runtime.failures import FAILED, INTERRUPTED, leave
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.termination import PARENT_VARIABLE
 
 KINDS = ("devices", "parity", "quickstart", "models")  # of steps
 JSON_NAME, MARKDOWN_NAME = "check.json", "check.md"
-TAIL_BYTES = 2**14  # of what a step says on standard error, within which its last line is looked for
 WAITING, RUNNING, DONE, ERROR, CUT = "not begun", "running", "done", "failed", "cut off"
 
 
@@ -62,8 +61,8 @@ def later_steps(size: str, runs: int) -> list[Step]:
              own_step("quickstart", "the quickstart, shortened", "quickstart", size)]  # fmt: skip
     for rank in (0, SIZES[size].parity.rank):
         for timed in SIZES[size].models:
-            title = f"{timed.name}, {f'adapters of rank {rank}' if rank else 'all parameters'}"
-            steps.append(own_step("models", title, "model", size, timed.name, rank, runs))
+            title = f"{timed.model}, {f'adapters of rank {rank}' if rank else 'all parameters'}"
+            steps.append(own_step("models", title, "model", size, timed.model, rank, runs))
     return steps
 
 
@@ -77,10 +76,8 @@ def check_device(options: CheckOptions, log_fn: Callable[[str], None] = print) -
         OSError: the folder cannot be written to.
     """
     began = time.monotonic()
-    report = {
-        "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "size": options.size,
-        "minutes": options.minutes, "seconds": 0.0, "steps": [],
-    }  # fmt: skip
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    report = {"began": now, "size": options.size, "minutes": options.minutes, "seconds": 0.0, "steps": []}
 
     def add(steps: list[Step]) -> list[tuple[Step, dict]]:
         """Each step with its entry in the report, which it has before it begins."""
@@ -89,28 +86,27 @@ def check_device(options: CheckOptions, log_fn: Callable[[str], None] = print) -
         report["steps"] += [entry for _, entry in pairs]
         return pairs
 
+    def write() -> None:
+        report["seconds"] = time.monotonic() - began
+        write_json_atomic(options.out / JSON_NAME, report)
+        write_atomically(options.out / MARKDOWN_NAME, markdown(report))
+
     waiting = add([own_step("devices", "devices and versions", "devices", "")])
     waiting += add(later_steps(options.size, options.runs)) if options.size else []
     while waiting:
         (step, entry), left = waiting.pop(0), 60 * options.minutes - (time.monotonic() - began)
         log_fn(f"[{time.monotonic() - began:.0f} s] {step.title} ...")
         if left > 0:
-            _run(step, entry, left, lambda: _write(options.out, report, began))
+            _run(step, entry, left, write)
         else:
             entry["error"] = f"the {options.minutes:g} minutes of --minutes were over"
         if not report["size"]:
-            facts = [row["facts"] for row in entry["rows"]]
-            report["size"] = "device" if facts and facts[0]["platform"] != "cpu" else "cpu"
+            platforms = [row["which"] for row in entry["rows"] if row["what"] == "platform"]
+            report["size"] = "device" if platforms and platforms != ["cpu"] else "cpu"
             waiting += add(later_steps(report["size"], options.runs))
-        _write(options.out, report, began)
+        write()
         log_fn(f"[{time.monotonic() - began:.0f} s] {outcome(entry)}")
     return report
-
-
-def _write(out: Path, report: dict, began: float) -> None:
-    report["seconds"] = time.monotonic() - began
-    write_json_atomic(out / JSON_NAME, report)
-    write_atomically(out / MARKDOWN_NAME, markdown(report))
 
 
 def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) -> None:
@@ -118,10 +114,12 @@ def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) 
     began, is_over = time.monotonic(), threading.Event()
     entry["status"] = RUNNING
     write_fn()
+    paths = [str(Path(tango_jax.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryFile() as log:
         # A session of its own, which Ctrl-C does not reach and which is ended as a whole: a run has workers.
         process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                   text=True, env=_environment(), start_new_session=True)  # fmt: skip
+                                   text=True, env=environment, start_new_session=True)  # fmt: skip
 
         def end() -> None:
             is_over.set()
@@ -148,7 +146,11 @@ def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) 
         if is_over.is_set():
             entry |= {"status": CUT, "error": f"after {limit_s:.0f} s, when the minutes of --minutes were over"}
         elif process.returncode:
-            entry |= {"status": ERROR, "error": entry["error"] or _how_it_ended(process.returncode, log)}
+            log.seek(0)
+            said = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            code = process.returncode
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            entry |= {"status": ERROR, "error": entry["error"] or on_one_line(cut(": ".join([how, *said[-1:]]), 300))}
         else:
             entry["status"] = DONE
 
@@ -165,20 +167,6 @@ def _take(entry: dict, line: str) -> None:
         entry["rows"].append(found)
 
 
-def _how_it_ended(code: int, log: IO[bytes]) -> str:
-    """The end of a process that could not tell it itself: the signal, and the last line that it has left."""
-    log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return on_one_line(cut(": ".join([how, *lines[-1:]]), 300))
-
-
-def _environment() -> dict[str, str]:
-    """That of a step, which finds this package and ends with this process."""
-    path = os.pathsep.join([str(Path(tango_jax.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": path}
-
-
 def _kill(process: subprocess.Popen) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -191,3 +179,46 @@ def exit_code(report: dict) -> int:
     rows = [row for step in report["steps"] for row in step["rows"]]
     is_good = all(step["status"] == DONE for step in report["steps"]) and not any("error" in row for row in rows)
     return 0 if is_good and all(row.get("within", True) for row in rows) else FAILED
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+
+def markdown(report: dict) -> str:
+    """check.md, of a report that may be unfinished."""
+    size, steps = report["size"] or "not known yet", report["steps"]
+    parts = [
+        "# tango_jax: a first check of a device",
+        f"Begun {report['began']}, {format_seconds(report['seconds'])} in all; sizes: {size}. Seconds are medians. "
+        "Predicted is what a plan says (`tango_jax/planning/README.md`), of a CPU from its measured rates.",
+        table([{"step": step["title"], "s": f"{step['seconds']:.0f}", "outcome": outcome(step)} for step in steps]),
+    ]
+    for step in steps:
+        if step["rows"]:
+            parts += [f"## {step['title']}", table(step["rows"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def outcome(step: dict) -> str:
+    """How a step stands, in a few words."""
+    rows, found = step["rows"], [step["status"]]
+    compared, errors = [row for row in rows if "within" in row], [row["error"] for row in rows if "error" in row]
+    if compared:
+        outside = sum(not row["within"] for row in compared)
+        found.append(f"{len(compared)} comparisons, {outside} outside of what is allowed")
+    if errors:
+        found.append(f"{len(errors)} failed: {errors[0]}")
+    return "; ".join([*found, *filter(None, [step["error"]])])
+
+
+def table(rows: list[dict]) -> str:
+    """A Markdown table with a column for every key; what stands in its cells can end neither cell nor line."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(on_one_line(cell).replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

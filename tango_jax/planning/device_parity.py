@@ -27,12 +27,7 @@ from tango_jax.models.attention import (
     make_row_attention,
     resolve_attention,
 )
-from tango_jax.models.cache import make_decode_attention
-from tango_jax.models.decode_attention import (
-    DECODE_ATTENTION_KINDS,
-    make_skipping_decode_attention,
-    resolve_decode_attention,
-)
+from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS, resolve_decode_attention
 from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig, init_params
 from tango_jax.records import Batch, Rollout, with_base
@@ -103,9 +98,8 @@ def error_text(error: Exception) -> str:
 
 def cases(sizes: ParitySizes) -> Iterator[Case]:
     """In the order in which they are reported."""
-    model, device = dataclasses.replace(sizes.model, **BFLOAT16), jax.local_devices()[0]
-    numerics = (device.platform, model.compute_dtype, model.head_dim)
-    kernels = []  # settings of the sampler that this device can run beside plain attention
+    device, kernels = jax.local_devices()[0], []  # settings of the sampler that this device can run
+    numerics = (device.platform, BFLOAT16["compute_dtype"], sizes.model.head_dim)
     for kind in ATTENTION_KINDS[1:]:
         name = f"attention {kind}"
         try:
@@ -116,13 +110,11 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
         yield Case(name, lambda kind=kind, name=name: attention_rows(name, kind, sizes))
         kernels += [{"attention": kind}] if kind != "xla" else []
     for kind in DECODE_ATTENTION_KINDS[1:]:
-        name = f"decode attention {kind}"
         try:
             resolve_decode_attention(kind, *numerics, (sizes.prompt, sizes.new), 0, capability_of(device))
         except ValueError as error:
-            yield left_out(name, error)
+            yield left_out(f"decode attention {kind}", error)
             continue
-        yield Case(name, lambda kind=kind, name=name: decode_rows(name, kind, sizes))
         kernels += [{"decode_attention": kind}] if kind != "xla" else []
     adapters = LoraConfig(sizes.rank, 2.0 * sizes.rank)
     for name, settings, allowed in (
@@ -136,8 +128,7 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
         ("adapters", BFLOAT16 | {"lora": adapters}, GAP),
         ("adapters, int8 base", BFLOAT16 | {"lora": dataclasses.replace(adapters, base_dtype="int8")}, GAP),
     ):  # fmt: skip
-        changed = dataclasses.replace(sizes.model, attention=settings.get("attention", "xla"))
-        changed = dataclasses.replace(changed, **settings)
+        changed = dataclasses.replace(sizes.model, **{"attention": "xla"} | settings)
         yield Case(name, lambda name=name, model=changed, allowed=allowed: sampler_rows(name, model, allowed, sizes))
 
 
@@ -201,42 +192,6 @@ def outputs_and_gradients(
 
     grads, out_BTHE = jax.jit(jax.grad(loss_fn, argnums=(0, 1, 2), has_aux=True))(q_BTHE, k_BSKE, v_BSKE)
     return [out_BTHE, *grads]
-
-
-def decode_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
-    """Attention of one new token of each row against a cache in two parts; two rows have ended."""
-    P, M, X, S = 2, 3, sizes.prompt, sizes.new
-    H, K, E, rng = sizes.model.num_heads, sizes.model.num_kv_heads, sizes.model.head_dim, np.random.default_rng(0)
-    column = S // 2
-    length_P = np.array([X, max(1, X // 6)])
-    length_B = np.array([column + 1, column + 1, 1] * P)
-
-    def random(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-
-    cached = [random(rows, K, length, E) for rows, length in ((P, X), (P * M, S)) for _ in range(2)]
-    new = [random(P * M, 1, heads, E) for heads in (H, K, K)]
-
-    def plain(cached: list[jax.Array], new: list[jax.Array]) -> jax.Array:
-        prefix_k, prefix_v, suffix_k, suffix_v = cached
-        attend_fn = make_decode_attention(
-            prefix_k.swapaxes(2, 3), prefix_v, jnp.asarray(np.arange(X) < length_P[:, None]), suffix_k.swapaxes(2, 3),
-            suffix_v, jnp.int32(column), jnp.asarray(np.arange(S) < length_B[:, None]),
-        )  # fmt: skip
-        return attend_fn(*new)[0]
-
-    def by_kernel(cached: list[jax.Array], new: list[jax.Array]) -> jax.Array:
-        prefix_k, prefix_v, suffix_k, suffix_v = cached
-        attend_fn = make_skipping_decode_attention(
-            prefix_k, prefix_v, jnp.asarray(length_P, jnp.int32), suffix_k, suffix_v, jnp.int32(column),
-            jnp.asarray(length_B, jnp.int32), kind,
-        )  # fmt: skip
-        return attend_fn(*new)[0]
-
-    with jax.default_matmul_precision(HIGHEST):
-        wanted = jax.jit(plain)(*jax.tree.map(lambda x: x.astype(jnp.float32), (cached, new)))
-    got = jax.jit(plain if kind == "xla" else by_kernel)(cached, new)
-    yield row(f"{name}: outputs", [(got, wanted)], ATTENTION)
 
 
 # ----------------------------------------------------------------------------------------------- sampler and trainer

@@ -54,8 +54,8 @@ from tango_jax.weights.source import kind_of
 
 
 class SamplingShapes(NamedTuple):
-    """Arguments of a sampler's jitted functions, as shapes: the largest batches that it runs. In a run each row has its
-    own prompt."""
+    """Arguments of a sampler's jitted functions, as shapes: the largest batches that it runs, each row with a
+    prompt of its own."""
 
     weights: dict
     prefill: tuple  # all three arguments, for all rows or for a chunk of them
@@ -73,7 +73,6 @@ class SizedPolicy:
     placement: Placement  # on meshes of devices, or on abstract ones
     rl: ConfigDict
     processes: int
-    group_size: int = 1  # rows of a decode batch that continue the same prompt
 
     @property
     def sampler_config(self) -> SamplerConfig:
@@ -189,16 +188,13 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
     return Job(config, machine, policies, functions)
 
 
-def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine, group_size: int = 1) -> Job:
+def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> Job:
     """The roles with these models on a machine that need not be here, as shapes alone.
-
-    Args:
-        group_size: rows of a decode batch that continue the same prompt.
 
     Raises:
         ValueError: a mesh, sizes or an attention that fit neither the machine nor the model.
     """
-    policies = {role: _sized_policy(role, config, model, machine, group_size) for role, model in models.items()}
+    policies = {role: _sized_policy(role, config, model, machine) for role, model in models.items()}
     return Job(config, machine, policies, functions={})
 
 
@@ -213,7 +209,7 @@ def resized(job: Job, config: ConfigDict, roles: Collection[str] = ROLES) -> Job
     for role in roles:
         numerics = {"remat": config[role].model.remat, "decode_attention": config[role].model.decode_attention}
         model = dataclasses.replace(policies[role].model_config, **numerics)
-        policies[role] = _sized_policy(role, config, model, job.machine, policies[role].group_size)
+        policies[role] = _sized_policy(role, config, model, job.machine)
     return Job(config, job.machine, policies, functions={})
 
 
@@ -221,9 +217,7 @@ def sized(policy: Policy, rl: ConfigDict, processes: int) -> SizedPolicy:
     return SizedPolicy(policy.role, policy.config, policy.model_config, policy.placement, rl, processes)
 
 
-def _sized_policy(
-    role: str, config: ConfigDict, model: ModelConfig, machine: Machine, group_size: int
-) -> SizedPolicy:
+def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Machine) -> SizedPolicy:
     """What `make_policy` would make of it, and refuse, without its functions."""
     own, sizes = config[role], sampler_sizes(config[role])
     try:
@@ -242,7 +236,7 @@ def _sized_policy(
         )  # fmt: skip
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
-    return SizedPolicy(role, own, model, placement, config.rl, machine.processes, group_size)
+    return SizedPolicy(role, own, model, placement, config.rl, machine.processes)
 
 
 def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
@@ -283,7 +277,7 @@ def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
 
 def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     """Shapes and shardings of the largest decode batch that the role can sample."""
-    local, sizes, group_size = policy.placement.local, policy.sampler_config, policy.group_size
+    local, sizes = policy.placement.local, policy.sampler_config
     model = dataclasses.replace(policy.model_config, remat="none")  # on which no shape depends
     weights = _layout_shapes(model, local.shape["tensor"] == 1)
     weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
@@ -291,8 +285,8 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
         prompts = sizes.prompts_per_chunk(longest, 1)
         rows = [sizes.rows_within(longest, bucket)[-1] for bucket in sizes.cache_buckets]
     else:
-        prompts = sizes.row_buckets[-1] // group_size
-        rows = [sizes.row_buckets[-1]] * len(sizes.cache_buckets)
+        prompts = sizes.row_buckets[-1]
+        rows = [prompts] * len(sizes.cache_buckets)
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.int32)
@@ -300,8 +294,8 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     batch = decode.PromptBatch(
         token_PX=ints(prompts, longest),
         length_P=ints(prompts),
-        limit_B=ints(prompts * group_size),
-        number_B=ints(prompts * group_size),
+        limit_B=ints(prompts),
+        number_B=ints(prompts),
         key_data=jax.ShapeDtypeStruct((2,), np.uint32),
     )
     sampling = sampling_params(policy.config.temperature)
@@ -310,7 +304,7 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     states = []
     for count, bucket in zip(rows, sizes.cache_buckets, strict=True):
         state = _state_of_one_row(model, sizes.cache_buckets[-1], longest, bucket)
-        state = _with_rows(state, count).replace(prefix=_with_rows(state.prefix, count // group_size))
+        state = _with_rows(state, count)
         states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
     return SamplingShapes(weights, arguments, tuple(states), sampling)
 

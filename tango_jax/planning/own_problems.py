@@ -22,9 +22,8 @@ from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.choices import halved
 from tango_jax.planning.costs import num_parameters, num_trained
-from tango_jax.planning.estimates import estimated_phases, rows_fit
+from tango_jax.planning.estimates import estimated_phases, halved, rows_fit
 from tango_jax.planning.job import Job, resized, sized_job
 from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
 from tango_jax.planning.memory import PHASES_OF, resident
@@ -32,6 +31,7 @@ from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as,
 from tango_jax.planning.sources import OpenSettings, describe_form, describe_rough_counts, open_sources
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import Mistakes, shortened
+from tango_jax.runtime.console import working
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.weights.source import fields_of, kind_of
 
@@ -72,21 +72,25 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
             settings.put(f"{role}.model.compute_dtype", "bfloat16")
             if machine.platform == "tpu" or (machine.capability or 0) >= LEAST_CAPABILITY:
                 settings.put(f"{role}.model.head_precision", "bfloat16_x3")
-    sources = open_sources(settings, mistakes, is_planned=planned is not None)
+    names = " and ".join(dict.fromkeys(config[role].checkpoint for role in ROLES))
+    with working(f"reading the sizes and the tokenizer of {names}"):
+        sources = open_sources(settings, mistakes, is_planned=planned is not None)
     mistakes.raise_all()
     scale = machine.scale
     models = {role: source.model_config for role, source in sources.items()}
     tokenizers = {role: source.tokenizer for role, source in sources.items()}
-    lengths = prompt_lengths(config, problems, tokenizers)
+    with working(f"counting the tokens of {len(problems) + len(test)} problems"):
+        lengths = prompt_lengths(config, problems, tokenizers)
+        test_lengths = prompt_lengths(config, test, tokenizers) if test else None
     row_format, worked = read_as(config, sources["generator"].tokenizer)
     set_lengths(settings, scale, lengths, models, worked, mistakes)
     mistakes.raise_all()
-    test_lengths = prompt_lengths(config, test, tokenizers) if test else None
     training, heldout = set_split(settings, scale, problems, lengths, test, test_lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)
-    models, adapters = choose_adapters(settings, models, machine)
-    set_batches(settings, models, machine, mistakes)
+    with working(f"choosing batches for {machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB"):
+        models, adapters = choose_adapters(settings, models, machine)
+        set_batches(settings, models, machine, mistakes)
     mistakes.raise_all()
     counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
               f"{len(test)} in {config.task.test}" if test else

@@ -8,9 +8,9 @@ from tango_jax.planning import times
 from tango_jax.planning.costs import decode_flops, prefill_flops
 from tango_jax.planning.hlo import wire_bytes_by_kind
 from tango_jax.planning.job import SizedPolicy
-from tango_jax.planning.run_plan import RunPlan, bounds, comparison, run_seconds, seconds_with_narrow_head
+from tango_jax.planning.run_plan import RunPlan
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
-from tango_jax.planning.times import TurnTimes, function_flops, scores_of
+from tango_jax.planning.times import function_flops, scores_of
 from tango_jax.planning.workload import SamplingWorkload
 from tango_jax.runtime.console import Console, format_seconds
 
@@ -27,7 +27,7 @@ class FunctionWork(NamedTuple):
 
 def as_json(plan: RunPlan) -> dict:
     """Plain numbers: GiB and bytes of one device, seconds of a turn in which the generator is updated."""
-    options, done = plan.options, work(plan)
+    options, done, ends = plan.options, work(plan), (plan.quick, plan.slow)
     functions = {}
     for name, program in plan.programs.items():
         passes, flops, calls = done.get(name, FunctionWork(0, 0.0, 0))
@@ -38,61 +38,52 @@ def as_json(plan: RunPlan) -> dict:
             "passes": passes,
             "collective_bytes": wire_bytes_by_kind(program.collectives, passes, calls),
         }
-    for role in plan.turns:
-        functions[f"{role}/update"]["needed_collective_bytes"] = {
-            kind: need for kind, (need, _) in comparison(plan, role).items()
-        }
-    first, narrow = next(iter(plan.turns.values())), seconds_with_narrow_head(plan)
-    ends = bounds(plan)
+    is_compiled = not any(program.error for program in plan.programs.values())
+    turns = plan.likely.turns
     return {
         "fits": plan.fits,
         "target": options.target.name,
         "devices": options.devices,
         "compiled_for_target": plan.is_target,
-        "peak_gib_per_device": max(phase.peak for phase in plan.phases) / GIB if not errors(plan) else None,
+        "peak_gib_per_device": max(phase.peak for phase in plan.phases) / GIB if is_compiled else None,
         "available_gib_per_device": options.target.memory / GIB,
         "phases": {phase.name: {part: getattr(phase, part) / GIB for part in PARTS} for phase in plan.phases
                    if not phase.error},
         "functions": functions,
-        "predicted_seconds": first.seconds,
-        "predicted_seconds_by_turn": {role: turn.seconds for role, turn in plan.turns.items()},
+        "predicted_seconds": next(iter(turns.values())).seconds,
+        "predicted_seconds_by_turn": {role: turn.seconds for role, turn in turns.items()},
         "predicted_seconds_between": {
             role: {phase: [end.turns[role].seconds[phase] for end in ends] for phase in turn.seconds}
-            for role, turn in plan.turns.items()
+            for role, turn in turns.items()
         },
-        "predicted_hours": run_seconds(plan) / 3600,
-        "predicted_hours_between": [run_seconds(end) / 3600 for end in ends],
-        "predicted_hours_with_narrow_head": narrow and narrow / 3600,
+        "predicted_hours": plan.likely.run_seconds / 3600,
+        "predicted_hours_between": [end.run_seconds / 3600 for end in ends],
         "stage_one": {role: {"steps": stage.steps, "seconds_of_a_step": stage.step_seconds,
                              "hours": stage.seconds / 3600,
                              "hours_between": [end.stage_one[role].seconds / 3600 for end in ends]}
-                      for role, stage in plan.stage_one.items()},
+                      for role, stage in plan.likely.stage_one.items()},
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
     }  # fmt: skip
 
 
-def errors(plan: RunPlan) -> list[str]:
-    return [name for name, program in plan.programs.items() if program.error]
-
-
 def work(plan: RunPlan) -> dict[str, FunctionWork]:
     """By function: `update` and `score` in their role's turn, sampling in the turn where that role does most of it."""
-    done = {}
+    done, turns = {}, plan.likely.turns
     for role, policy in plan.job.policies.items():
         done[f"{role}/layout"] = FunctionWork(1, 0.0)
-        if role in plan.turns:
-            turn, loss = plan.turns[role], policy.config.loss
+        if role in turns:
+            turn, loss = turns[role], policy.config.loss
             score, update = function_flops(policy, turn.passes.tokens)
             for name, repeats, flops in (("score", scores_of(policy), score), ("update", loss.epochs, update)):
                 count = repeats * turn.passes.micro_batches
                 done[f"{role}/{name}"] = FunctionWork(count, count * flops.total, repeats * turn.passes.calls)
-        if role in plan.stage_one:
-            step = plan.stage_one[role]
+        if role in plan.likely.stage_one:
+            step = plan.likely.stage_one[role]
             count = step.passes.micro_batches
             done[f"{role}/sft"] = FunctionWork(count, count * step.flops.total)
-        sampled = [turn.sampled[role] for turn in plan.turns.values() if role in turn.sampled]
+        sampled = [turn.sampled[role] for turn in turns.values() if role in turn.sampled]
         if sampled:
             largest = max(sampled, key=lambda item: item.batches * len(item.pass_lengths) * item.prompts)
             done |= _sampling_work(policy, role, largest)
@@ -108,7 +99,7 @@ def _sampling_work(policy: SizedPolicy, role: str, sampled: SamplingWorkload) ->
         for length in sampled.pass_lengths
     ]
     steps = [
-        segment.steps * decode_flops(model, segment.rows / groups, sum(sampled.columns(segment)), tensor).total
+        segment.steps * decode_flops(model, segment.rows / groups, sampled.prompt_length + segment.cache, tensor).total
         for segment in sampled.segments
     ]
     return {
@@ -130,15 +121,6 @@ def show(plan: RunPlan, console: Console) -> None:
             for phase in plan.phases]
     console.table(f"GiB of each device, of {options.target.memory / GIB:.1f} that a program may use",
                   ("phase", *PARTS), rows)
-    rows = [
-        (f"{role}/update", kind, need / 1e9, found / 1e9, found / need if need else 0.0)
-        for role in plan.turns
-        for kind, (need, found) in comparison(plan, role).items()
-        if need or found
-    ]
-    if rows:
-        console.table("GB that each device receives in the update of a turn: what arithmetic asks for, and what the "
-                      "compiled program sends", ("function", "collective", "needed", "found", "found / needed"), rows)
     done = work(plan)
     rows = [
         (name, done[name].passes, done[name].flops / 1e12,
@@ -152,27 +134,24 @@ def show(plan: RunPlan, console: Console) -> None:
     _show_times(plan, console)
     for line in assumptions(plan):
         console.log(f"- {line}")
-    basis = "" if plan.is_target else ", as far as virtual CPU devices tell"
+    basis = "" if plan.is_target else " by a rough guess"
     console.log(f"it {'fits' if plan.fits else 'does not fit'}{basis}{'' if plan.fits else ':'}")
     for line in plan.advice:
         console.log(f"- {line}")
 
 
 def _show_times(plan: RunPlan, console: Console) -> None:
-    names, ends = list(dict.fromkeys(name for turn in plan.turns.values() for name in turn.seconds)), bounds(plan)
-    rows = [(name, *(between(*(end.turns[role].seconds.get(name, 0.0) for end in ends)) for role in plan.turns))
+    turns, ends = plan.likely.turns, (plan.quick, plan.slow)
+    names = list(dict.fromkeys(name for turn in turns.values() for name in turn.seconds))
+    rows = [(name, *(between(*(end.turns[role].seconds.get(name, 0.0) for end in ends)) for role in turns))
             for name in names]
-    rows.append(("a turn", *(between(*(end.turns[role].total for end in ends)) for role in plan.turns)))
-    console.table("Seconds, predicted: if all work is as quick as measurements of its kind allow, and as slow",
-                  ("phase", *(f"turn of the {role}" for role in plan.turns)), rows)
-    turns = ", ".join(f"{plan.counts[role]} of the {role}" for role in plan.turns)
-    console.log(f"all turns ({turns}): {_spans(run_seconds(end) for end in ends)}, most likely "
-                f"{format_seconds(run_seconds(plan))}, without evaluation and stage 1")
-    first = next(iter(plan.job.policies.values()))
-    if narrow := seconds_with_narrow_head(plan):
-        console.log(f"with model.head_dtype={first.model_config.compute_dtype} of both roles, at some precision of "
-                    f"log-probs: most likely {format_seconds(narrow)}")
-    for role, stage in plan.stage_one.items():
+    rows.append(("a turn", *(between(*(end.turns[role].total for end in ends)) for role in turns)))
+    console.table("Seconds, predicted: from the quickest to the slowest measurement of such work",
+                  ("phase", *(f"turn of the {role}" for role in turns)), rows)
+    counts = ", ".join(f"{plan.counts[role]} of the {role}" for role in turns)
+    console.log(f"all turns ({counts}): {_spans(end.run_seconds for end in ends)}, most likely "
+                f"{format_seconds(plan.likely.run_seconds)}, without evaluation and stage 1")
+    for role, stage in plan.likely.stage_one.items():
         console.log(f"stage 1 of the {role}: {stage.steps} steps, "
                     f"{_spans(end.stage_one[role].seconds for end in ends)} in all, without evaluation")
     console.log("assumed:")
@@ -193,36 +172,28 @@ def assumptions(plan: RunPlan) -> list[str]:
     target, options = plan.options.target, plan.options
     lines = []
     if not plan.is_target:
+        missing = missing_compilers(target)
         lines.append(
-            f"compiled for virtual CPU devices, because {' and '.join(missing_compilers(target))} is not installed "
-            "(--help names the packages): memory is a rough guess, mostly too much (attention scores are whole arrays "
-            "there, bfloat16 is computed in float32); bytes received are too many, and with them times"
+            f"compiled for virtual CPU devices, because {' and '.join(missing)} {'are' if missing[1:] else 'is'} not "
+            "installed (--help names the packages): memory is a rough guess, mostly too much (attention scores are "
+            "whole arrays there, bfloat16 is computed in float32), and so are the bytes received"
         )
     elif target.platform == "tpu":
         lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "
                      "update of the 7B config took a tenth more temporary memory")
-    highest = f"{times.SHARE_OF_FLOAT32:.0%}" if target.platform == "gpu" else "the same shares"
+    passes = {role: turn.passes for role, turn in plan.likely.turns.items()}
     lines += [
         "memory is for the longest prompts and responses, and the largest decode batch with a prompt for each row",
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
-            _lengths(role, turn) for role, turn in plan.turns.items()),
-        f"shares of {target.flops / 1e12:.3g} TFLOP/s (float32 {target.flops_float32 / 1e12:.3g}) and of "
-        f"{target.read / 1e12:.3g} TB/s: {'; '.join(target.reached.basis)}",
-        f"a float32 head in three bfloat16 products takes three times as long as in bfloat16; to all its bits it runs "
-        f"at {highest} of {target.flops_highest / 1e12:.3g} TFLOP/s; links carry {times.SHARE_OF_LINK:.0%} of "
-        f"{target.link / 1e9:.3g} GB/s, networks of {target.network / 1e9:.3g} GB/s a device",
-        "gathers and scatters of an update run beside its products, sums do not; a layer of a decode step takes "
-        f"{times.STEP_OVERHEAD * 1e6:.0f} us beside its reads; parsing, grading and evaluation are not counted",
+            f"the {role}'s turn has {one.micro_batches} micro-batches of {one.tokens.total} tokens a shard"
+            for role, one in passes.items()),
+        f"shares of {target.flops / 1e12:.3g} TFLOP/s (float32 {target.flops_float32 / 1e12:.3g}) and, to read, of "
+        f"{target.read / 1e12:.3g} TB/s: {target.reached.basis}",
+        f"links carry {times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, networks of "
+        f"{target.network / 1e9:.3g} GB/s a device; parsing, grading and evaluation are not counted",
     ]
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
                      f"{1 + further}, and then takes that many times as long for solutions, and in a turn of the "
                      "verifier for verifications, too")
     return lines
-
-
-def _lengths(role: str, turn: TurnTimes) -> str:
-    tokens = turn.passes.tokens
-    return (f"the {role}'s turn has {turn.passes.micro_batches} micro-batches of {tokens.total} tokens a shard")
-
-

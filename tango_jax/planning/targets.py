@@ -15,26 +15,9 @@ import jax
 from jax.experimental import topologies
 
 from tango_jax.planning.machines import GIB, Machine
-from tango_jax.runtime.checks import cut
+from tango_jax.planning.shares import Reached, Shares, reached
+from tango_jax.runtime.checks import cut, shortened
 from tango_jax.runtime.machine import host_memory, machine_rates
-
-
-class Shares(NamedTuple):
-    """What work reaches of a data sheet's rates, by its kind."""
-
-    update: float = 0.5  # of the products' rate, in a forward and backward pass
-    score: float = 0.5  # in a forward pass over whole sequences
-    prefill: float = 0.5  # in sampling: of prompts, and of a decode step's products
-    read: float = 0.7  # of the memory's rate: weights and cache of a decode step, an optimizer's state
-
-
-class Reached(NamedTuple):
-    """The shares that times are predicted with, and those that bound them. published.py and measured.py make it."""
-
-    likely: Shares = Shares()
-    quick: Shares = Shares()
-    slow: Shares = Shares()
-    basis: tuple[str, ...] = ("shares are assumed, not measured",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +62,7 @@ TARGETS = {
         # DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0,
-               kinds=("NVIDIA A100-SXM4-80GB",), **_GPU),
+               kinds=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), **_GPU),
         Target("h100", memory=_XLA_SHARE * 84.94e9, flops=989e12, flops_float32=494e12,
                flops_highest=67e12, read=3.35e12, link=450e9, network=50e9, host=64e9, capability=9.0,
                kinds=("NVIDIA H100 80GB HBM3",), **_GPU),
@@ -88,7 +71,7 @@ TARGETS = {
                kinds=("NVIDIA H200",), **_GPU),
         Target("a100-40gb", memory=_XLA_SHARE * 42.3e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=1.555e12, link=300e9, network=25e9, host=32e9, capability=8.0,
-               kinds=("NVIDIA A100-SXM4-40GB",), **_GPU),
+               kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), **_GPU),
         # NVIDIA's data sheets of cards without NVLink: others are reached over PCIe Gen4, 64 GB/s as the sum of both
         # directions. Dense products of bfloat16 that add up in float32; networks of 100 Gb/s shared by eight.
         Target("l4", memory=_XLA_SHARE * 23.58e9, flops=121e12, flops_float32=60e12,
@@ -174,12 +157,24 @@ def parse_target(text: str) -> tuple[str, int]:
     return name, number
 
 
-def machine_of(name: str, count: int) -> Machine:
-    """What a run's settings are fitted to on `count` devices of a target. No device is asked for."""
-    if name == "cpu":
-        return Machine("cpu", count, host_memory() // count)
-    target = open_target(name, count)
-    return Machine(target.platform, count, int(target.memory), target.capability, min(target.per_host, count))
+def machine_of(name: str, count: int, per_process: int | None = None) -> Machine:
+    """What a run's settings are fitted to on `count` devices of a target. No device is asked for.
+
+    Args:
+        per_process: devices of each process; None: all of a host.
+
+    Raises:
+        ValueError: processes of so many devices do not make up `count`, or need more than a host has.
+    """
+    target = None if name == "cpu" else open_target(name, count)
+    of_host = min(target.per_host, count) if target else count
+    local = of_host if per_process is None else per_process
+    if local < 1 or count % local or local > of_host:
+        raise ValueError(f"--per-process={shortened(per_process)}: choose a number of devices that divides {count} and "
+                         f"is at most the {of_host} of a host")
+    if target is None:
+        return Machine("cpu", count, host_memory() // count, local=local)
+    return Machine(target.platform, count, int(target.memory), target.capability, local)
 
 
 def reserve_devices(name: str, count: int) -> None:
@@ -190,17 +185,17 @@ def reserve_devices(name: str, count: int) -> None:
 
 
 def open_target(name: str, count: int) -> Target:
-    """The target of that name with `count` devices; of this machine, rates are measured."""
-    if name == "cpu":
-        return cpu_target(count)
-    target = TARGETS[name]
-    return dataclasses.replace(target, per_host=count) if count <= target.largest_host else target
+    """The target of that name with `count` devices and the shares that they reach; this machine's rates are
+    measured."""
+    target = cpu_target(count) if name == "cpu" else TARGETS[name]
+    if count <= target.largest_host:
+        target = dataclasses.replace(target, per_host=count)
+    return dataclasses.replace(target, reached=reached(name, max(1, count // target.per_host)))
 
 
-def known_target(kind: str, count: int) -> Target | None:
-    """The target of `count` devices of the kind that jax calls so; None: there is no data sheet of it here."""
-    name = next((target.name for target in TARGETS.values() if kind in target.kinds), None)
-    return open_target(name, count) if name else None
+def target_name(kind: str) -> str | None:
+    """The target whose devices jax calls so (`jax.Device.device_kind`); None: there is no data sheet of it here."""
+    return next((target.name for target in TARGETS.values() if kind in target.kinds), None)
 
 
 def cpu_target(count: int) -> Target:

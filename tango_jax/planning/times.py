@@ -1,7 +1,7 @@
-"""Seconds of every phase of a turn, predicted from counts, from a data sheet's rates, and from shares of these.
+"""Seconds of every phase of a turn, predicted by arithmetic: what has to be done, over shares of a data sheet's rates.
 
-In: the job, its compiled functions, what a turn does (workload.py), and a target with its shares, which fitted.py
-takes from published measurements. Out: {phase: seconds} for a turn of either role.
+In: the job, its functions by arithmetic (estimates.py), what a turn does (workload.py), and a target with its shares
+(shares.py). Out: {phase: seconds} for a turn of either role.
 
     products    FLOPs at the share of their kind of work (`Shares`: update, score, prefill) of the dense rate of their
                 type; of a float32 head to all its bits on a GPU, without tensor cores to keep fed, at SHARE_OF_FLOAT32;
@@ -11,10 +11,9 @@ takes from published measurements. Out: {phase: seconds} for a turn of either ro
                 card, and those of a host share what the host receives
 An update or a score takes the longer of its products and its gathers and scatters, which run beside them, and then its
 sums. A decode step has three parts that wait for each other: the matrices of its layers, attention to the cache, and
-the head. Each takes the longer of what it reads and of its products; STEP_OVERHEAD is added for each layer. What waits
-in host memory (rows that make room for others; moments and references with `mesh.offload`) takes SHARE_OF_LINK of the
-rate between a device and its host, while nothing else is done.
-Parsing, grading and evaluation are not in it.
+the head. Each takes the longer of what it reads and of its products; STEP_OVERHEAD is added for each layer. Moments and
+references that wait in host memory (`mesh.offload`) take SHARE_OF_LINK of the rate between a device and its host, while
+nothing else is done. Parsing, grading and evaluation are not in it.
 """
 
 import math
@@ -27,9 +26,7 @@ from tango_jax.planning.costs import (
     Flops,
     MicroBatchShape,
     StepPart,
-    cached_token_bytes,
     decode_parts,
-    mean_columns,
     optimizer_bytes,
     prefill_flops,
     score_flops,
@@ -119,23 +116,17 @@ class TimeModel(NamedTuple):
             # Once rows are compacted into a smaller batch, each has a prefix of its own.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
-            prompt_read, read = done.columns(segment)
-            if not policy.sampler_config.cache_tokens:  # with it, rows in slots keep every column
-                prompt_read, read = (mean_columns(model, columns) for columns in (prompt_read, read))
-            seconds += segment.steps * self.step_seconds(model, prefixes, prompt_read, rows, read, tensor)
-        if done.saved:  # there and back, from one bucket of the cache to a larger one
-            tokens = done.prompt_length + max(segment.cache for segment in done.segments)
-            seconds += 2 * done.saved / groups * self.host_seconds(tokens * cached_token_bytes(model, tensor))
+            step = self.step_seconds(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
+            seconds += segment.steps * step
         return done.batches * seconds
 
     def step_seconds(
-        self, model: ModelConfig, prefixes: float, prompt_read: float, rows: float, read: float, tensor: int
+        self, model: ModelConfig, prefixes: float, prompt: float, rows: float, cache: float, tensor: int
     ) -> float:
         """One decode step of `rows` rows, which read so many columns of `prefixes` prompts' caches and of their own."""
-        parts = decode_parts(model, prefixes, prompt_read, rows, read, tensor)
-        step = sum(self.part_seconds(part, model) for part in parts)
+        parts = decode_parts(model, prefixes, prompt, rows, cache, tensor)
         layers = model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor))
-        return step + layers + self._exchange(model, rows, tensor)
+        return sum(self.part_seconds(part, model) for part in parts) + layers
 
     def part_seconds(self, part: StepPart, model: ModelConfig) -> float:
         """The longer of its reads and its products."""
@@ -147,13 +138,6 @@ class TimeModel(NamedTuple):
             return 0.0
         size = ring_bytes("all-reduce", 2 * rows * model.width, tensor)
         return 2 * (SUM_LATENCY + size / (self.target.link * SHARE_OF_LINK))
-
-    def _exchange(self, model: ModelConfig, rows: float, tensor: int) -> float:
-        """Once a step they exchange logits, so that each has all of its share of the rows."""
-        if tensor == 1 or model.vocab_size % tensor:
-            return 0.0
-        size = ring_bytes("all-to-all", 4 * rows * model.vocab_size / tensor, tensor)
-        return SUM_LATENCY + size / (self.target.link * SHARE_OF_LINK)
 
 
 class TurnTimes(NamedTuple):

@@ -1,7 +1,7 @@
 """What devices must send each other in a pass of a function, by arithmetic alone.
 
 In: a model, its mesh and the tokens of one micro-batch of a shard. Out: collectives, as `hlo.py` reads them from a
-compiled program. `plan` holds the compiled programs against them, since a compiler may send more.
+compiled program. Predicted times count them; tests/planning/test_collectives.py holds compiled programs against them.
 """
 
 import dataclasses
@@ -14,16 +14,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import MicroBatchShape, head_parts
-from tango_jax.planning.hlo import Collective, wire_bytes_by_kind
+from tango_jax.planning.hlo import Collective
 from tango_jax.rl import score
 from tango_jax.sharding.layouts import PARAM_SPECS, fit_spec, param_name
 from tango_jax.weights.hf_layout import abstract_params
-
-
-def update_collectives(model: ModelConfig, mesh: Mesh, tokens: MicroBatchShape, chunk: int) -> dict[str, float]:
-    """{kind: bytes} that a device must receive for one micro-batch of an update; see `update_traffic`."""
-    need = {"all-gather": 0.0, "reduce-scatter": 0.0, "all-reduce": 0.0}
-    return need | wire_bytes_by_kind(update_traffic(model, mesh, tokens, chunk), passes=1)
 
 
 def update_traffic(

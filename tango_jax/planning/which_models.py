@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES, default_config
 from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning.costs import num_parameters
-from tango_jax.planning.estimates import as_programs, sampling_estimates, training_estimates
+from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import sized_job
 from tango_jax.planning.machines import GIB, Machine
 from tango_jax.planning.memory import phases
@@ -51,17 +51,14 @@ def which_models(target: Target, machine: Machine, filled: float) -> list[Fit]:
 
 
 def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) -> Fit:
-    config = _config(name, rank, machine)
+    config = models_config(name, rank, machine)
     models = {role: preset_model(name, **fields_of(config[role])) for role in ROLES}
     try:
         set_batches(OpenSettings(config, ()), models, machine, Mistakes())
     except ValueError:  # not even the states fit
         return Fit(name, rank, 0.0, 0.0, (0.0, 0.0), False)
-    job = sized_job(config, models, machine, config.rl.samples_per_prompt)
-    programs = {}
-    for role in ROLES:
-        estimates = sampling_estimates(job, role) | training_estimates(job, role, machine.platform)
-        programs |= as_programs(role, estimates, {})
+    job = sized_job(config, models, machine)
+    programs = estimated_programs(job, machine.platform)
     peak = max(phase.peak for phase in phases(job, programs))
     turns, reached = Counter(turn.role for turn in make_schedule(config).turns()), target.reached
     quick, likely, slow = (
@@ -72,7 +69,8 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
     return Fit(name, rank, peak, likely, (quick, slow), peak <= machine.memory)
 
 
-def _config(name: str, rank: int, machine: Machine) -> ConfigDict:
+def models_config(name: str, rank: int, machine: Machine) -> ConfigDict:
+    """Both roles on one model, as own_problems would have them; batches are not set yet."""
     config, scale = default_config(), machine.scale
     settings = OpenSettings(config, ())
     for role in ROLES:
@@ -103,7 +101,7 @@ def show_models(found: list[Fit], target: Target, machine: Machine, console: Con
              "the fullest moment, and seconds of a mean turn, by arithmetic")
     columns = ("model", "all parameters", "s", f"adapters of rank {ADAPTER_RANK}", "s")
     console.table(title, columns, [(name, *cell(full), *cell(adapted)) for name, (full, adapted) in by_name.items()])
-    rl = _config(next(iter(by_name)), 0, machine).rl
+    rl = models_config(next(iter(by_name)), 0, machine).rl
     console.log(f"assumed: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn, problems of up "
                 f"to {PROMPT} tokens, solutions of up to {RESPONSE}; {typed_command('plan')} --config=own_problems "
                 "plans for your file")

@@ -7,15 +7,13 @@ Lengths are spread evenly, with a mean of `filled` of the longest one allowed, o
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.method.load import load_method
-from tango_jax.models.decode_attention import columns_read
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
@@ -37,8 +35,6 @@ class DecodeSegment(NamedTuple):
     rows: int
     cache: int  # size of the cache of new tokens
     steps: int
-    # Columns of the cache that a step reads, of a prompt and of a row's new tokens, on average; None: all.
-    read: tuple[float, float] | None = None
 
 
 class SamplingWorkload(NamedTuple):
@@ -50,17 +46,12 @@ class SamplingWorkload(NamedTuple):
     prompt_length: int  # bucket, of the longest
     segments: tuple[DecodeSegment, ...]
     chunk_lengths: tuple[int, ...] = ()  # bucket of each prompts' pass, with a budget
-    saved: int = 0  # how often a row is copied to host memory, and later back
     shares_prompts: bool = True  # samples share the cache of their prompt until rows are compacted into a smaller batch
 
     @property
     def pass_lengths(self) -> tuple[int, ...]:
         """Bucket of each prompts' pass of a batch."""
         return self.chunk_lengths or (self.prompt_length,)
-
-    def columns(self, segment: DecodeSegment) -> tuple[float, float]:
-        """Columns of a prompt's cache, and of a row's, that a step of the segment reads."""
-        return segment.read or (self.prompt_length, segment.cache)
 
 
 class Lengths(NamedTuple):
@@ -89,24 +80,9 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     """What `pack` makes of a turn's sequences."""
-    policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
-    prompts, M = trained_shape(job, role)
-    return packed_workload(policy.config, prompts, M, shards, filled, measured.get(role))
-
-
-def trained_shape(job: Job, role: str) -> tuple[int, int]:
-    """(prompts of a minibatch in a process, responses to each) of what the turns of a role train on."""
-    prompts, rl, rehearsal = job.minibatch_prompts(role), job.config.rl, load_method(job.config).rehearsals.get(role)
-    if rehearsal is None:
-        return prompts, rl.samples_per_prompt
-    return math.ceil(prompts * rehearsal.learner.prompts / rl.prompts_per_step), rehearsal.learner.samples
-
-
-def packed_workload(
-    config: ConfigDict, prompts: int, M: int, shards: int, filled: float, measured: Lengths | None = None
-) -> UpdateWorkload:
-    """The same for a role's config, of `prompts` in a minibatch with M responses each."""
-    responses = shuffled(response_lengths(config, prompts * M, filled, measured))
+    config, shards = job.policies[role].config, job.policies[role].placement.num_local_shards
+    prompts, M = trained_groups(job, role)
+    responses = shuffled(response_lengths(config, prompts * M, filled, measured.get(role)))
     lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
     sequences = [
         TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))
@@ -118,6 +94,14 @@ def packed_workload(
     calls = config.loss.minibatches
     tokens = MicroBatchShape(shape.R, shape.T, shape.Q, shape.X)
     return UpdateWorkload(max(map(len, micro_batches)) * calls, calls, tokens)
+
+
+def trained_groups(job: Job, role: str) -> tuple[int, int]:
+    """(prompts, responses of each) in a minibatch of the turn in which `role` is updated."""
+    prompts, rl, rehearsal = job.minibatch_prompts(role), job.config.rl, load_method(job.config).rehearsals.get(role)
+    if rehearsal is None:
+        return prompts, rl.samples_per_prompt
+    return math.ceil(prompts * rehearsal.learner.prompts / rl.prompts_per_step), rehearsal.learner.samples
 
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
@@ -147,11 +131,7 @@ def sampling_workload(
     lengths = response_lengths(config, taken * group_size, filled, told)
     prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
     segments = decode_segments(lengths, prompts * group_size, buckets)
-    prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
-    implementation = job.policies[role].model_config.decode_attention
-    if implementation != "xla":
-        segments = with_columns_read(implementation, segments, lengths, prompt_lengths, prompt_bucket)
-    return SamplingWorkload(batches, prompts, prompt_bucket, tuple(segments))
+    return SamplingWorkload(batches, prompts, buckets.prompt_bucket(prompt_lengths[0]), tuple(segments))
 
 
 def _refilled_batch(
@@ -169,35 +149,8 @@ def _refilled_batch(
         prompt_length=prompt_bucket,
         segments=tuple(DecodeSegment(*segment.shape, segment.steps) for segment in done.segments),
         chunk_lengths=tuple(buckets.prompt_bucket(prompt_lengths[prompt]) for prompt in done.chunks),
-        saved=done.saved,
         shares_prompts=False,
     )
-
-
-def with_columns_read(
-    implementation: str,
-    segments: Iterable[DecodeSegment],
-    lengths: np.ndarray,
-    prompt_lengths: np.ndarray,
-    prompt_bucket: int,
-) -> Iterator[DecodeSegment]:
-    """The segments of a batch with what a kernel reads in them: no more than is there, and next to nothing of rows that
-    have ended, nor of their prompts once each row has its own."""
-    step, num_rows = 1, None
-    of_prompts = columns_read(implementation, prompt_lengths, prompt_bucket).mean()
-    for segment in segments:
-        num_rows = num_rows or segment.rows
-        at_step = np.arange(step, step + segment.steps)  # as many new tokens are in the cache
-        share_T = (lengths[None, :] > at_step[:, None]).sum(axis=1) / segment.rows  # of rows that are alive
-        share = share_T.mean()
-        least, least_prompt = (
-            float(columns_read(implementation, np.int64(1), bucket)) for bucket in (segment.cache, prompt_bucket)
-        )
-        new = (share_T * columns_read(implementation, at_step, segment.cache)).mean() + (1 - share) * least
-        is_own = segment.rows != num_rows
-        prompt = share * of_prompts + (1 - share) * least_prompt if is_own else of_prompts
-        yield segment._replace(read=(float(prompt), float(new)))
-        step += segment.steps
 
 
 def decode_segments(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[DecodeSegment]:

@@ -101,6 +101,19 @@ class Console:
             self.log(f"{_wall_clock()} {stage.describe()}")
 
 
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on standard error what takes a while: a line that is gone afterwards on a terminal, a plain one elsewhere."""
+    text = on_one_line(text)
+    console = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
+    if not console.is_terminal:
+        print(f"{text} ...", file=sys.stderr, flush=True)
+        yield
+        return
+    with console.status(Text(text)):
+        yield
+
+
 class Stage:
     """Progress through one stage; made by Console.stage."""
 

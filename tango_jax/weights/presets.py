@@ -44,6 +44,9 @@ _OLMO2 = {
     "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "vocab_size": 100352, "tie_word_embeddings": False,
     "max_position_embeddings": 4096, "rope_theta": 500000,
 }  # fmt: skip
+# Owners that publish other owners' models again, under the same names.
+COPIERS = ("unsloth", "mlx-community")
+_VERSION = re.compile(r"(-(instruct|it|base|pt|bf16))+$")
 CONFIG_JSON = {
     "Qwen/Qwen2.5-Math-7B": _QWEN2_7B | {"max_position_embeddings": 4096, "rope_theta": 10000},
     "Qwen/Qwen2.5-7B": _QWEN2_7B | {"max_position_embeddings": 131072, "rope_theta": 1000000.0},
@@ -129,15 +132,31 @@ def short_names() -> dict[str, str]:
     return {re.sub(r"[^a-z0-9]+", "_", hub_id.split("/")[1].lower()): hub_id for hub_id in CONFIG_JSON}
 
 
+def known_name(name: str) -> str | None:
+    """The checkpoint of the table with the sizes of this hub id; None: there is none.
+
+    A base model, the models that were tuned from it by its owner, and their copies under COPIERS have the same sizes.
+    """
+    owner, model = _owner_and_sizes(name)
+    return next((known for known in CONFIG_JSON if _owner_and_sizes(known)[1] == model
+                 and (owner in COPIERS or owner == _owner_and_sizes(known)[0])), None)
+
+
+def _owner_and_sizes(name: str) -> tuple[str, str]:
+    owner, _, model = name.lower().partition("/")
+    return owner, _VERSION.sub("", model)
+
+
 def preset_model(name: str, **numerics) -> ModelConfig:
     """Return the ModelConfig of a checkpoint in the table; `numerics` as in `from_hf.model_config_from_hf`.
 
     Raises:
         ValueError: the table does not contain the checkpoint.
     """
-    if name not in CONFIG_JSON:
+    known = known_name(name)
+    if known is None:
         raise ValueError(
             f"no preset sizes for {name}: give a folder that contains its config.json (weights are not read), or one "
             f"of {', '.join(CONFIG_JSON)}"
         )
-    return model_config_from_json(CONFIG_JSON[name], f"config.json of {name}", **numerics)
+    return model_config_from_json(CONFIG_JSON[known], f"config.json of {known}", **numerics)

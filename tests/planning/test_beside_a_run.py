@@ -1,4 +1,4 @@
-"""`plan --measured=RUN` and `--shares=RUN`: a finished run beside what is predicted for it."""
+"""`plan --measured=RUN`: a finished run beside what is predicted for it."""
 
 import json
 import re
@@ -9,9 +9,11 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
-from tango_jax.planning import measured
+from tango_jax.planning.estimates import estimated_programs
+from tango_jax.planning.job import sized_job
 from tango_jax.planning.measured import PHASES, beside, open_run
-from tango_jax.planning.targets import Shares
+from tango_jax.planning.sources import plan_source
+from tango_jax.planning.targets import TARGETS, machine_of, open_target
 from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths, response_lengths
 from tango_jax.runtime.process import cpu_model
@@ -46,17 +48,6 @@ def write_run(path: Path, times: dict[str, dict[str, float]], devices=None, cpu:
 SLOW = {role: dict.fromkeys(PHASES, 0.5) for role in ("generator", "verifier")}
 
 
-@pytest.fixture(scope="module")
-def truth():
-    """A machine that reaches a tenth of what is expected in sampling, and a fifth in updates."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr("tango_jax.planning.targets.machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
-    target = measured.open_target("cpu", 1)
-    patch.undo()
-    likely = measured.reached(target, 1).likely
-    return Shares(likely.update / 5, likely.score / 5, likely.prefill / 10, likely.read / 10)
-
-
 def test_what_a_run_tells(tmp_path):
     run = open_run(str(write_run(tmp_path / "run", SLOW)))
     assert (run.target, run.devices, run.per_process) == ("cpu", 1, 1)
@@ -66,54 +57,32 @@ def test_what_a_run_tells(tmp_path):
     assert response_lengths(config, 3, 0.5, None).tolist() == [32, 16, 1]  # as allowed
 
 
-def test_the_shares_that_a_machine_has_reached_are_found(tmp_path, truth):
-    """From the seconds that it would take; a second plan with them predicts these seconds."""
+def test_predictions_are_those_of_the_run_and_its_lengths(tmp_path):
+    """By the same arithmetic as any plan; the update is measured with its scores."""
     run = open_run(str(write_run(tmp_path / "run", SLOW)))
-    job = beside(run)
-    spent = measured._predicted(run, measured.job_of(run), job.target.with_shares(truth))
-    found = beside(open_run(str(write_run(tmp_path / "other", spent))))
-    for name in Shares._fields:
-        assert getattr(found.reached.likely, name) == pytest.approx(getattr(truth, name), rel=1e-3), name
-    for turn, phases in spent.items():
-        for phase in ("sample", "verify", "update"):
-            assert found.after[turn][phase] == pytest.approx(phases[phase], rel=1e-3)
-            quick, likely, slow = found.predicted[turn][phase]
-            assert quick <= likely <= slow and likely < phases[phase]
-    assert found.reached.quick.update == pytest.approx(found.reached.slow.update, rel=1e-2)  # all phases agree
-
-
-def test_the_interval_of_a_run_is_that_of_its_phases(tmp_path):
-    """Updates of one role twice as long as foreseen, of the other half as long: the shares of both bound the next."""
-    run = open_run(str(write_run(tmp_path / "run", SLOW)))
-    found = beside(run)
-    ratios = [found.after[turn]["update"] / 0.5 for turn in SLOW]
-    assert min(ratios) < 1 < max(ratios)
-    reached = found.reached
-    assert reached.quick.update / reached.likely.update == pytest.approx(max(ratios), rel=1e-6)
-    assert reached.slow.update / reached.likely.update == pytest.approx(min(ratios), rel=1e-6)
-    assert sum(found.after[turn]["update"] for turn in SLOW) == pytest.approx(1.0, rel=1e-3)
-
-
-def test_lengths_of_a_run_count(tmp_path):
-    run = open_run(str(write_run(tmp_path / "run", SLOW)))
-    target, job = measured.open_target("cpu", 1), measured.job_of(run)
-    programs = measured.programs_of(job, target)
-    told, assumed = (turn_times(job, programs, target, "generator", 0.5, lengths).seconds["verify"]
-                     for lengths in (LENGTHS, {}))  # fmt: skip
-    assert told != assumed
+    found = {(one.role, one.phase): one for one in beside(run)}
+    target = open_target("cpu", 1)
+    models = {role: plan_source(run.config, role).model_config for role in SLOW}
+    job = sized_job(run.config, models, machine_of("cpu", 1))
+    programs = estimated_programs(job, "cpu")
+    told, assumed = (turn_times(job, programs, target, "generator", 0.5, lengths).seconds for lengths in (LENGTHS, {}))
+    assert told["verify"] != assumed["verify"]
+    quick, likely, slow = found["generator", "update"].predicted
+    assert quick < likely < slow and likely == told["score"] + told["update"]
+    assert found["generator", "verify"].predicted[1] == told["verify"]
+    assert {one.measured for one in found.values()} == {0.5}
 
 
 def test_the_commands(tmp_path, capsys):
     run = write_run(tmp_path / "run", SLOW)
     plan.main([f"--measured={run}"])
     shown = capsys.readouterr().out
-    assert "with its shares" in shown and f"--shares={run} plans with them" in shown
+    assert "likely / measured" in shown and f"{run} on 1 x cpu" in " ".join(shown.split())
     plan.main([f"--measured={run}", "--json"])
     report = json.loads(capsys.readouterr().out)
-    assert report["measured_seconds"] == SLOW and set(report["shares"]) == set(Shares._fields)
-    asked = plan.parse_options(["--config=tiny", f"--shares={run}"])
-    assert asked.options.target.reached.likely.update == pytest.approx(report["shares"]["update"])
-    assert f"as {run} has reached" in asked.options.target.reached.basis
+    assert (report["target"], report["devices"]) == ("cpu", 1)
+    assert [(one["role"], one["phase"], one["measured"]) for one in report["phases"]] == [
+        (role, phase, 0.5) for role in SLOW for phase in PHASES]  # fmt: skip
 
 
 def damaged(path: Path, what: str) -> Path:
@@ -132,7 +101,7 @@ def damaged(path: Path, what: str) -> Path:
     ("summary", "holds a run that has not ended: it has no summary.json"),
     ("machine", "does not say on what it ran: it has no provenance.json"),
     ("turns", "has no turn of either role"),
-    ("a device", "ran on NVIDIA B200, whose rates are unknown"),
+    ("a device", "ran on 8 x NVIDIA B200 in 1 process(es), whose rates are unknown"),
     ("a cpu", "ran on a A Processor, and this machine has a"),
 ])  # fmt: skip
 def test_a_run_that_tells_nothing_is_one_line(tmp_path, capsys, what, message):
@@ -144,12 +113,10 @@ def test_a_run_that_tells_nothing_is_one_line(tmp_path, capsys, what, message):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["--target=h100:8", "--config=tiny", "--shares=RUN"], "ran on cpu, and --target is h100: give --target=cpu"),
     (["--measured=RUN", "--target=h100:8"], "--measured stands alone or with --json: remove --target"),
-    (["--measured=RUN", "--published"], "--measured stands alone or with --json: remove --published"),
     (["--measured", "RUN", "--target=h100:8"], "--measured stands alone or with --json: remove --target"),
     (["--measured="], "--measured needs the workdir of a finished run"),
-    (["--published", "--speed=2"], "--speed"),
+    (["--measured=RUN", "--speed=2"], "--speed"),
 ])  # fmt: skip
 def test_mistakes_on_the_command_line(tmp_path, capsys, words, message):
     run = write_run(tmp_path / "run", SLOW)
@@ -158,11 +125,26 @@ def test_mistakes_on_the_command_line(tmp_path, capsys, words, message):
     assert re.search(re.escape(message), capsys.readouterr().err + str(stop.value))
 
 
-@pytest.mark.parametrize("kind, name", [
-    ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA A100-PCIE-40GB", "a100-40gb"), ("NVIDIA H100 80GB HBM3", "h100"),
-    ("NVIDIA H200", "h200"), ("NVIDIA L4", "l4"), ("NVIDIA A10G", "a10g"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-    ("TPU v5 lite", "tpu-v5e"), ("TPU v5", "tpu-v5p"), ("TPU v6 lite", "tpu-v6e"),
-])  # fmt: skip
+@pytest.mark.parametrize("kind, name", [(kind, target.name) for target in TARGETS.values() for kind in target.kinds])
 def test_devices_by_the_names_that_jax_gives_them(tmp_path, kind, name):
     run = open_run(str(write_run(tmp_path / "run", SLOW, {kind: 4})))
     assert (run.target, run.devices) == (name, 4)
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "TPU v5x"])
+def test_a_device_whose_name_is_like_another_is_unknown(tmp_path, kind):
+    with pytest.raises(ValueError, match=f"ran on 4 x {kind} in 1 process.*whose rates are unknown"):
+        open_run(str(write_run(tmp_path / "run", SLOW, {kind: 4})))
+
+
+def test_a_run_that_was_continued_on_other_devices_tells_nothing(tmp_path):
+    run = write_run(tmp_path / "run", SLOW, {"NVIDIA H100 80GB HBM3": 8})
+    stored = json.loads((run / "provenance.json").read_text())
+    [last] = stored["attempts"]
+    stored["attempts"].insert(0, last | {"devices": {"NVIDIA H100 80GB HBM3": 1}})
+    (run / "provenance.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=re.escape("ran on 1 x NVIDIA H100 80GB HBM3 in 1 process(es), then on 8 x ")):
+        open_run(str(run))
+    stored["attempts"][0] = last  # continued where it began
+    (run / "provenance.json").write_text(json.dumps(stored))
+    assert open_run(str(run)).devices == 8

@@ -15,7 +15,7 @@ from tango_jax.planning.job import make_job, sized
 from tango_jax.planning.programs import compile_one, lowered_functions
 from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
-from tango_jax.planning.traffic import update_collectives
+from tango_jax.planning.traffic import update_traffic
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.weights.source import Source
@@ -32,6 +32,12 @@ CASES = {
 # Machine code is neither run nor looked at: the least effort for it.
 QUICK = {"xla_backend_optimization_level": 0}
 ALLOWED = 1.25
+
+
+def needed(model: ModelConfig, mesh, tokens: MicroBatchShape, chunk: int) -> dict[str, float]:
+    """{kind: bytes} that a device must receive for one micro-batch of an update."""
+    none = {"all-gather": 0.0, "reduce-scatter": 0.0, "all-reduce": 0.0}
+    return none | wire_bytes_by_kind(update_traffic(model, mesh, tokens, chunk), passes=1)
 
 
 def small_policy(model: ModelConfig, data: int, fsdp: int, tensor: int):
@@ -52,7 +58,7 @@ def test_an_update_sends_what_it_must(case):
     batch = sized(policy, rl, processes=1).batch
     compiled = policy.update.lower(policy.abstract_state(), batch).compile(QUICK)
     found = wire_bytes_by_kind(collectives(compiled.as_text(), 8), passes=1)
-    need = update_collectives(model, policy.placement.train, MicroBatchShape(2, 64, 1, 32), 48)
+    need = needed(model, policy.placement.train, MicroBatchShape(2, 64, 1, 32), 48)
     print(axes, {kind: f"{need.get(kind, 0):.0f} needed, {found.get(kind, 0):.0f} found" for kind in need | found})
     assert set(found) <= set(need)
     for kind, size in found.items():
@@ -69,13 +75,13 @@ def test_bytes_by_hand():
         compute_dtype="bfloat16",
     )  # fmt: skip
     mesh = small_policy(dataclasses.replace(MODEL, width=4 * 32), 2, 2, 2).placement.train
-    need = update_collectives(model, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
+    need = needed(model, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
     # Over fsdp a device lacks half. Layers twice in bfloat16, table in bfloat16, head in float32; half of each over
     # tensor.
     assert need["all-gather"] == 0.5 * (2 * 80 * 2 + 12 * 2 + 12 * 4)
     assert need["reduce-scatter"] == 0.5 * (80 + 12 + 12) * 4  # summed in float32
     narrow = dataclasses.replace(model, grad_reduce_dtype="bfloat16")
-    need_narrow = update_collectives(narrow, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
+    need_narrow = needed(narrow, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
     # The head is used in float32, and no sum is narrower than the use.
     assert need_narrow == need | {"reduce-scatter": 0.5 * (80 * 2 + 12 * 2 + 12 * 4)}
     data = 2 * 0.5 * 4 * (80 + 12 + 12) / 2  # float32 of what is stored, between two
@@ -124,7 +130,7 @@ def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     policy, batch = job.policies["generator"], job.policies["generator"].batch
     program = compile_one(lowered_functions(job, "generator")["update"](), devices.compiler_options, 32)
     (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
-    need = update_collectives(policy.model_config, policy.placement.train, MicroBatchShape(R, T, Q, X), 512)
+    need = needed(policy.model_config, policy.placement.train, MicroBatchShape(R, T, Q, X), 512)
     # One micro-batch, the worst case: what is sent once for all of them then counts in full.
     found = wire_bytes_by_kind(program.collectives, passes=1)
     print(name, axes, {kind: f"{need.get(kind, 0) / 1e9:.2f} GB needed, {found.get(kind, 0) / 1e9:.2f} GB found"

@@ -1,5 +1,4 @@
 """The plan's figures for small models against what runs here: memory within 20 %, FLOPs within 5 %."""
-import dataclasses
 import json
 import os
 import subprocess
@@ -108,10 +107,4 @@ def test_bytes_by_hand():
     assert costs.weight_bytes(model, tensor=2) == 2 * 60 + 4 * 20
     assert costs.weight_bytes(model, tensor=4) == 2 * 30 + 4 * 40  # 4 does not divide the vocabulary
     assert costs.cached_token_bytes(model, tensor=1) == 2 * 4
-    assert costs.prefill_bytes(model, prompts=3, length=5, tensor=1) == 400 + 15 * 8
-    # 2 prompts of 5 tokens, and 6 rows with room for 7 new ones.
-    assert costs.decode_bytes(model, 2, 5, 6, 7, tensor=1) == 400 + (10 + 42) * 8
-    assert costs.update_bytes(model, micro_batches=2, tensor=1, gradients=1000) == 2 * (3 * 400 + 2000)
-    kept = dataclasses.replace(model, remat="dots")  # no product is made twice
-    assert costs.update_bytes(kept, micro_batches=2, tensor=1, gradients=1000) == 2 * (2 * 400 + 2000)
     assert costs.optimizer_bytes(state=3000, params=1000) == 8000

@@ -196,8 +196,28 @@ def test_mistakes_are_found_together_before_anything_is_done(folder, tmp_path, m
         parse_command_line("train", "doc", ["--config=own_problems", f"--model={model.replace('MODEL', str(folder))}",
                                             f"--problems={problems}"], "runs/NAME")  # fmt: skip
     said = capsys.readouterr().err
-    assert stopped.value.code == 2 and all(line.startswith("error: ") for line in said.splitlines())
+    told = [line for line in said.splitlines() if not line.endswith(" ...")]  # what is being done
+    assert stopped.value.code == 2 and all(line.startswith("error: ") for line in told)
     assert all(message in said for message in messages), said
+
+
+def test_what_takes_long_is_said_before_it_begins(folder, tmp_path, monkeypatch, capsys):
+    """Each line is out when the work that it names begins."""
+    heard = []
+
+    def listening(work_fn):
+        def listens(*arguments, **named):
+            heard.append(capsys.readouterr().err.splitlines()[-1:])
+            return work_fn(*arguments, **named)
+
+        return listens
+
+    for name in ("open_sources", "prompt_lengths", "choose_adapters"):
+        monkeypatch.setattr(own_problems, name, listening(getattr(own_problems, name)))
+    own(folder, write_problems(tmp_path / "problems.jsonl", 30))
+    assert heard == [[f"reading the sizes and the tokenizer of {folder} ..."],
+                     ["counting the tokens of 30 problems ..."],
+                     ["choosing batches for 1 x cpu of 64.0 GiB ..."]]  # fmt: skip
 
 
 def test_both_flags_are_needed(capsys):

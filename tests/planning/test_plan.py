@@ -11,43 +11,22 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
-from tango_jax.models.transformer import LayerKind, ModelConfig
+from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
-from tango_jax.planning.costs import (
-    Flops,
-    decode_bytes,
-    decode_flops,
-    decode_parts,
-    mean_columns,
-    num_parameters,
-)
+from tango_jax.planning.costs import Flops, decode_flops, decode_parts, num_parameters
 from tango_jax.planning.hlo import Collective
 from tango_jax.planning.job import device_bytes, make_job
 from tango_jax.planning.memory import Phase, resident
 from tango_jax.planning.plan_tables import as_json, assumptions, show
 from tango_jax.planning.programs import compile_one, function_names, lowered_functions
-from tango_jax.planning.run_plan import (
-    PlanOptions,
-    comparison,
-    make_plan,
-    plan_of,
-    run_seconds,
-    seconds_with_narrow_head,
-)
+from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices
 from tango_jax.planning.times import TimeModel
-from tango_jax.planning.workload import (
-    DecodeSegment,
-    SamplingWorkload,
-    decode_segments,
-    evenly_spaced_lengths,
-    sampling_workload,
-    with_columns_read,
-)
+from tango_jax.planning.workload import DecodeSegment, decode_segments, evenly_spaced_lengths, sampling_workload
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.weights.presets import CONFIG_JSON, preset_model
+from tango_jax.weights.presets import CONFIG_JSON, known_name, preset_model
 
 A100 = TARGETS["a100-80gb"]
 GIB = 2**30
@@ -76,9 +55,7 @@ def test_json_has_what_programs_read(tiny_plan):
         assert {"argument_gib", "temp_gib", "flops", "collective_bytes"} <= set(function)
     update = report["functions"]["generator/update"]
     assert update["flops"] > 3 * report["functions"]["generator/score"]["flops"] * 0.99 > 0
-    assert update["collective_bytes"]["reduce-scatter"] == pytest.approx(
-        update["needed_collective_bytes"]["reduce-scatter"], rel=0.01
-    )
+    assert update["collective_bytes"]["reduce-scatter"] > 0
     assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
     assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
     low, high = report["predicted_hours_between"]
@@ -101,20 +78,6 @@ def test_memory_of_states_is_counted_by_hand(tiny_plan):
     assert table.sharding.shard_shape(table.shape) == (table.shape[0], table.shape[1] // 8)
 
 
-def test_what_a_float32_head_costs(tiny_plan):
-    assert seconds_with_narrow_head(tiny_plan) is None  # everything is float32
-    job, policies = tiny_plan.job, {}
-    for role, policy in job.policies.items():
-        model = dataclasses.replace(policy.model_config, compute_dtype="bfloat16")
-        policies[role] = dataclasses.replace(policy, model_config=model)
-    mixed = tiny_plan._replace(job=dataclasses.replace(job, policies=policies))
-    narrow = seconds_with_narrow_head(mixed)
-    wide = run_seconds(plan_of(mixed.options, mixed.job, mixed.programs, is_target=False))
-    assert 0 < narrow < wide
-    report = as_json(mixed)
-    assert report["predicted_hours_with_narrow_head"] == pytest.approx(narrow / 3600)
-
-
 def test_stage_one_is_planned_by_hand(tiny_plan):
     """Four examples of a step on two processes of four devices: one row on each of two devices, the others idle."""
     job = tiny_plan.job
@@ -124,7 +87,7 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     assert (phases["generator/sft"].parameters, phases["verifier/sft"].parameters) == (generator, generator + verifier)
     assert phases["verifier/sft"].optimizer == pytest.approx(2 * verifier, abs=64)
     assert phases["verifier/sft"].gradients == verifier
-    config, stage = job.config.generator, tiny_plan.stage_one["generator"]
+    config, stage = job.config.generator, tiny_plan.likely.stage_one["generator"]
     length = config.max_prompt + config.max_response  # sft.pack_length is 0
     assert job.policies["generator"].stage_one.token_NZRT.shape == (1, 8, config.sft.rows_per_micro_batch, length)
     assert (stage.steps, stage.passes.micro_batches, stage.passes.calls) == (6, 1, 1)
@@ -168,7 +131,7 @@ def test_tables_for_people(tiny_plan):
     text = stream.getvalue()
     assert "8 x a100-80gb: 2 process(es) of 4" in text and "mesh data 1 x fsdp 8 x tensor 1" in text
     assert "compiled for virtual CPU devices, because a_package_that_is_not_there is not installed" in text
-    for word in ("parameters", "found / needed", "TFLOP", "turn of the verifier", "it fits, as far as virtual CPU",
+    for word in ("parameters", "GB received", "TFLOP", "turn of the verifier", "it fits by a rough guess",
                  "stage 1 of the verifier: 6 steps, ", "most likely"):
         assert word in text
 
@@ -211,12 +174,6 @@ def test_a_compiler_that_runs_out_of_memory_is_no_crash():
         compile_one(lowered, {}, 8)
 
 
-def test_comparison_is_for_a_whole_turn(tiny_plan):
-    count = tiny_plan.turns["generator"].passes.micro_batches
-    need, found = comparison(tiny_plan, "generator")["all-gather"]
-    assert found == pytest.approx(need, rel=0.1) and need > 0 and count >= 1
-
-
 @pytest.mark.parametrize("argument, message", [
     ("--target=b200:8", f"choose one of {', '.join(TARGETS)}, cpu"),
     ("--target=a100-80gb:12", "a machine has 8 devices, and 12 are no multiple"),
@@ -246,9 +203,8 @@ def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is True
     plan.main(arguments)  # what the run would say of its settings comes first
     assert capsys.readouterr().out.startswith("mine\n")
-    options, is_search, *_ = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
+    options, *_ = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
     assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
-    assert not is_search
 
 
 def test_flags_are_those_of_the_launchers():
@@ -272,6 +228,19 @@ def test_sizes_of_checkpoints_without_them():
         plan_source(config, "generator")
     for name, raw in CONFIG_JSON.items():
         assert preset_model(name).num_layers == raw.get("text_config", raw)["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name, known", [
+    ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-1.5B"), ("qwen/qwen3-4b-base", "Qwen/Qwen3-4B"),
+    ("unsloth/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
+    ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-it"),
+    ("mlx-community/Qwen2.5-Math-7B-Instruct-bf16", "Qwen/Qwen2.5-Math-7B"), ("someone/Qwen2.5-1.5B-Instruct", None),
+    ("Qwen/Qwen2.5-1.5B-Instruct-4bit", None),
+])  # fmt: skip
+def test_a_tuned_model_and_its_copies_have_the_sizes_of_the_known_one(name, known):
+    assert known_name(name) == known
+    if known:
+        assert preset_model(name) == preset_model(known)
 
 
 @pytest.mark.parametrize("name, millions", [
@@ -316,40 +285,6 @@ def test_segments_of_a_decode_batch():
     assert list(decode_segments(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
 
 
-def test_columns_that_a_kernel_reads():
-    """Four rows of 129, 129, 3 and 3 tokens; cuDNN reads tiles of 128 columns."""
-    lengths = np.array([129, 129, 3, 3])
-    shapes = [DecodeSegment(4, 512, 2), DecodeSegment(2, 512, 126)]
-    first, second = with_columns_read("cudnn", shapes, lengths, np.array([100, 300]), 384)
-    # Prompts take one tile and three. Steps 1 and 2: one tile each.
-    assert first == (4, 512, 2, (256.0, 128.0))
-    # Steps 3 to 128, still one tile, and both rows alive.
-    assert second == (2, 512, 126, (256.0, 128.0))
-    # A row that has ended, and its own prompt, cost a tile each: of two rows one is alive at steps 129 and 130.
-    shapes = [DecodeSegment(4, 512, 128), DecodeSegment(2, 512, 2)]
-    *_, last = with_columns_read("cudnn", shapes, np.array([131, 3, 2, 2]), np.array([100, 300]), 384)
-    assert last.read == ((256 + 128) / 2, (256 + 128) / 2)
-    done = SamplingWorkload(1, 2, 384, (last, shapes[0]))
-    assert done.columns(last) == (192.0, 192.0) and done.columns(shapes[0]) == (384, 512)
-
-
-def test_a_kernel_is_planned_to_read_less():
-    config = load_config(str(ROOT / "configs/tiny.py"))
-    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
-    policy = job.policies["generator"]
-    # Of a model whose cache is most of what a step reads.
-    large = {"max_prompt": 1024, "max_response": 4096, "prompt_buckets": (), "cache_buckets": ()}
-    policy.config.update(large)
-
-    def seconds(implementation):
-        model = dataclasses.replace(policy.model_config, decode_attention=implementation)
-        chosen = dataclasses.replace(policy, model_config=model)
-        planned = dataclasses.replace(job, policies={"generator": chosen})
-        return TimeModel(A100).sampling_seconds(chosen, sampling_workload(planned, "generator", 4, 2, filled=0.5))
-
-    assert 0 < seconds("cudnn") < seconds("xla")
-
-
 def test_a_budget_of_cached_tokens():
     """Of 24 tokens of prompt, and 16 or 32 of response: room for four rows, then for two."""
     settings = ["generator.max_prompt=24", "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
@@ -385,12 +320,6 @@ def test_prompts_are_read_in_the_bucket_of_their_chunk():
     assert 0 < seconds(24, 16, 8, 8) < seconds(24, 24, 24, 24)
 
 
-def test_a_layer_with_a_window_reads_no_more_columns_than_that():
-    """Of three layers two have a window of 4; rows in slots keep every column."""
-    model = ModelConfig(6, 2, 3, 1, 1, 2, 1, pattern=(LayerKind(window=4), LayerKind(window=4), LayerKind()))
-    assert mean_columns(model, 10) == (4 + 4 + 10) / 3 and mean_columns(model, 3) == 3
-
-
 def test_a_decode_step_is_a_sum_of_parts():
     """By hand: 24 weights in two layers, 12 in the head; of few rows reading takes longer, of many the products."""
     model = ModelConfig(6, 2, 2, 1, 1, 2, 1, tied_head=False, compute_dtype="bfloat16")
@@ -400,7 +329,6 @@ def test_a_decode_step_is_a_sum_of_parts():
     for rows in (few, many):
         parts = decode_parts(model, 1, 3, rows, 5, tensor=1)
         assert [part.read for part in parts] == [2 * weights, (3 + rows * 5) * cached, 4 * 12]
-        assert sum(part.read for part in parts) == decode_bytes(model, 1, 3, rows, 5, 1)
         products = [part.flops for part in parts]
         assert products == [(2 * weights * rows, 0), (2 * 4 * rows * 8 * 2, 0), (0, 2 * 12 * rows)]
         assert np.sum(products, axis=0).tolist() == list(decode_flops(model, rows, 8, 1))
@@ -409,17 +337,6 @@ def test_a_decode_step_is_a_sum_of_parts():
     matrices, attention, head = (times.part_seconds(part, model) for part in decode_parts(model, 1, 3, many, 5, 1))
     assert matrices == pytest.approx(2 * weights * many / 50) and head == pytest.approx(2 * 12 * many / 35)
     assert attention == pytest.approx((3 + many * 5) * cached / 7)
-
-
-def test_devices_that_share_decoding_weights_exchange_logits():
-    """By hand: four rows over two devices, each of which gets half of the vocabulary of 12 for two rows."""
-    job = make_job(load_config(str(ROOT / "configs/tiny.py")), Devices(jax.devices()[:1], True, {}), 1)
-    policy = job.policies["generator"]
-    slow = TimeModel(dataclasses.replace(A100, link=60.0))
-    assert slow._exchange(dataclasses.replace(policy.model_config, vocab_size=12), 4, 2) == pytest.approx(
-        2 * 6 * 4 / (0.8 * 60) + 10e-6
-    )
-    assert slow._exchange(dataclasses.replace(policy.model_config, vocab_size=13), 4, 2) == 0
 
 
 def test_bandwidth_of_a_group():

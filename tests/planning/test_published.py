@@ -1,19 +1,25 @@
-"""Published measurements: their rows, the shares that follow from them, and the intervals that bound a plan's times."""
+"""Published measurements: their rows, and the shares that follow from them (planning/shares.py)."""
 
-import json
-import math
-import re
-
-import numpy as np
 import pytest
 
-from support.paths import ROOT
-from tango_jax import plan
-from tango_jax.planning import fitted, published
+from support import published
+from support.published import (
+    MODELS,
+    Row,
+    fit,
+    interval,
+    model_of,
+    predicted_seconds,
+    published_fit,
+    published_rows,
+    ratio,
+    reached_share,
+    response_lengths,
+    solved,
+)
 from tango_jax.planning.costs import MicroBatchShape, update_flops
-from tango_jax.planning.fitted import fit, published_fit, ratio, reached, reached_share, solved
-from tango_jax.planning.published import MODELS, Row, model_of, predicted_seconds, published_rows, response_lengths
-from tango_jax.planning.targets import TARGETS, Shares
+from tango_jax.planning.shares import GENERATIONS, LOST_BY_HOSTS, MEASURED, OTHER_GPUS, Shares, reached
+from tango_jax.planning.targets import TARGETS, Target, open_target
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 
 ROW = Row("fitted", "update", "h100", 8, "Llama-2-7B", 1, 32, 0, 0, 4096, 0, 1, "none", 1.0, "s", "", "")
@@ -73,7 +79,7 @@ def test_rows_that_end_one_after_another():
 
 def test_a_share_is_solved():
     assert solved(lambda share: 3 / share, 6.0) == pytest.approx(0.5, rel=1e-6)
-    assert solved(lambda share: 3 / share + 1, 1.0) == pytest.approx(fitted.MOST_SHARE, rel=1e-6)  # there is none
+    assert solved(lambda share: 3 / share + 1, 1.0) == pytest.approx(published.MOST_SHARE, rel=1e-6)  # there is none
     for name in ("update", "score", "prefill"):
         row = measured(ROW._replace(kind=name, prompt=512), **{name: 0.37})
         assert reached_share(row, Shares(), name) == pytest.approx(0.37, rel=1e-6)
@@ -101,50 +107,33 @@ def test_what_nobody_has_measured():
     assert found.of(A100, 1).score == found.of(A100, 1).prefill == pytest.approx(0.9)
     assert found.of(TARGETS["l4"], 1).update == pytest.approx(0.6)
     assert found.of(A100, 1).read == pytest.approx(0.8, rel=1e-5)
-    assert [found.basis(A100, name) for name in Shares._fields] == ["", "as updates", "as scores", "as other devices"]
+    assert [name for name in Shares._fields if found.is_measured(A100, name)] == ["update"]
+
+
+CPU = Target("cpu", "cpu", *[1.0] * 8, per_host=1)
+
+
+@pytest.mark.parametrize("target", [*TARGETS.values(), CPU], ids=lambda target: target.name)
+def test_the_shares_are_those_of_the_measurements(target):
+    generation = GENERATIONS.get(target.name, OTHER_GPUS)
+    ends = interval(target)
+    for name in Shares._fields:  # with two digits
+        assert MEASURED[generation][name] == pytest.approx([getattr(end, name) for end in ends], abs=0.00501), name
+    assert -LOST_BY_HOSTS == pytest.approx(published_fit().decline, abs=0.0005)
+
+
+def test_a_target_is_opened_with_its_shares():
+    alone, many = (open_target("h100", count).reached for count in (8, 128))
+    assert alone == reached("h100", 1) and alone.likely.update == MEASURED["h100"]["update"][1]
+    assert many.likely.update == pytest.approx(alone.likely.update * 16**LOST_BY_HOSTS)
+    assert many.slow.read == alone.slow.read < alone.likely.read < alone.quick.read
+    assert open_target("tpu-v5p", 64).reached.likely.update == MEASURED["tpu-v5p"]["update"][1]
+    assert "as other GPUs were measured" in open_target("l4", 1).reached.basis
 
 
 def test_measurements_lie_within_the_interval():
     """Of each device, those of its own updates and scores, from the quickest to the slowest."""
     for row in published_rows():
         if row.device in TARGETS and row.kind in ("update", "score"):
-            bound = reached(row.target, row.devices)
-            quick, slow = (predicted_seconds(row, shares) for shares in (bound.quick, bound.slow))
+            slow, _, quick = (predicted_seconds(row, shares) for shares in interval(row.target, row.hosts))
             assert quick <= row.seconds * 1.001 and row.seconds <= slow * 1.001, row
-
-
-def test_the_interval_is_wider_where_nothing_was_measured():
-    def width(name: str, share: str) -> float:
-        bound = reached(TARGETS[name], 1)
-        quick, likely, slow = (getattr(one, share) for one in (bound.quick, bound.likely, bound.slow))
-        assert slow <= likely <= quick <= 1
-        return math.log(quick / slow)
-
-    assert width("l4", "update") > width("h100", "update") > 0
-    assert width("l4", "score") >= 0.9 * width("l4", "update")
-    assert width("tpu-v5p", "read") >= width("tpu-v6e", "read") > 0
-    assert "as other devices" in reached(TARGETS["l4"], 1).basis[0] and "as" not in reached(H100, 1).basis[0].split()
-
-
-def test_the_readme_has_what_the_command_prints(capsys):
-    """Row by row; written anew by `PYTHONPATH=tests python -m support.published_table`."""
-    text = (ROOT / "tango_jax/planning/README.md").read_text(encoding="utf-8")
-    lines = ["| " + " | ".join(row) + " |" for row in fitted.table_rows()]
-    assert [line for line in lines if line not in text] == []
-    plan.main(["--published"])
-    shown = capsys.readouterr().out
-    assert "rows held out are within 25 %" in shown
-    [(near, held)] = re.findall(r"(\d+) of (\d+) rows held out", shown)
-    assert f"{near} of {held}" in text
-    assert int(held) == sum(row.use == "held out" for row in published_rows())
-
-
-def test_the_command_with_json(capsys):
-    plan.main(["--published", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert len(report["rows"]) == len(published_rows()) and report["rows"][0]["source"].startswith("AI-Hypercomputer")
-    first = report["rows"][0]
-    assert first["measured"] / first["predicted"] == pytest.approx(first["seconds_predicted_over_measured"])
-    assert {item["kind"] for item in report["shares_on_one_host"]} == set(Shares._fields)
-    assert np.isclose(report["updates_decline_by_hosts_to_the_power_of"], published_fit().decline)
-    assert published.ROWS_FILE.exists()

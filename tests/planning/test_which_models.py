@@ -66,10 +66,23 @@ def test_the_table(capsys, few_models):
     assert "(no)" in row and "adapters of rank 32" in shown and "assumed: 32 problems x 8 solutions a turn" in shown
 
 
+def test_two_cards_in_one_process_or_in_two(capsys, few_models):
+    def found(*words):
+        plan.main([*words, "--json"])
+        return {(fit["name"], fit["rank"]): fit for fit in json.loads(capsys.readouterr().out)}
+
+    together, apart = found("--target=l4:2"), found("--target=l4:2", "--per-process=1")
+    name = "Qwen/Qwen2.5-0.5B", 32
+    assert together[name]["fits"] and apart[name]["fits"]
+    # Each of two processes samples for half of the problems on one card.
+    assert apart[name]["turn_seconds"] != together[name]["turn_seconds"]
+
+
 @pytest.mark.parametrize("words, message", [
     (["--target=l5:1"], "choose one of a100-80gb"),
+    (["--target=l4:2", "--per-process=3"], "--per-process=3: choose a number of devices that divides 2"),
     (["--target=l4:1", "--speed=2"], "--speed"),
-    (["--search"], "no --config is given"),
+    ([], "no --config is given"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(capsys, words, message):
     with pytest.raises(SystemExit) as stop:
