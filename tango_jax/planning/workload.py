@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.method.load import load_method
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape

@@ -126,7 +126,8 @@ def made():
 def task_of(config, tokenizers=None):
     """The task of a run, whose stage 1 has examples of every prompt of its method."""
     method = load_method(config)
-    return make_task(config, tokenizers or {}, {role: method.further_prompts(role) for role in ("generator", "verifier")})
+    further = {role: method.further_prompts(role) for role in ("generator", "verifier")}
+    return make_task(config, tokenizers or {}, further)
 
 
 def solved(task, index: int = 0) -> Solution:

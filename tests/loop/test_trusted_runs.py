@@ -128,7 +128,7 @@ def test_practice_goes_on_with_what_was_counted(folder, train):
 
 
 def test_a_warm_up_that_ends_sooner_leaves_the_later_turns_their_numbers(folder, train, monkeypatch):
-    """The measure itself is tested in tests/method/test_trust.py; here it says after the second turn that it is enough."""
+    """The measure has its tests in tests/method/test_trust.py; here it says after the second turn that it is enough."""
     def reached(rl, place, memory):
         return {"verifier/warmup_trust": float(place.index == 1)} if place.phase == "warmup" else {}
 
