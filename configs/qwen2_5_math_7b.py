@@ -17,8 +17,8 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
 Time:      by the plan, not measured: 11 to 19 hours on 32 A100, 8 to 16 on 32 chips of a TPU v5p, if the mean response
            has half the maximum length; 9 to 16 and 6 to 12 if both roles sample in int8 (`model.sample_cache_dtype`,
            `model.sample_weight_dtype`), and on the v5p share a mesh of fsdp 16 x tensor 2
-           (tango_jax/planning/README.md). Meshes and remat are the quickest that fit on 32 A100 with int8, by that
-           plan.
+           (tango_jax/planning/README.md). Meshes and remat are the quickest that a plan found for 32 A100
+           with int8.
 Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """

@@ -18,9 +18,9 @@ With --model, the phases of a turn; nothing is downloaded.
     prefill, decode      sampling: the prompts' pass, and all tokens after the first
     score                log-probs of a packed batch
     update, optimizer    gradients of the same batch and the optimizer's step; the step alone
-Each in seconds, tokens per second, and FLOP/s of a device as a share of the matmul rate that is measured first, beside
-what a plan predicts for this device. Batches follow from the device's memory, as with own_problems. Any setting of the
-generator can be given: --config.generator.max_response=256, --config.generator.row_buckets=(64,),
+Each in seconds, beside what a plan predicts for this device, tokens per second, and FLOP/s of a device as a share of
+its data sheet's, on a CPU of a measured rate. Batches follow from the device's memory, as with own_problems. Every
+setting of the generator can be given: --config.generator.max_response=256, --config.generator.row_buckets=(64,),
 --config.generator.model.lora.rank=32, --config.generator.model.decode_attention=auto.
 
 With --check, the first hour on a new device, in about ten minutes and without a network: devices and versions; whether
@@ -223,8 +223,6 @@ def run_model(options: argparse.Namespace, names: tuple[str, ...], overrides: li
     report = bench_phases(opened, names, options.runs, memory, lambda *found: log(phase_line(*found)))
     if options.json:
         print(json.dumps({"model": {"name": options.model} | report.pop("model")} | report), flush=True)
-    elif report["peak_memory_gib"] is not None:
-        log(f"the most memory in use on a device: {report['peak_memory_gib']:.1f} of {memory / 2**30:.1f} GiB")
 
 
 def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:

@@ -24,59 +24,40 @@ def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
 
 def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
     role, name = phase.name.split("/")
-    policy = job.policies[role]
+    policy, config = job.policies[role], job.policies[role].config
     if name in ("reshard", "sample"):
         changes = _sampling_changes(policy)
-    elif name == "sft":
-        changes = _stage_one_changes(policy)
     else:
-        changes = _training_changes(policy)
+        changes = _training_changes(policy, "sft." if name == "sft" else "")
     if name == "sample" and job.processes > 1 and policy.placement.local.size < target.per_host:
         changes.insert(0, f"one process for the {target.per_host} devices of a host: they share the rows of a batch")
-    resident = phase.parameters + phase.optimizer
-    if not policy.config.mesh.offload and phase.optimizer and name != "sft":  # in stage 1 nothing is offloaded
+    if not config.mesh.offload and phase.optimizer and name != "sft":  # in stage 1 nothing is offloaded
         changes.append(f"generator.mesh.offload=True and verifier.mesh.offload=True: moments and references wait in "
-                       f"host memory, of the {resident / GIB:.1f} GiB that states and references take now")
+                       f"host memory, of the {(phase.parameters + phase.optimizer) / GIB:.1f} GiB that states and "
+                       "references take now")
     shape = policy.placement.train.shape
     if shape["data"] > 1:
         changes.append(f"{role}.mesh.data=1 and {role}.mesh.fsdp={shape['fsdp'] * shape['data']}: its state is split "
                        f"over {shape['data']} times as many devices")
-    changes.append("more devices of the target")
-    return changes
+    return [*changes, "more devices of the target"]
 
 
-def _training_changes(policy: SizedPolicy) -> list[str]:
-    role, config = policy.role, policy.config
-    changes = _less_kept(policy)
-    if config.rows_per_micro_batch > 1:
-        changes.append(f"{role}.rows_per_micro_batch={config.rows_per_micro_batch // 2}: half the activations")
-    if config.share_prompts and config.prompts_per_micro_batch > 1:
-        changes.append(f"{role}.prompts_per_micro_batch={config.prompts_per_micro_batch // 2}")
-    return changes + _more_tensor(policy)
-
-
-def _stage_one_changes(policy: SizedPolicy) -> list[str]:
-    role, sft = policy.role, policy.config.sft
-    changes = _less_kept(policy)
-    if sft.rows_per_micro_batch > 1:
-        changes.append(f"{role}.sft.rows_per_micro_batch={sft.rows_per_micro_batch // 2}: half the activations")
-    return changes + _more_tensor(policy)
-
-
-def _less_kept(policy: SizedPolicy) -> list[str]:
-    role, changes = policy.role, []
-    if policy.model_config.remat != "full":
-        changes.append(f"{role}.model.remat=full: only each layer's input is kept for the backward pass")
-    if not policy.config.logp_chunk:
-        changes.append(f"{role}.logp_chunk=512: the logits of 512 tokens exist at a time")
-    return changes
-
-
-def _more_tensor(policy: SizedPolicy) -> list[str]:
+def _training_changes(policy: SizedPolicy, stage: str) -> list[str]:
+    """`stage` is the prefix of the keys of stage 1, or empty."""
+    role, config, model = policy.role, policy.config, policy.model_config
     tensor = policy.placement.train.shape["tensor"]
-    if policy.model_config.num_kv_heads % (2 * tensor) or policy.placement.local.size <= tensor:
-        return []
-    return [f"{policy.role}.mesh.tensor={2 * tensor}: a layer's parameters and most activations are split"]
+    rows, changes = (config.sft if stage else config).rows_per_micro_batch, []
+    if model.remat != "full":
+        changes.append(f"{role}.model.remat=full: only each layer's input is kept for the backward pass")
+    if not config.logp_chunk:
+        changes.append(f"{role}.logp_chunk=512: the logits of 512 tokens exist at a time")
+    if rows > 1:
+        changes.append(f"{role}.{stage}rows_per_micro_batch={rows // 2}: half the activations")
+    if not stage and config.share_prompts and config.prompts_per_micro_batch > 1:
+        changes.append(f"{role}.prompts_per_micro_batch={config.prompts_per_micro_batch // 2}")
+    if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size > tensor:
+        changes.append(f"{role}.mesh.tensor={2 * tensor}: a layer's parameters and most activations are split")
+    return changes
 
 
 def _sampling_changes(policy: SizedPolicy) -> list[str]:

@@ -24,7 +24,6 @@ from tango_jax.cli.ranges import check_values
 from tango_jax.config import flatten
 from tango_jax.models.attention import capability_of
 from tango_jax.models.decode_attention import attention_names
-from tango_jax.models.head_precision import HEAD_PRECISIONS
 from tango_jax.models.lora import split
 from tango_jax.models.transformer import ModelConfig, init_weights
 from tango_jax.planning.costs import (
@@ -40,6 +39,7 @@ from tango_jax.planning.estimates import training_estimates
 from tango_jax.planning.job import Job, device_bytes, sized_job
 from tango_jax.planning.machines import GIB, Machine
 from tango_jax.planning.own_problems import set_batches
+from tango_jax.planning.shares import Shares
 from tango_jax.planning.sources import OpenSettings, blank_tokenizer
 from tango_jax.planning.targets import Target, open_target, target_name
 from tango_jax.planning.times import TimeModel, function_flops
@@ -49,7 +49,7 @@ from tango_jax.records import Batch, TrainState
 from tango_jax.rl.packing import TrainSequence, pack, pack_shape
 from tango_jax.rl.policy import Policy, make_policy
 from tango_jax.runtime.checks import Mistakes, cut, local_path
-from tango_jax.runtime.machine import copy_rate, describe_machine, matmul_rate, median_seconds, peak_memory
+from tango_jax.runtime.machine import describe_machine, median_seconds
 from tango_jax.runtime.rng import step_key
 from tango_jax.sampling.decode import PromptBatch
 from tango_jax.sampling.logits import sampling_params
@@ -89,14 +89,6 @@ class Bench(NamedTuple):
     def rows(self) -> int:
         """Responses that are decoded at once, on all devices."""
         return self.prompts * self.samples
-
-
-class DeviceRates(NamedTuple):
-    """What a device was measured to do at best."""
-
-    matmul: float  # FLOP/s in compute_dtype, as jax multiplies it by default
-    head: float  # FLOP/s in head_dtype; in float32 with head_precision
-    copy: float  # bytes per second, read and written together
 
 
 class Timed(NamedTuple):
@@ -202,16 +194,11 @@ def work(bench: Bench, batch: Batch, tokens: int) -> dict[str, tuple[int, Flops]
     }
 
 
-def target_here(memory: int, rates: DeviceRates) -> Target | None:
-    """This machine's devices as a target; None: they are accelerators without a data sheet here. `memory` (bytes of a
-    device) and `rates` count on a CPU alone."""
-    device, count = jax.local_devices()[0], jax.device_count()
-    if device.platform != "cpu":
-        name = target_name(device.device_kind)
-        return open_target(name, count) if name else None
-    between = dict.fromkeys(("link", "network", "host"), rates.copy / 2)
-    return Target("cpu", "cpu", memory, rates.matmul, flops_float32=rates.matmul, flops_highest=rates.head,
-                  read=rates.copy, per_host=count, **between)  # fmt: skip
+def target_here() -> Target | None:
+    """This machine's devices as a target; None: they are accelerators without a data sheet here."""
+    device = jax.local_devices()[0]
+    name = "cpu" if device.platform == "cpu" else target_name(device.device_kind)
+    return open_target(name, jax.device_count()) if name else None
 
 
 def predicted_seconds(bench: Bench, batch: Batch, target: Target) -> dict[str, float]:
@@ -236,38 +223,37 @@ def predicted_seconds(bench: Bench, batch: Batch, target: Target) -> dict[str, f
 
 
 def bench_phases(
-    bench: Bench, names: tuple[str, ...], runs: int, memory: int, report_fn: Callable[[str, dict], None],
-    rates: DeviceRates | None = None,
+    bench: Bench, names: Sequence[str], runs: int, memory: int, report_fn: Callable[[str, dict], None]
 ) -> dict:
     """Time the phases of these names; `report_fn(name, figures)` hears of each as it is done.
 
-    Args:
-        rates: from `measured_rates`; None: they are measured now.
+    `share_of_peak` is the time that the products would take at the data sheet's rates, on a CPU at measured ones, over
+    the time that the phase took.
 
     Raises:
         ValueError: a program needs more than a device's `memory`, in bytes.
     """
-    model, config = bench.policy.model_config, bench.policy.config
-    rates = rates or measured_rates(model)
-    target = target_here(memory, rates)
-    machine = {
-        "description": describe_machine(),
-        "memory_gib": memory / GIB,
-        "matmul_flops_per_s": rates.matmul,
-        "head_matmul_flops_per_s": rates.head,
-        "copy_bytes_per_s": rates.copy,
-        "predicted_for": target and target.name,
-    }
-    report_fn("machine", machine)
+    model, config, target = bench.policy.model_config, bench.policy.config, target_here()
     batch, tokens = training_batch(bench)
     done, phases = work(bench, batch, tokens), {}
     predicted = predicted_seconds(bench, batch, target) if target else {}
     for name, timed in timed_phases(bench, batch, BenchTimer(names, runs, memory)):
-        phases[name] = figures(*done[name], timed, rates) | {"predicted_s": predicted.get(name)}
+        count, flops = done[name]
+        at_peak = target and TimeModel(target.with_shares(Shares(1.0, 1.0, 1.0, 1.0))).matmul_seconds(flops, model)
+        phases[name] = {
+            "seconds": timed.seconds,
+            "predicted_s": predicted.get(name),
+            "tokens": count,
+            "tokens_per_s": count / timed.seconds,
+            "flops": flops.total,
+            "flops_per_s": flops.total / timed.seconds,
+            "share_of_peak": target and at_peak / timed.seconds,
+            "memory_gib": timed.memory / GIB,
+            "compile_s": timed.compile_s,
+        }
         report_fn(name, phases[name])
-    peak = peak_memory()
     return {
-        "machine": machine,
+        "machine": {"description": describe_machine(), "memory_gib": memory / GIB, "target": target and target.name},
         "jax": jax.__version__,
         "model": {
             "layers": model.num_layers,
@@ -281,52 +267,24 @@ def bench_phases(
                   "new": config.max_response, "micro_batch": micro_batch_shape(batch)._asdict(),
                   "micro_batches": int(batch.num_micro)},
         "phases": phases,
-        "peak_memory_gib": None if peak is None else peak / GIB,
     }  # fmt: skip
 
 
-def measured_rates(model: ModelConfig, size: int = 0) -> DeviceRates:
-    """The rates in the model's dtypes. `size` is that of the matrices, for tests; 0: one that keeps the device busy."""
-    matmul = matmul_rate(model.compute_dtype, size=size)
-    precision = HEAD_PRECISIONS[model.head_precision] if model.head_dtype == "float32" else None
-    is_same = model.head_dtype == model.compute_dtype and precision is None
-    head = matmul if is_same else matmul_rate(model.head_dtype, precision, size)
-    return DeviceRates(matmul, head, copy_rate(4 * size * size))
-
-
-def figures(tokens: int, flops: Flops, timed: Timed, rates: DeviceRates) -> dict[str, float]:
-    """A phase in numbers for JSON. `share_of_matmul` is the time that the products would take at the measured rates of
-    their dtypes, over the time that the phase took."""
-    return {
-        "seconds": timed.seconds,
-        "tokens": tokens,
-        "tokens_per_s": tokens / timed.seconds,
-        "flops": flops.total,
-        "flops_per_s": flops.total / timed.seconds,
-        "share_of_matmul": flops.seconds(rates.matmul, rates.head) / timed.seconds,
-        "compile_s": timed.compile_s,
-        "memory_gib": timed.memory / GIB,
-    }
-
-
 def phase_line(name: str, found: dict) -> str:
-    """The figures of a phase, or of the machine, in one line."""
-    if name == "machine":
-        rates = f"{found['matmul_flops_per_s'] / 1e12:.3g} TFLOP/s (head {found['head_matmul_flops_per_s'] / 1e12:.3g})"
-        return (f"machine: {found['description']}, {found['memory_gib']:.1f} GiB each, matmul {rates}, copy "
-                f"{found['copy_bytes_per_s'] / 1e9:.3g} GB/s")
+    """The figures of a phase in one line."""
     parts = [f"{name}: {found['seconds']:.4g} s"]
+    if found["predicted_s"] is not None:
+        parts.append(f"predicted {found['predicted_s']:.4g} s")
     if found["flops"]:  # the optimizer's step has neither tokens nor products
-        parts.append(f"{found['tokens_per_s']:,.0f} tokens/s")
-        parts.append(f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s ({found['share_of_matmul']:.1%} of the matmul rate)")
-    expected = "" if found["predicted_s"] is None else f", predicted {found['predicted_s']:.4g} s"
-    return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s{expected}"
+        share = "" if found["share_of_peak"] is None else f" ({found['share_of_peak']:.1%} of the peak)"
+        parts += [f"{found['tokens_per_s']:,.0f} tokens/s", f"{found['flops_per_s'] / 1e12:.3g} TFLOP/s{share}"]
+    return f"{', '.join(parts)}; {found['memory_gib']:.1f} GiB, compiled in {found['compile_s']:.1f} s"
 
 
 class BenchTimer(NamedTuple):
     """Compiles functions and times the phases that are asked for."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     runs: int
     memory: int  # bytes of a device
 

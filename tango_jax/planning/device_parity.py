@@ -20,13 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tango_jax.models import lora
-from tango_jax.models.attention import (
-    ATTENTION_KINDS,
-    RowAttention,
-    capability_of,
-    make_row_attention,
-    resolve_attention,
-)
+from tango_jax.models.attention import ATTENTION_KINDS, capability_of, make_row_attention, resolve_attention
 from tango_jax.models.decode_attention import DECODE_ATTENTION_KINDS, resolve_decode_attention
 from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig, init_params
@@ -134,8 +128,7 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
 
 def left_out(name: str, error: ValueError) -> Case:
     """A case that this device cannot run, for the reason that the error gives."""
-    reason = str(error).partition(name.split()[-1])[2].partition(": use ")[0].strip()
-    return Case(name, lambda: iter([{"what": name, "left_out": reason}]))
+    return Case(name, lambda: iter([{"what": name, "left_out": str(error).partition(": use ")[0]}]))
 
 
 def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed) -> dict:
@@ -156,42 +149,32 @@ def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed)
 
 
 def attention_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
-    """Attention of packed rows, and of packed rows that continue a prompt: outputs and gradients."""
-    T, X = sizes.row, sizes.prompt
+    """Attention of packed rows that continue a prompt: outputs of real tokens, and gradients of a weighted sum."""
+    model, T, X, rng = sizes.model, sizes.row, sizes.prompt, np.random.default_rng(0)
     segment_BT = np.zeros((2, T), np.int32)
     segment_BT[0, : T // 2], segment_BT[0, T // 2 : T - T // 8] = 1, 2  # the rest is padding
     segment_BT[1, :1], segment_BT[1, 1 : T - T // 8], segment_BT[1, T - T // 8 :] = 1, 2, 3
     is_prefix_BX = np.arange(X) < np.array([[X], [max(1, X // 3)]])
-    for what, prefix in (("packed rows", None), ("rows that continue prompts", jnp.asarray(is_prefix_BX))):
-        qkv = random_heads(sizes.model, 2, T, T if prefix is None else X + T)
-        attend_fns = [make_row_attention(jnp.asarray(segment_BT), prefix, each) for each in ("xla", kind)]
-        with jax.default_matmul_precision(HIGHEST):
-            wanted = outputs_and_gradients(attend_fns[0], segment_BT > 0, *qkv)
-        got = outputs_and_gradients(attend_fns[1], segment_BT > 0, *(x.astype(jnp.bfloat16) for x in qkv))
-        pairs = list(zip(got, wanted, strict=True))
-        yield row(f"{name}, {what}: outputs", pairs[:1], ATTENTION)
-        yield row(f"{name}, {what}: gradients", pairs[1:], ATTENTION)
+    heads = ((T, model.num_heads), (X + T, model.num_kv_heads), (X + T, model.num_kv_heads))
+    qkv = [jnp.asarray(rng.normal(size=(2, length, count, model.head_dim)), jnp.float32) for length, count in heads]
+    is_token_BTHE = jnp.asarray(segment_BT > 0)[..., None, None]
+    weight_BTHE = rng.normal(size=qkv[0].shape)
 
+    def found(implementation: str, qkv: list[jax.Array]) -> list[jax.Array]:
+        attend_fn = make_row_attention(jnp.asarray(segment_BT), jnp.asarray(is_prefix_BX), implementation)
 
-def random_heads(model: ModelConfig, B: int, T: int, S: int) -> list[jax.Array]:
-    """Queries of T tokens, and keys and values of S."""
-    rng, E = np.random.default_rng(0), model.head_dim
-    shapes = ((B, T, model.num_heads, E), *[(B, S, model.num_kv_heads, E)] * 2)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+        def loss_fn(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+            out_BTHE = jnp.where(is_token_BTHE, attend_fn(*qkv).astype(jnp.float32), 0)
+            return jnp.sum(out_BTHE * weight_BTHE), out_BTHE
 
+        grads, out_BTHE = jax.jit(jax.grad(loss_fn, argnums=(0, 1, 2), has_aux=True))(*qkv)
+        return [out_BTHE, *grads]
 
-def outputs_and_gradients(
-    attend_fn: RowAttention, is_token_BT: np.ndarray, q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array
-) -> list[jax.Array]:
-    """What attention gives for real tokens, and the gradients of a weighted sum of it."""
-    weight_BTHE = np.random.default_rng(1).normal(size=q_BTHE.shape) * is_token_BT[..., None, None]
-
-    def loss_fn(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out_BTHE = attend_fn(*qkv).astype(jnp.float32)
-        return jnp.sum(out_BTHE * weight_BTHE), jnp.where(is_token_BT[..., None, None], out_BTHE, 0)
-
-    grads, out_BTHE = jax.jit(jax.grad(loss_fn, argnums=(0, 1, 2), has_aux=True))(q_BTHE, k_BSKE, v_BSKE)
-    return [out_BTHE, *grads]
+    with jax.default_matmul_precision(HIGHEST):
+        wanted = found("xla", qkv)
+    pairs = list(zip(found(kind, [x.astype(jnp.bfloat16) for x in qkv]), wanted, strict=True))
+    yield row(f"{name}: outputs", pairs[:1], ATTENTION)
+    yield row(f"{name}: gradients", pairs[1:], ATTENTION)
 
 
 # ----------------------------------------------------------------------------------------------- sampler and trainer

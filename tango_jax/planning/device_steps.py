@@ -32,7 +32,7 @@ from tango_jax.config import default_config
 from tango_jax.loop.run import run_or_resume
 from tango_jax.models.attention import capability_of
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.bench_phases import PHASES, BenchOptions, bench_phases, measured_rates, open_bench
+from tango_jax.planning.bench_phases import PHASES, BenchOptions, bench_phases, open_bench
 from tango_jax.planning.device_parity import ParitySizes, comparisons, error_text
 from tango_jax.planning.machines import GIB
 from tango_jax.planning.targets import target_name
@@ -59,7 +59,6 @@ class CheckSize(NamedTuple):
     config: str  # a shipped one
     settings: dict[str, Any]  # that shorten it
     models: tuple[BenchOptions, ...]
-    matrix: int = 0  # size of the matrices by which rates are measured; 0: one that keeps the device busy
 
 
 def _small_model(**sizes: int) -> ModelConfig:
@@ -88,8 +87,7 @@ SIZES = {
                  "verifier.row_buckets": (8,), "generator.cache_buckets": ()},
         (BenchOptions("smollm2_135m_instruct", 1, ("generator.max_prompt=8", "generator.max_response=4",
                                                    "generator.row_buckets=(4,)", "generator.rows_per_micro_batch=2"),
-                      vocab=1024),),
-        matrix=256),
+                      vocab=1024),)),
 }  # fmt: skip
 
 
@@ -138,12 +136,7 @@ def model(size: str, emit: Emit, name: str, rank: str, runs: str) -> None:
     options = options._replace(overrides=(*options.overrides, f"generator.model.lora.rank={rank}"))
     memory = device_memory()
     bench = open_bench(options, memory)
-
-    def report(phase: str, found: dict) -> None:
-        emit({"phase": phase, "rows": None if phase == "machine" else bench.rows} | found)
-
-    rates = measured_rates(bench.policy.model_config, SIZES[size].matrix)
-    bench_phases(bench, PHASES, int(runs), memory, report, rates)
+    bench_phases(bench, PHASES, int(runs), memory, lambda phase, found: emit({"phase": phase} | found))
 
 
 STEPS = {step.__name__: step for step in (devices, parity, quickstart, model)}

@@ -11,8 +11,6 @@ import dataclasses
 import math
 import re
 
-import numpy as np
-
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2}  # the other types carry their bits in their name: f32, s8, f8e4m3fn
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
@@ -31,7 +29,7 @@ class Collective:
 
     kind: str  # one of KINDS
     size: int  # bytes of the whole array: what an all-gather gives, a reduce-scatter takes, an all-reduce sums
-    members: tuple[int, ...]  # devices of the first group, as places in the program's mesh
+    members: tuple[int, ...]  # devices of a group, as places in the mesh; of a compiled program their number counts
     times: int  # runs, in a pass or in all
     in_pass: bool  # inside the loop whose length only the data tell
 
@@ -109,16 +107,14 @@ def _trip_count(line: str, condition: list[str]) -> int | None:
 
 def _collective(line: str, match: re.Match, times: int, in_pass: bool, num_devices: int) -> Collective:
     shape, kind, is_start = match.groups()
+    count = group_size(line, num_devices)
     if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line)
-        members = tuple(int(place) for place in pairs.groups()) if pairs else (0,)
-    else:
-        members = tuple(int(place) for place in replica_groups(line, num_devices)[0])
+        count = 2 if re.search(r"source_target_pairs=\{\{(\d+),(?!\1\})", line) else 1
     # An asynchronous one names its operands first and its results next, but for all-reduce.
     if is_start and kind != "all-reduce":
         shape = _top_level(shape)[1]
-    size = shape_bytes(shape) * (len(members) if kind == "reduce-scatter" else 1)
-    return Collective(kind, size, members, times, in_pass)
+    size = shape_bytes(shape) * (count if kind == "reduce-scatter" else 1)
+    return Collective(kind, size, tuple(range(count)), times, in_pass)
 
 
 def _top_level(shape: str) -> list[str]:
@@ -143,32 +139,13 @@ def shape_bytes(shape: str) -> int:
     return total
 
 
-def replica_groups(line: str, num_devices: int) -> np.ndarray:
-    """[groups, members], in any of the three forms that XLA prints."""
-    everyone = np.arange(num_devices)
-    if listed := re.search(r"replica_groups=\{(\{.*?\})\}", line):
-        return np.array([[int(place) for place in group.split(",")]
-                         for group in re.findall(r"\{([\d,]+)\}", listed.group(1))])
-    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        return _permuted(*iota.group(2, 3)).reshape(_numbers(iota.group(1)))
-    if mesh := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line):
-        axes = re.findall(r"'([^']*)'=(\d+)", mesh.group(1))
-        places = everyone[: math.prod(int(size) for _, size in axes)]
-        if mesh.group(2):
-            places = _permuted(*re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", mesh.group(2)).groups())
-        taken = re.findall(r"'([^']*)'", mesh.group(3))
-        names = [name for name, _ in axes]
-        order = [names.index(name) for name in names if name not in taken] + [names.index(name) for name in taken]
-        members = math.prod(int(size) for name, size in axes if name in taken)
-        return places.reshape([int(size) for _, size in axes]).transpose(order).reshape(-1, members)
-    return everyone[None]
-
-
-def _permuted(sizes: str, order: str | None) -> np.ndarray:
-    """0, 1, 2, ... in an array of these sizes, transposed, as a row."""
-    places = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
-    return (places.transpose(_numbers(order)) if order else places).reshape(-1)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+def group_size(line: str, num_devices: int) -> int:
+    """Devices of a replica group, in any of the three forms that XLA prints."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return listed.group(1).count(",") + 1
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
+        return int(iota.group(1))
+    if mesh := re.search(r"replica_groups=mesh\[(.*?)\].*? \{(.*?)\}", line):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh.group(1)))
+        return math.prod(int(sizes[name]) for name in re.findall(r"'([^']*)'", mesh.group(2)))
+    return num_devices

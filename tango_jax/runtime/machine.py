@@ -44,14 +44,6 @@ def device_memory() -> int:
     return stats["bytes_limit"] if stats else host_memory() // len(devices)
 
 
-def peak_memory() -> int | None:
-    """The most bytes that arrays and programs have used on a device since the start of this process; None where the
-    device does not tell."""
-    stats = [device.memory_stats() for device in jax.local_devices()]
-    peaks = [each["peak_bytes_in_use"] for each in stats if each and "peak_bytes_in_use" in each]
-    return max(peaks, default=None)
-
-
 def median_seconds(
     fn: Callable[[Any], object], runs: int, prepare_fn: Callable[[int], object] = lambda i: i
 ) -> float:
@@ -82,38 +74,3 @@ def machine_rates() -> dict[str, float]:
     total = jax.jit(jnp.sum)
     matmul_s, read_s = median_seconds(lambda _: matmul(x, x), 5), median_seconds(lambda _: total(big), 5)
     return {"matmul_gflops": 2 * 2048**3 / matmul_s / 1e9, "read_gb_s": big.nbytes / read_s / 1e9}
-
-
-def matmul_rate(dtype: str, precision: jax.lax.PrecisionLike = None, size: int = 0) -> float:
-    """FLOP/s of a device in products of square matrices of this dtype and precision, None as jax multiplies by default.
-    `size` is that of the matrices; 0: one that keeps the device busy."""
-    size = size or (1024 if jax.default_backend() == "cpu" else 8192)
-    keys = jax.random.split(jax.random.key(0))
-    # Random numbers, since GPUs draw less power and clock higher on constant ones; of a size that products keep.
-    x, w = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
-    multiply = jax.jit(lambda x, w: jnp.matmul(x, w, precision=precision))
-    scaled = w * jnp.asarray(size**-0.5, w.dtype)
-    return 2 * size**3 / _seconds_in_a_chain(lambda y: multiply(y, scaled), lambda: x)
-
-
-def copy_rate(size: int = 0) -> float:
-    """Bytes per second of a device's memory, read and written together, while a large array is read once and written
-    once. `size` is that of the array in bytes; 0: one far larger than any cache."""
-    size = size or (2**28 if jax.default_backend() == "cpu" else 2**30)
-    # Written in place: on a CPU, a new array would first have to be given to the process, page by page.
-    negate = jax.jit(jnp.negative, donate_argnums=0)
-    return 2 * size / _seconds_in_a_chain(negate, lambda: jnp.ones((size // 4,), jnp.float32))
-
-
-def _seconds_in_a_chain(
-    fn: Callable[[jax.Array], jax.Array], make_x: Callable[[], jax.Array], length: int = 8
-) -> float:
-    """Seconds of a call. Each takes the result of the one before, and only the last is waited for: an accelerator then
-    never idles between them."""
-
-    def chain(y: jax.Array) -> jax.Array:
-        for _ in range(length):
-            y = fn(y)
-        return y
-
-    return median_seconds(chain, 5, lambda _: make_x()) / length

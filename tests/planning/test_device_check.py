@@ -130,17 +130,16 @@ def test_all_steps_at_their_smallest_sizes(tmp_path):
     facts = {row["what"]: row["which"] for row in report["steps"][0]["rows"]}
     assert facts["platform"] == "cpu" and "hosts" not in facts
     compared = [row["what"] for row in report["steps"][1]["rows"] if "within" in row]
-    assert len(compared) == 15 and "sampler against trainer, int8 weights" in compared
+    assert len(compared) == 13 and "sampler against trainer, int8 weights" in compared
     left_out = {row["what"]: row["left_out"] for row in report["steps"][1]["rows"] if "left_out" in row}
     assert left_out.keys() == {f"attention {kind}" for kind in ("cudnn", "splash")} | {
         f"decode attention {kind}" for kind in ("cudnn", "paged")}  # fmt: skip
-    assert left_out["attention cudnn"] == "runs on a gpu, and the devices are of platform cpu"
+    assert left_out["attention cudnn"].endswith("=cudnn runs on a gpu, and the devices are of platform cpu")
     assert {"sample", "update"} <= {row["generator's turn"] for row in report["steps"][2]["rows"]}
     for title in ("all parameters", f"adapters of rank {SIZES['tiny'].parity.rank}"):
-        machine, *timed = steps["models", title]["rows"]
-        assert machine["phase"] == "machine" and machine["predicted_for"] == "cpu"
+        timed = steps["models", title]["rows"]
         assert [row["phase"] for row in timed] == ["prefill", "decode", "score", "update", "optimizer"]
-        assert all(row["seconds"] > 0 and row["predicted_s"] > 0 and row["rows"] == 4 for row in timed)
+        assert all(row["seconds"] > 0 and row["predicted_s"] > 0 for row in timed)
     text = (tmp_path / "check.md").read_text()
     assert text == markdown(report) and "## smollm2_135m_instruct, adapters of rank 4\n" in text
 
@@ -157,7 +156,7 @@ def test_wrong_attention_is_found(monkeypatch):
 
     monkeypatch.setattr(attention, "attend", sees_the_future)
     rows = list(device_parity.attention_rows("attention xla", "xla", sizes))
-    assert len(rows) == 4 and not any(row["within"] for row in rows)
+    assert len(rows) == 2 and not any(row["within"] for row in rows)
 
 
 def test_differences_by_hand():

@@ -32,18 +32,6 @@ def test_an_accelerator_says_itself_what_programs_may_use(monkeypatch):
     assert machine.device_memory() == 123
 
 
-def test_the_most_memory_that_was_used(monkeypatch):
-    class Device:
-        def __init__(self, stats):
-            self.memory_stats = lambda: stats
-
-    devices = [Device({"peak_bytes_in_use": 5}), Device({"peak_bytes_in_use": 7}), Device({}), Device(None)]
-    monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    assert machine.peak_memory() == 7
-    monkeypatch.setattr(jax, "local_devices", lambda: devices[2:])
-    assert machine.peak_memory() is None
-
-
 def test_what_is_prepared_is_handed_over_and_not_timed(monkeypatch):
     now, seen = [0.0], []
 
@@ -58,10 +46,3 @@ def test_what_is_prepared_is_handed_over_and_not_timed(monkeypatch):
     monkeypatch.setattr(machine.time, "perf_counter", lambda: now[0])
     assert machine.median_seconds(fn, 3, prepare_fn) == 30  # of 20, 30 and 40, after two that do not count
     assert seen == [0, 10, 20, 30, 40]
-
-
-def test_rates_are_work_over_time(monkeypatch):
-    monkeypatch.setattr(machine, "median_seconds", lambda fn, runs, prepare_fn: fn(prepare_fn(0)) is not None and 16.0)
-    for dtype, precision in (("float32", None), ("float32", "highest"), ("bfloat16", None)):
-        assert machine.matmul_rate(dtype, precision, size=64) == 2 * 64**3 / 2  # 8 products in 16 seconds
-    assert machine.copy_rate(size=4096) == 2 * 4096 / 2
