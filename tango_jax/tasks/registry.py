@@ -20,7 +20,7 @@ from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
-from tango_jax.text.prompts import Prompt
+from tango_jax.text.prompts import PROMPTS, Prompt
 from tango_jax.text.templates import FIELDS, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
 
@@ -50,9 +50,13 @@ def make_task(
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
     names = {role: tuple(prompt.name for prompt in prompts) for role, prompts in (further or {}).items()}
-    if task.sft_example and task.further_example:
-        task = task._replace(sft_example=_with_further(names, task))
-    elif missing := [name for role in task.sft_roles if config[role].sft.steps for name in names.get(role, ())]:
+    # Nobody has written examples of a user's prompt.
+    taught = {role: tuple(name for name in own if task.further_example and name in PROMPTS)
+              for role, own in names.items()}  # fmt: skip
+    if task.sft_example and any(taught.values()):
+        task = task._replace(sft_example=_with_further(taught, task))
+    if missing := [name for role in task.sft_roles if config[role].sft.steps for name in names.get(role, ())
+                   if name not in taught[role]]:  # fmt: skip
         task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(missing)}: task.name="
                                     f"{config.task.name} makes none (further_example)"))  # fmt: skip
     if grader := grader_of(config.task):
