@@ -1,6 +1,7 @@
 """Methods of a user: three that are functions of a Turn and nothing else, and mistakes that are told before stage 1."""
 
 import inspect
+import json
 
 import numpy as np
 import pytest
@@ -9,13 +10,18 @@ from support import own_turns
 from support.paths import CONFIGS, TESTS
 from support.turns import Said, settings, solution, turn_of, verification
 from tango_jax.cli.command_line import load_config
+from tango_jax.method.lesson import advantages_of
 from tango_jax.method.load import load_method
-from tango_jax.method.turn import Turn
-from tango_jax.records import Memory
+from tango_jax.method.turn import Turn, joined
+from tango_jax.records import Lesson, Memory, Rewards, TurnResult
 from tango_jax.rl.schedule import Place
 from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
+from tango_jax.text.prompts import SECOND_JUDGEMENT, SECOND_TRY
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.tracking.rollout_rows import turn_rows
+from tango_jax.tracking.turn_metrics import turn_metrics
 from tango_jax.train import train
 from torture.runs import ROLES, SMALL
 
@@ -109,6 +115,52 @@ def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
         assert any("second_try" in row for row in dumped)
     if name == "debate":
         assert all("debate/tokens_sampled" in row for row in rows if row["phase"] != "generator")
+
+
+def rows_of(t: Turn, lesson) -> list[dict]:
+    """What a run would write of the turn."""
+    adv_BT = advantages_of(lesson, t.role, t.config)
+    metrics = turn_metrics(t.role, t.sampled, t.metrics, lesson.reward.metrics, lesson.metrics)
+    rows = turn_rows(t.config, t.place, TurnResult({}, metrics, t.sampled, lesson, adv_BT, t.memory))
+    return json.loads(json.dumps(rows))
+
+
+def test_a_verifier_may_learn_from_its_second_judgements_as_well():
+    said = {"generator": [solution(True), solution(False)], "verifier": [verification(tokens=3)] * 4,
+            "second_judgement": [verification("INCORRECT", (False,))] * 4}  # fmt: skip
+    t = turn_of(settings(2, 2), "verifier", said, phase="warmup")
+    judged = t.sample("verifier", t.sample("generator", t.problems("verifier")), 2)
+    both = joined([judged, t.sample("verifier", judged, prompt=SECOND_JUDGEMENT)], most_prompts=8)
+    reward = Rewards(np.arange(8, dtype=np.float32), {"verifier/reward/correctness": 0.5})
+    rows = rows_of(t, Lesson(both, reward, {"outcome": (1.0, t.algorithm.outcome(reward, both))}))
+    assert [row["reward"]["total"] for row in rows] == [0, 1, 4, 5, 2, 3, 6, 7]  # by problems
+    assert [row["verifications"][0]["verdict"] for row in rows] == ["CORRECT"] * 2 + ["INCORRECT"] * 2 + (
+        ["CORRECT"] * 2 + ["INCORRECT"] * 2)  # fmt: skip
+
+
+def test_a_verifiers_turn_may_end_in_second_tries():
+    """It is rewarded for what the generator makes of its judgement."""
+    said = {"generator": [solution(False)] * 2, "verifier": [verification("INCORRECT", (False,))] * 4,
+            "second_try": [solution(grade, tokens=3) for grade in (True, False, True, True)]}  # fmt: skip
+    t = turn_of(settings(2, 2), "verifier", said, phase="warmup")
+    judged = t.sample("verifier", t.sample("generator", t.problems("verifier")), 2)
+    tried = t.sample("generator", judged, prompt=SECOND_TRY)
+    reward = Rewards(np.array([one.is_correct for one in tried], np.float32), {"verifier/reward/helped": 0.75})
+    rows = rows_of(t, Lesson(judged, reward, {"outcome": (1.0, t.algorithm.outcome(reward, judged))}))
+    assert [row["reward"]["total"] for row in rows] == [1, 0, 1, 1]
+    assert rows[0]["advantage"]["total"] == [[2, pytest.approx(0.5 * np.sqrt(2), rel=1e-3), 2]]
+
+
+@pytest.mark.parametrize("name, role", [("rewriting", "generator"), ("debate", "verifier")])
+def test_stage_one_has_no_examples_of_a_users_prompt_and_says_so(name, role):
+    """Nobody has written any: it teaches the roles' own prompts as it would without."""
+    config = load_config("tiny", [f"arm={FILE}:{name}"])
+    method = load_method(config)
+    [prompt] = method.further_prompts(role)
+    task, plain = make_task(config, {}, {role: (prompt,)}), make_task(config, {})
+    assert [task.sft_example(role, "train", index) for index in range(6)] == [
+        plain.sft_example(role, "train", index) for index in range(6)]
+    assert any(f"stage 1 has no examples of {prompt.name}" in note for note in task.notes)
 
 
 # ------------------------------------------------------------------------------------------------------- mistakes

@@ -24,6 +24,7 @@ from tango_jax.method.trust import (
 )
 from tango_jax.records import Memory, Solution, Verification
 from tango_jax.rl.schedule import Place
+from tango_jax.tracking.turn_metrics import turn_metrics
 
 
 def rl(**settings):
@@ -262,3 +263,15 @@ def test_evidence_is_of_all_that_was_sampled_and_not_of_what_dynamic_sampling_ch
     # Of the 40 that are trained on, 8 judge right solutions and have a signal, of which 4 reject.
     chosen = [one for one in lesson.responses if one.of.is_correct]
     assert sum(one.judgements[0] for one in chosen) / len(chosen) < 0.9
+
+
+def test_verdicts_on_a_part_of_the_solutions_have_a_name_of_their_own():
+    """A verifier that rejects everything is perfect on the group without a right solution, which alone is judged."""
+    t, _ = solving([False, False, True, False], judged([(False, False)] * 4), Evidence(), trust=())
+    metrics = turn_metrics("generator", t.sampled)
+    assert len(t.sampled[1]) == 2 and metrics["verifier/judged_rate_correct"] == 0.0
+    assert not any(name.startswith("verifier/live_") for name in metrics)
+    t, _ = solving([False, False, True, False], judged([(False, False)] * 4), Evidence(), trust=(), judge="all")
+    metrics = turn_metrics("generator", t.sampled)
+    assert metrics["verifier/live_rate_correct"] == 0.0  # it rejects the right one as well
+    assert not any(name.startswith("verifier/judged_") for name in metrics)
