@@ -88,6 +88,7 @@ def test_the_readmes_own_task_reward_and_prompt(sums):
 
 
 REWARD, TASK = r"generator\.reward=sums\.py:reward: sums\.py", r"task\.name=sums\.py:make_task: sums\.py"
+TRIED = f"arm=tango, the generator's turn: {REWARD}"
 # What is changed in the README's file, and how the line begins that the command then ends with.
 MISTAKES = {
     "no reward function": ("def reward(", "def rewards(", f"{REWARD} has no function 'reward'"),
@@ -95,11 +96,11 @@ MISTAKES = {
     "two parameters": ("def reward(solution)", "def reward(answers, rl)",
                        rf"{REWARD}, line 8: missing a required argument: 'rl'; it is called as reward\(solution\)"),
     "a reward that fails": ("-0.001 * len(solution.text)", "1 / len(solution.text)",
-                            rf"{REWARD}, line 9: ZeroDivisionError: division by zero \(for the response '' to problem "
-                            r"'sum/0'\); the response was made up to try the function before the run"),
+                            rf"{TRIED}, line 9: ZeroDivisionError: division by zero \(for the response '' to problem "
+                            r"'sum/1'\); the responses were made up to try the method before the run$"),
     "a list": ("return -0.001 *", "return [-0.001] *",
-               rf"{REWARD}, line 8: it returned \[-0\.001, .*\.\.\.; it must return one number between"),
-    "not a number": ("-0.001 *", "float('nan') *", f"{REWARD}, line 8: it returned nan; it must return one number"),
+               rf"{TRIED}, line 8: it returned \[-0\.001, .*\.\.\.; it must return one number between"),
+    "not a number": ("-0.001 *", "float('nan') *", f"{TRIED}, line 8: it returned nan; it must return one number"),
     "a task that fails": ("index % 89}+", "index % 0}+",
                           rf"{TASK}, line 6: ZeroDivisionError: .* \(in train_problem\(0\)\)"),
     "an answer that is no text": ("answer=str(", "answer=int(",
@@ -153,12 +154,13 @@ def test_the_readmes_own_arm(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my_method.py").write_text(block("import dataclasses"))
     assert "--config.arm=my_method.py:min_form" in README and "'my_method.py:min_form'" in README
-    config = load_config("tiny", {"arm": "my_method.py:min_form", "generator.max_response": 4})
+    config = load_config("tiny", {"arm": "my_method.py:min_form"})
     validate(config)
     method = load_method(config, make_task(config, {}))
     assert method.arm.label == "min form" and method.stage_one_kind == ""
     own, published = statements(block("import dataclasses"), "solve"), statements(inspect.getsource(tango), "solve")
     assert [a == b for a, b in zip(own, published, strict=True)].count(False) == 1
+    config.generator.max_response = 4
     step_fn = load_function("step", "my_method.py:lowest_ahead_BT", ("t", "steps", "solutions")).function
     reward_BT = np.float32([[0, 0.5, 0, -0.5], [0, 0.5, 0, 0.5]])
     rollout = Rollout((np.zeros(4, int), np.zeros(3, int)), (), np.zeros(2, bool), 0, 0)

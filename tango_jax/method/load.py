@@ -111,8 +111,8 @@ def load_method(config: ConfigDict, task: Task | None = None) -> Method:
             rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, own_reward)
         except ValueError as error:
             place = f"arm={config.arm}, the {role}'s turn: "
-            raise ValueError(f"{place}{str(error).removeprefix(place)}; the responses were made up to try the method "
-                             "before the run") from error
+            text = str(error).removeprefix(place).replace(hosts.ONCE_MENDED, "")  # nothing has begun
+            raise ValueError(f"{place}{text}; the responses were made up to try the method before the run") from error
     method = Method(arm, turns, algorithms, own_rewards, rehearsals)
     _check(config, method)
     return method

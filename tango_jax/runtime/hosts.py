@@ -174,12 +174,16 @@ def join_parts(items: Sequence) -> list:
     return [item for part in _exchange(list(items)) for item in part]
 
 
+# What follows a mistake that ends a run.
+ONCE_MENDED = (". Once that is mended, the same command resumes from the last checkpoint; if a file was edited for "
+               "that, the command first says how to accept the change")  # fmt: skip
+
+
 def raise_mistake(mistake: str) -> None:
     """Raise ValueError in all processes if any of them has a text about a mistake in a user's code. All must call this.
     """
     if first := next(filter(None, join_parts([mistake])), ""):
-        raise ValueError(f"{first}. Once that is mended, the same command resumes from the last checkpoint; if a "
-                         "file was edited for that, the command first says how to accept the change")
+        raise ValueError(f"{first}{ONCE_MENDED}")
 
 
 def max_over_processes(*values: int) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 // Shows what the reward and the advantages of one rollout are the sum of. Every number, name and formula is one of the
-// dump (tracking/rollout_rows.py) and none is computed here, so that any reward and any advantage are shown as they were.
+// dump (tracking/rollout_rows.py) and none is computed here, so any reward and any advantage are shown as they were.
 
 const MAX_PLACES = 24; // rows of the table of advantages; the shading of the text shows all of them
 
