@@ -242,8 +242,8 @@ def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_p
     run_or_resume(config, tmp_path, Console(stream=log))
     assert f"reading the weights of the generator from {gguf}\n" in log.getvalue()
     parts = {re.sub(r"[0-9]+", "N", part) for part in shown}
-    assert parts == {"N of N solutions sampled", "grading solutions", "N of N verifications sampled",
-                     "reading verifications", "update of the verifier", "saving a checkpoint"}  # fmt: skip
+    assert parts == {"N of N solutions sampled", "reading what the generator wrote", "N of N verifications sampled",
+                     "reading what the verifier wrote", "update of the verifier", "saving a checkpoint"}  # fmt: skip
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["verifier"].values()) == {None} and summary["compiles_after_warmup"] == 0
     source = open_source(str(gguf))

@@ -4,6 +4,8 @@ import pytest
 
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import default_config
+from tango_jax.method import load
+from tango_jax.method.load import load_method
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.tasks.registry import make_task
@@ -41,7 +43,7 @@ def tokenizers():
 
 def test_a_task_is_what_its_functions_say(config, tokenizers, tmp_path):
     (tmp_path / "own.py").write_text(HEAD + WHOLE)
-    check_task(config, Mistakes())
+    check_task(config, Mistakes(), None)
     for given in (tokenizers, {}):
         task = make_task(config, given)
         assert (task.name, task.grade_kind, task.min_steps, task.num_test) == ("own", "string", 1, 3)
@@ -95,7 +97,7 @@ def test_a_mistake_is_found_before_the_run(config, tokenizers, tmp_path, what):
     (tmp_path / "own.py").write_text(f"{HEAD}{text}\n")
     with pytest.raises(ValueError) as error:
         mistakes = Mistakes()
-        check_task(config, mistakes)
+        check_task(config, mistakes, None)
         mistakes.raise_all()
         make_task(config, tokenizers)
     assert str(error.value).startswith("task.name=own.py:f") and message in str(error.value)
@@ -135,7 +137,9 @@ def test_text_to_imitate_is_for_both_roles_unless_said_otherwise(config, tokeniz
 def test_an_arm_that_needs_step_labels(config, tokenizers, tmp_path):
     (tmp_path / "own.py").write_text(f"{HEAD}def f(config): return Task('own', 'math', 1, problem, problem)\n")
     config.arm = "grpo"
-    assert make_task(config, tokenizers).gold_steps is None
+    task = make_task(config, tokenizers)
+    load.check_task(config, load_method(config), task)
+    assert task.gold_steps is None
     config.arm = "gold_steps"
     with pytest.raises(ValueError, match="arm=gold_steps needs a task with step labels, and task.name=.* has none"):
-        make_task(config, tokenizers)
+        load.check_task(config, load_method(config), make_task(config, tokenizers))
