@@ -99,7 +99,7 @@ class Responses:
     records: list[Solution] | list[Verification]  # B
     metrics: dict[str, float]  # lengths, truncation, grader failures
     name: str = ""  # of the prompt; empty: the role's own
-    most_prompts: int | None = None  # that such responses can have in any turn; None: always P
+    most_prompts: int | None = None  # upper bound of P in any turn, for compilation; None: always P
     # Responses of several calls, each to a prompt of its own: those to one problem are compared with each other.
     is_joined: bool = False
 

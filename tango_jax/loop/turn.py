@@ -103,7 +103,7 @@ class PolicyWork:
         assert is_action_BT.size < MAX_SCORED_TOKENS, is_action_BT.size  # method/load.py
         prompts, is_cut_P = build_prompts(policy, prompt, responses.parents)
         other = responses.replace(prompts=prompts)
-        # Each token carries its place through the packing, where its advantage will be in the update.
+        # The indices of tokens are packed in the field of the advantages, and undo the packing below.
         place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
         weights, parts = self.context.references[responses.role](), []
         for number in range(policy.config.loss.minibatches):

@@ -43,7 +43,7 @@ class Arm:
     uses_verifier: bool = True  # a turn samples from the verifier
 
     def __post_init__(self):
-        if isinstance(self.turns, Mapping):  # tasks of two runs share the table: an arm is replaced, never changed
+        if isinstance(self.turns, Mapping):  # runs of a process share the table: an arm is copied, never changed
             object.__setattr__(self, "turns", MappingProxyType(dict(self.turns)))
 
 

@@ -77,12 +77,12 @@ def solve_without_labels(t: Turn) -> Lesson:
     have no advantage.
     """
 
-    def labelled_and_judged(problems: list) -> tuple[Responses, Rewards]:
+    def label_and_grade(problems: list) -> tuple[Responses, Rewards]:
         solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
         solutions, reward = graded(t, solutions)
         return solutions, reward._replace(metrics=reward.metrics | label_metrics)
 
-    solutions, reward = t.until_full(labelled_and_judged)
+    solutions, reward = t.until_full(label_and_grade)
     judged = t.sample("verifier", solutions)
     is_right_B = right_B(solutions)
     is_accepted_B = np.array([one.verdict == "CORRECT" for one in judged])
@@ -132,9 +132,9 @@ def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[st
 
 
 def one_of_either_label(solutions: Responses, minibatches: int) -> list[Solution]:
-    """One solution of each problem, in turn one that is labelled right and one that is labelled wrong, where a problem
-    has such a one: a verifier that saw the majority's answers alone would learn to accept. Without dynamic sampling,
-    which chooses among them afterwards, it is so in each of the `minibatches`, to which problems go in turn."""
+    """One solution of each problem, labelled right and labelled wrong by turns, where a problem has one: a verifier
+    that saw the majority's answers alone would learn to accept. Problem i goes to minibatch i mod n, and each minibatch
+    alternates, too. Dynamic sampling chooses among the problems afterwards, and may leave more of one label."""
     label_PM = right_B(solutions).reshape(-1, solutions.group_size)
     is_wanted_P = np.arange(len(label_PM)) // minibatches % 2 == 0
     sample_P = np.argmax(label_PM == is_wanted_P[:, None], axis=1)  # the first; sample 0 where there is none

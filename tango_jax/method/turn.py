@@ -30,7 +30,7 @@ MAX_SCORED_TOKENS = 2**24  # of `Turn.reference_logps`: above that, float32 cann
 
 
 class Work(Protocol):
-    """What turns are made of. The loop's works with policies, a rehearsal's makes everything up."""
+    """What samples, scores and grades for a turn. The loop's uses policies; the rehearsal's makes everything up."""
 
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
         """`samples` responses to a prompt about each parent; `path` names their random numbers."""
@@ -43,7 +43,7 @@ class Work(Protocol):
 
 
 class Call(NamedTuple):
-    """A call of a turn: a prompt, how many of it there are or can be at most, and the responses to each."""
+    """A call of a turn: its prompt, the number of prompts (or the most that there can be), and of responses to each."""
 
     prompt: Prompt
     prompts: int
@@ -188,7 +188,7 @@ class Turn:
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         """Log-probs of the sampled tokens by the reference policy of their role, to another prompt about the same
-        parents, float32 [B, T]; 0 off the actions, NaN where that prompt has no room for its whole text."""
+        parents, float32 [B, T]; 0 off the actions, NaN in rows whose prompt has no room for its whole text."""
         self.scored.append(Call(prompt, responses.most_prompts or len(responses.prompts), responses.group_size))
         return self._work.reference_logps(responses, prompt)
 
@@ -200,7 +200,8 @@ class Turn:
         """The solutions with a label each, which training takes for the grade."""
         records = [dataclasses.replace(one, label=bool(label)) for one, label in zip(solutions, label_B, strict=True)]
         new, self.has_labels = solutions.replace(records=records), True
-        self.sampled = [new if one is solutions else one for one in self.sampled]
+        for sampled in (self.sampled, self._everything):
+            sampled[:] = [new if one is solutions else one for one in sampled]
         return new
 
     def with_own_reward(self, responses: Responses, reward: Rewards) -> Rewards:
@@ -219,8 +220,7 @@ class Turn:
 
     def _draw(self, stream: str, site: int, number: int) -> list[Problem]:
         count = self.rl.prompts_per_step * practice.candidates_of(self.rl, stream)
-        # What dynamic sampling may draw is set apart for it: otherwise arms that draw differently would get other
-        # problems from then on.
+        # Each draw reserves the most problems that dynamic sampling could use: arms that use fewer stay in step.
         start = self.memory.cursors.get(stream, 0) + (site * (1 + self.rl.dynamic_sampling) + number) * count
         problem_fn = self.task.stream(stream)
         # New records: responses are told apart by the record of their problem, and a task may return one twice.

@@ -22,8 +22,8 @@ def alpha_at(
         initial: a0, the value at step 0.
         final: a_min, the value at total_steps.
         kind: "exponential" a0 * (a_min / a0)^(step / total_steps); "linear"; "cosine" (half a period); "none" stays at
-            a0; "signal" a_min + (a0 - a_min) u, which has no schedule of its own: steps count for as much as outcomes
-            leave open.
+            a0; "signal" a_min + (a0 - a_min) u, which grows with the share of groups whose outcomes are all the
+            same.
         share_of_one_outcome: u, the share of this batch's groups whose answers are all right or all wrong, in [0, 1].
 
     Raises:
@@ -70,7 +70,7 @@ class Place:
 
     @property
     def role_step(self) -> int:
-        """Turns of this role made before this one."""
+        """Turns of this role before this one in the schedule."""
         return self.generator_step if self.role == "generator" else self.index - self.generator_step
 
 
@@ -79,7 +79,7 @@ class Schedule:
     """Warm-up turns of the verifier, then cycles of generator turns and verifier turns (arXiv 2505.15034).
 
     The run ends with its `generator_turns`-th generator turn, or after the verifier turns that follow it when that turn
-    completes a cycle. Turns of a role that does not train fall out; without a generator there are as many
+    completes a cycle. Turns of a role that is not trained are skipped; without a generator there are as many
     verifier turns as with both roles.
     """
 
@@ -140,7 +140,8 @@ def turn_at(schedule: Schedule, index: int) -> Place:
 
 
 def generator_steps_after(schedule: Schedule, index: int) -> int:
-    """Generator turns made once turn `index` is over. Where the generator is fixed: those its peers would have made."""
+    """Generator turns made once turn `index` is over. Where the generator is fixed: those that arms which
+    train it would have made."""
     turn = turn_at(schedule, index)
     if turn.phase == "warmup":
         return 0

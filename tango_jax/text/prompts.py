@@ -89,10 +89,11 @@ def _with_its_solution(verification: Verification) -> str:
 
 SOLVE = Prompt("generator", "generator", _solve, stream="solve")
 JUDGE = Prompt("verifier", "verifier", _judge, stream="verify")
-# The stream has an earlier name of a second try, so that runs of before are repeated.
+# The stream keeps an old name, so that earlier runs are reproduced.
 SECOND_TRY = Prompt("second_try", "generator", _second_try, stream="second_solution")
 SECOND_JUDGEMENT = Prompt("second_judgement", "verifier", _second_judgement)
-INFORMED = Prompt("informed", "verifier", _judge_informed)  # scores and never asks: it shows the gold answer
+# For scoring alone, never for sampling: it shows the gold answer.
+INFORMED = Prompt("informed", "verifier", _judge_informed)
 OWN = {"generator": SOLVE, "verifier": JUDGE}
 PROMPTS = {prompt.name: prompt for prompt in (SOLVE, JUDGE, SECOND_TRY, SECOND_JUDGEMENT, INFORMED)}
 
