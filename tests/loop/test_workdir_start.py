@@ -92,14 +92,13 @@ def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch,
     assert "there is no stage-1 checkpoint" in refused(run.run_or_resume, wrong, workdir, SILENT)
     assert not (workdir / "config.json").exists() and not (workdir / LOCK_FILE).exists()
 
-    def no_data(config, tokenizers):
+    def no_data(config, tokenizers, further):
         raise ValueError("task.train cannot be read")
 
     def run_all(config, workdir, console):
         experiment.run_experiment(make_plan(config, workdir), console)
 
     monkeypatch.setattr(run, "make_task", no_data)
-    monkeypatch.setattr(experiment, "make_task", no_data)
     for call in (run.run_or_resume, run_all):
         assert refused(call, config, workdir, SILENT) == "task.train cannot be read"
     assert not (workdir / "config.json").exists()
