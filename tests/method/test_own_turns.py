@@ -120,7 +120,7 @@ def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
 def rows_of(t: Turn, lesson) -> list[dict]:
     """What a run would write of the turn."""
     adv_BT = advantages_of(lesson, t.role, t.config)
-    metrics = turn_metrics(t.role, t.sampled, t.metrics, lesson.reward.metrics, lesson.metrics)
+    metrics = turn_metrics(t, lesson, {})
     rows = turn_rows(t.config, t.place, TurnResult({}, metrics, t.sampled, lesson, adv_BT, t.memory))
     return json.loads(json.dumps(rows))
 

@@ -47,7 +47,8 @@ def test_nothing_rejected_is_nothing_tried_again():
     # Two rewards, 0 and 1: mean 0.5, sample deviation 0.7071.
     assert weight == 1.0
     np.testing.assert_allclose(adv_BT[:, 0], [-0.7071, 0.7071], atol=1e-4)
-    assert lesson.metrics["second_try/share"] == 0 and lesson.metrics["second_try/final_accuracy"] == 0.5
+    assert lesson.reward.metrics["second_try/share"] == 0
+    assert lesson.reward.metrics["second_try/final_accuracy"] == 0.5
 
 
 def test_one_group_holds_both_tries():
@@ -63,7 +64,7 @@ def test_one_group_holds_both_tries():
     np.testing.assert_array_equal(adv_BT[:4, 2], 0)  # first tries have two tokens
     np.testing.assert_allclose(adv_BT[4:, 2], expected[4:], rtol=1e-4)
     # Of four solutions three are tried again: one is mended, one broken; one of four is right in the end, as before.
-    assert {name: value for name, value in lesson.metrics.items() if name.startswith("second_try/")} == {
+    assert {name: value for name, value in lesson.reward.metrics.items() if name.startswith("second_try/")} == {
         "second_try/share": 0.75, "second_try/mended": 0.25, "second_try/broken": 0.25,
         "second_try/final_accuracy": 0.25}  # fmt: skip
 
@@ -73,7 +74,7 @@ def test_an_algorithm_that_compares_all_groups_takes_none_of_different_sizes():
     config.generator.loss.algorithm = "reinforce_pp"
     t = turn_of(config, "generator", {"generator": [solution(False)] * 2, "verifier": [verification("INCORRECT")] * 2,
                                       "second_try": [solution()] * 2})  # fmt: skip
-    with pytest.raises(ValueError, match="groups of different sizes, which loss.algorithm=reinforce_pp does not"):
+    with pytest.raises(ValueError, match="of different sizes, which generator.loss.algorithm=reinforce_pp does not"):
         solve_twice(t)
 
 

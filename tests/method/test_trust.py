@@ -267,11 +267,12 @@ def test_evidence_is_of_all_that_was_sampled_and_not_of_what_dynamic_sampling_ch
 
 def test_verdicts_on_a_part_of_the_solutions_have_a_name_of_their_own():
     """A verifier that rejects everything is perfect on the group without a right solution, which alone is judged."""
-    t, _ = solving([False, False, True, False], judged([(False, False)] * 4), Evidence(), trust=())
-    metrics = turn_metrics("generator", t.sampled)
+    t, lesson = solving([False, False, True, False], judged([(False, False)] * 4), Evidence(), trust=())
+    metrics = turn_metrics(t, lesson, {})
     assert len(t.sampled[1]) == 2 and metrics["verifier/judged_rate_correct"] == 0.0
     assert not any(name.startswith("verifier/live_") for name in metrics)
-    t, _ = solving([False, False, True, False], judged([(False, False)] * 4), Evidence(), trust=(), judge="all")
-    metrics = turn_metrics("generator", t.sampled)
+    said = {"generator": solved(False, False, True, False), "verifier": judged([(False, False)] * 4)}
+    t = turn_of(settings(2, 2), "generator", said)
+    metrics = turn_metrics(t, tango.solve(t), {})
     assert metrics["verifier/live_rate_correct"] == 0.0  # it rejects the right one as well
     assert not any(name.startswith("verifier/judged_") for name in metrics)
